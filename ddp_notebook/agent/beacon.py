@@ -1,0 +1,132 @@
+"""The rank's voice: events from any thread, sent by one thread of ours to the session.
+
+A message is two frames: HMAC-SHA256 of the second under the session's key, and a JSON
+list of events. The socket never blocks the rank: what does not fit in the queue is
+dropped, and the gap in `seq` tells the session how much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import zmq
+
+from ddp_notebook.model import Event, Pulse, encode
+
+PULSE_S = 0.25
+"""How often a rank with nothing else to say tells that it lives and what it does."""
+_QUEUE_MESSAGES = 10_000
+_LINGER_MS = 500
+
+_E = TypeVar("_E", bound=Event)
+
+
+class Beacon:
+    """Sends this rank's events. One per process; `emit` may be called from any thread.
+
+    `sources` are called by the sending thread before each sending, so that buffered output
+    leaves in order; `pulse` makes the sign of life.
+    """
+
+    def __init__(self, rank: int, url: str, key: str) -> None:
+        self.rank = rank
+        self._key = bytes.fromhex(key)
+        self._pending: deque[Event] = deque()
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._wake = threading.Event()
+        self._flushed = threading.Condition()
+        self._sent_seq = 0
+        self._closing = False
+        self.collect: Callable[[], None] | None = None
+        self.pulse: Callable[[], dict[str, Any]] = dict
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=self._send_loop, args=(url,), name="ddp-beacon", daemon=True
+        )
+        self._thread.start()
+
+    def emit(self, kind: type[_E], **fields: Any) -> None:
+        """Say an event of `kind` about this rank."""
+        if os.getpid() != self._pid:
+            return  # a forked child (a DataLoader worker) is not the rank
+        with self._lock:
+            self._seq += 1
+            self._pending.append(
+                kind(rank=self.rank, seq=self._seq, time_ns=time.time_ns(), **fields)
+            )
+        self._wake.set()
+
+    def nudge(self) -> None:
+        """Have the sending thread collect output soon."""
+        self._wake.set()
+
+    def flush(self, timeout_s: float = 1.0) -> bool:
+        """Wait until everything said so far was handed to the socket."""
+        target = self._seq
+        self._wake.set()
+        with self._flushed:
+            return self._flushed.wait_for(lambda: self._sent_seq >= target, timeout_s)
+
+    def close(self) -> None:
+        """Send what is left and stop."""
+        self.flush()
+        self._closing = True
+        self._wake.set()
+        self._thread.join(1.0)
+
+    def _send_loop(self, url: str) -> None:
+        context = zmq.Context()  # our own: the engine may end its instance before us
+        socket = context.socket(zmq.PUSH)
+        socket.sndhwm = _QUEUE_MESSAGES
+        socket.linger = _LINGER_MS
+        socket.connect(url)
+        try:
+            while not self._closing:
+                if not self._wake.wait(PULSE_S):
+                    self.emit(Pulse, **self.pulse())
+                self._wake.clear()
+                if self.collect is not None:
+                    self.collect()
+                self._send_pending(socket)
+        finally:
+            socket.close()
+            context.term()
+
+    def _send_pending(self, socket: Any) -> None:
+        with self._lock:
+            events = list(self._pending)
+            self._pending.clear()
+        if not events:
+            return
+        payload = json.dumps([encode(event) for event in events], default=repr).encode()
+        signature = hmac.digest(self._key, payload, "sha256")
+        with contextlib.suppress(zmq.Again):
+            socket.send_multipart([signature, payload], flags=zmq.NOBLOCK)
+        with self._flushed:
+            self._sent_seq = events[-1].seq
+            self._flushed.notify_all()
+
+
+_beacon: Beacon | None = None
+
+
+def start(rank: int, url: str, key: str) -> None:
+    """Start this process's beacon."""
+    global _beacon
+    _beacon = Beacon(rank, url, key)
+
+
+def current() -> Beacon:
+    """This process's beacon. Raises RuntimeError before `start`."""
+    if _beacon is None:
+        raise RuntimeError("this process is not a rank of a ddp_notebook session")
+    return _beacon

@@ -1,0 +1,301 @@
+"""Runs a cell on this rank, by the engine's own IPython.
+
+The cell is one module code object, under a file name that is the same on all ranks and
+with the notebook's own line numbers; magics, shell escapes, top-level `await` and
+tracebacks are IPython's. Everything it prints and displays goes through the relay.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import contextlib
+import inspect
+import linecache
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from ddp_notebook.agent import beacon, boot, where
+from ddp_notebook.agent.relay import RankStream, Relay
+from ddp_notebook.model import CellFinished, CellStarted, OutputKind
+
+_RESULT_NAME = "__ddp_result__"
+
+
+class CellRunner:
+    """The rank's shell with our ends put to its streams, displays, results and tracebacks."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.voice = beacon.current()
+        self.relay = Relay(self.voice, boot.log_file(), boot.spool_folder())
+        self.file_name = ""
+        self.magic_line = ""
+        self.error: BaseException | None = None
+        self._name_pending = False
+        self._replace_streams()
+        self._replace_displays()
+        self._replace_compiler()
+        shell.user_ns_hidden[_RESULT_NAME] = None
+        shell.user_ns[_RESULT_NAME] = self.show_result
+        self.voice.collect = self.relay.collect
+        self.voice.pulse = self.pulse
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_child_alone)
+
+    # -- what the shell calls ---------------------------------------------------------
+
+    def _replace_streams(self) -> None:
+        # The process's own streams are our log file: what C code writes is found there.
+        sys.stdout = RankStream(self.relay, OutputKind.STDOUT, sys.stdout, 1)
+        sys.stderr = RankStream(self.relay, OutputKind.STDERR, sys.stderr, 2)
+
+    def _replace_displays(self) -> None:
+        publisher = self.shell.display_pub
+        publish, clear = publisher.publish, publisher.clear_output
+
+        def relay_publish(
+            data: Mapping[str, Any],
+            metadata: Mapping[str, Any] | None = None,
+            *,
+            transient: Mapping[str, Any] | None = None,
+            update: bool = False,
+            **more: Any,
+        ) -> None:
+            if not self.relay.cell:
+                publish(data, metadata, transient=transient, update=update, **more)
+                return
+            self.relay.show(
+                what=OutputKind.DISPLAY,
+                data=_as_text(data),
+                metadata=dict(metadata or {}),
+                display_id=(transient or {}).get("display_id", ""),
+                update=update,
+            )
+
+        def relay_clear(wait: bool = False) -> None:
+            if self.relay.cell:
+                self.relay.show(what=OutputKind.CLEAR, update=wait)
+            else:
+                clear(wait)
+
+        publisher.publish = relay_publish
+        publisher.clear_output = relay_clear
+        show_traceback = self.shell._showtraceback
+
+        def relay_traceback(etype: type[BaseException], value: BaseException, stb: Any) -> None:
+            if not self.relay.cell:
+                show_traceback(etype, value, stb)
+                return
+            self.shell._last_traceback = stb
+            if not isinstance(value, KeyboardInterrupt):
+                lines = [stb] if isinstance(stb, str) else stb
+                self.relay.show(what=OutputKind.ERROR, text="\n".join(lines))
+
+        self.shell._showtraceback = relay_traceback
+
+    def _replace_compiler(self) -> None:
+        compiler, run_nodes = self.shell.compile, self.shell.run_ast_nodes
+        code_name: Callable[..., str] = compiler.get_code_name
+
+        def get_code_name(raw_code: str, transformed: str, number: int) -> str:
+            if not self._name_pending:
+                return code_name(raw_code, transformed, number)
+            self._name_pending = False
+            return self.file_name
+
+        async def run_ast_nodes(
+            nodelist: list[ast.stmt],
+            cell_name: str,
+            interactivity: str = "last_expr",
+            compiler: Any = compile,
+            result: Any = None,
+        ) -> bool:
+            if cell_name != self.file_name:
+                raised: bool = await run_nodes(nodelist, cell_name, interactivity, compiler, result)
+                return raised
+            return await self._run_as_module(nodelist, compiler, result)
+
+        compiler.get_code_name = get_code_name
+        self.shell.run_ast_nodes = run_ast_nodes
+
+    async def _run_as_module(self, nodes: list[ast.stmt], compiler: Any, result: Any) -> bool:
+        if not nodes:
+            return False
+        if isinstance(nodes[-1], ast.Expr):
+            last = nodes[-1]
+            call = ast.Call(ast.Name(_RESULT_NAME, ast.Load()), [last.value], [])
+            # Only the wrapping call takes a place: the user's expression keeps its own.
+            shown = ast.copy_location(ast.Expr(ast.copy_location(call, last.value)), last)
+            ast.copy_location(call.func, last.value)
+            nodes = [*nodes[:-1], shown]
+        module = ast.Module(nodes, [])
+        ast.increment_lineno(module, 1)
+        lines = linecache.getlines(self.file_name)
+        text = [f"{self.magic_line}\n", *lines]
+        linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
+        try:
+            with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
+                code = compiler(module, self.file_name, "exec")
+        except (SyntaxError, ValueError, OverflowError) as error:
+            result.error_before_exec = error
+            self.shell.showsyntaxerror()
+            return True
+        is_async = bool(code.co_flags & inspect.CO_COROUTINE)
+        raised: bool = await self.shell.run_code(code, result, async_=is_async)
+        return raised
+
+    def show_result(self, value: Any) -> None:
+        """The value of a cell's last expression."""
+        hook = self.shell.displayhook
+        if value is None or hook.quiet():
+            return
+        data, metadata = self.shell.display_formatter.format(value)
+        hook.update_user_ns(value)
+        hook.fill_exec_result(value)
+        if data:
+            self.relay.show(what=OutputKind.RESULT, data=_as_text(data), metadata=metadata)
+
+    # -- running ------------------------------------------------------------------------
+
+    def begin(self, cell: int, number: int, magic_line: str) -> None:
+        """A cell starts: cell `cell` of the session, whose prompt is ``In [number]``."""
+        self.file_name = where.cell_file(number)
+        self.magic_line = magic_line
+        self._name_pending = True
+        self.shell.execution_count = number
+        self.shell.user_ns.setdefault(_RESULT_NAME, self.show_result)
+        self.relay.begin(cell)
+        self.voice.emit(CellStarted, cell=cell)
+
+    def end(self, cell: int, result: Any, stopped: BaseException | None = None) -> None:
+        """The cell is over: say how."""
+        error = stopped
+        if result is not None and not result.success:
+            error = result.error_before_exec or result.error_in_exec
+        withheld = self.relay.end()
+        outcome = "ok"
+        if error is not None:
+            outcome = "interrupted" if _is_interrupt(error) else "error"
+        self.voice.emit(
+            CellFinished,
+            cell=cell,
+            outcome=outcome,
+            ename=type(error).__name__ if error is not None else "",
+            evalue=str(error)[:2000] if error is not None else "",
+            line=self._line_of(error),
+            withheld_bytes=withheld,
+        )
+        self.voice.flush()
+
+    def _line_of(self, error: BaseException | None) -> int:
+        """The last line of the cell itself that `error` passed through; 0 for none."""
+        line, trace = 0, error.__traceback__ if error is not None else None
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self.file_name:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
+
+    def pulse(self) -> dict[str, Any]:
+        """The fields of a sign of life."""
+        return {
+            "doing": where.describe_main_thread() if self.relay.cell else "",
+            "cell": self.relay.cell,
+            "withheld_bytes": self.relay.withheld_bytes,
+        }
+
+    def _leave_child_alone(self) -> None:
+        """In a forked child: it is a worker of the user's, not a rank."""
+        self.relay.cell = 0
+        self.relay.forked = True
+
+
+_runner: CellRunner | None = None
+_task: asyncio.Future[None] | None = None
+
+
+def attach() -> CellRunner:
+    """Put our ends to this rank's shell, once."""
+    global _runner
+    if _runner is None:
+        _runner = CellRunner(get_ipython())  # type: ignore[no-untyped-call]
+    return _runner
+
+
+def publish(**names: Any) -> None:
+    """Give the cells these names; `%who` does not list them."""
+    attach().shell.push(names, interactive=False)
+
+
+def run(cell: int, number: int, magic_line: str, source: str) -> None:
+    """Run a cell without top-level `await`, to its end; reports through the beacon."""
+    runner = attach()
+    # While the cell runs an interrupt raises; before and after, there is nothing to stop.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    result, stopped = None, None
+    try:
+        runner.begin(cell, number, magic_line)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        result = runner.shell.run_cell(source, store_history=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt as interrupt:  # it came between two statements of IPython's
+        stopped = interrupt
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        runner.end(cell, result, stopped)
+        signal.signal(signal.SIGINT, previous)
+
+
+def start_async(cell: int, number: int, magic_line: str, source: str) -> None:
+    """Start a cell with top-level `await` in the engine's own loop; returns at once.
+
+    ipykernel 7.4 cannot do this in an ipyparallel engine itself (it looks for a thread that
+    engines do not have), so the cell is a task of ours.
+    """
+    global _task
+    _task = asyncio.ensure_future(_run_async(cell, number, magic_line, source))
+
+
+async def _run_async(cell: int, number: int, magic_line: str, source: str) -> None:
+    runner = attach()
+    shell, result, stopped = runner.shell, None, None
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+
+    def on_interrupt(*_: object) -> None:
+        assert task is not None
+        if asyncio.current_task(loop) is task:
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(task.cancel)
+
+    runner.begin(cell, number, magic_line)
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        result = await shell.run_cell_async(
+            source, store_history=True, transformed_cell=shell.transform_cell(source)
+        )
+    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        stopped = error
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        shell.events.trigger("post_execute")
+        runner.end(cell, result, stopped)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"
+
+
+def _as_text(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A MIME bundle without bytes: images as base64."""
+    return {
+        kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+        for kind, value in data.items()
+    }

@@ -1,0 +1,217 @@
+"""What the user's code on a rank prints and displays, on its way to the notebook.
+
+`RankStream` stands in for sys.stdout and sys.stderr. A write costs an append; the
+beacon's thread joins what was written meanwhile and sends it, so a print arrives within
+milliseconds without a flush. Per cell, `LIMIT_BYTES` go to the notebook; everything
+beyond is kept in a file, and its last part is sent when the cell ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from ddp_notebook.agent.beacon import Beacon
+from ddp_notebook.model import Output, OutputKind
+
+LIMIT_BYTES = 1_000_000
+"""Output of one cell on one rank that is sent to the notebook."""
+TAIL_BYTES = 16_000
+"""Of that, how much is kept back for the end of a longer output."""
+SPOOL_LIMIT_BYTES = 1 << 30
+
+
+class RankStream(io.TextIOBase):
+    """sys.stdout or sys.stderr of a rank. Outside of cells it writes to `idle`."""
+
+    def __init__(self, relay: Relay, what: OutputKind, idle: TextIO, fd: int) -> None:
+        self._relay = relay
+        self._what = what
+        self._idle = idle
+        self._fd = fd
+        self._append = relay.written.append
+
+    def __getattr__(self, name: str) -> Any:
+        # ipykernel tells its own stream which request it serves.
+        return getattr(self._idle, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "replace"
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        relay = self._relay
+        if not relay.cell:
+            return self._write_elsewhere(text)
+        self._append((self._what, text))
+        if not relay.nudged:
+            relay.nudged = True
+            relay.nudge()
+        return len(text)
+
+    def _write_elsewhere(self, text: str) -> int:
+        if self._relay.forked:  # a worker of the user's: its output reaches us through the log
+            os.write(self._fd, text.encode("utf-8", "replace"))
+            return len(text)
+        return self._idle.write(text)
+
+    def flush(self) -> None:
+        if not self._relay.cell and not self._relay.forked:
+            self._idle.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+class Relay:
+    """Collects one cell's output and hands it to the beacon as `Output` events."""
+
+    def __init__(self, beacon: Beacon, log: Path, spool: Path) -> None:
+        self.cell = 0
+        self.forked = False
+        self.nudged = False
+        self.written: deque[tuple[OutputKind, str]] = deque()
+        self.withheld_bytes = 0
+        self._beacon = beacon
+        self._log = log
+        self._log_offset = 0
+        self._spool_folder = spool
+        self._spool: io.BufferedWriter | None = None
+        self._sent_bytes = 0
+        self._kept: list[bytes] = []
+        self._tail = bytearray()
+        self._lock = threading.RLock()
+
+    def nudge(self) -> None:
+        """Have the sending thread look."""
+        self._beacon.nudge()
+
+    def begin(self, cell: int) -> None:
+        """From now on, output belongs to `cell`."""
+        with self._lock:
+            self._sent_bytes = self.withheld_bytes = 0
+            self._tail.clear()
+            self._kept.clear()
+            self._log_offset = self._log_size()
+            self.cell = cell
+
+    def end(self) -> int:
+        """The cell is over: send the rest; the bytes that were not sent."""
+        with self._lock:
+            self.collect()
+            if self.withheld_bytes:
+                self.withheld_bytes -= len(self._tail)
+                notice = f"\n[... {self.withheld_bytes:,} bytes not shown ...]\n"
+                text = notice + self._tail.decode("utf-8", "replace")
+                self._emit(OutputKind.STDOUT, text)
+            if self._spool is not None:
+                self._spool.close()
+                self._spool = None
+            self.cell = 0
+            return self.withheld_bytes
+
+    def collect(self) -> None:
+        """Turn what was written since the last call into events (any thread)."""
+        if not self.cell:
+            return
+        with self._lock:
+            self.nudged = False
+            self._collect_written()
+            self._collect_log()
+
+    def show(self, **fields: Any) -> None:
+        """A rich display, a result or a traceback, after everything written before it."""
+        with self._lock:
+            self.collect()
+            size = sum(len(v) if isinstance(v, str) else 64 for v in fields.get("data", {}).values())
+            size += len(fields.get("text", ""))
+            if size > LIMIT_BYTES * 10 or self._sent_bytes > LIMIT_BYTES:
+                self.withheld_bytes += size
+                return
+            self._sent_bytes += size
+            self._beacon.emit(Output, cell=self.cell, **fields)
+
+    def _collect_written(self) -> None:
+        written, pieces, what = self.written, [], None
+        while written:
+            kind, text = written.popleft()
+            if kind is not what and pieces:
+                self._send_text(what, "".join(pieces))  # type: ignore[arg-type]
+                pieces = []
+            what = kind
+            pieces.append(text)
+        if pieces:
+            self._send_text(what, "".join(pieces))  # type: ignore[arg-type]
+
+    def _collect_log(self) -> None:
+        """What C code, subprocesses and forked workers wrote to the process's own streams."""
+        size = self._log_size()
+        if size > self._log_offset:
+            with contextlib.suppress(OSError), self._log.open("rb") as log:
+                log.seek(self._log_offset)
+                data = log.read(size - self._log_offset)
+                self._log_offset += len(data)
+                self._send_text(OutputKind.STDOUT, data.decode("utf-8", "replace"))
+
+    def _log_size(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
+
+    def _send_text(self, what: OutputKind, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        room = LIMIT_BYTES - TAIL_BYTES - self._sent_bytes
+        if self.withheld_bytes == 0 and len(data) <= room:
+            self._kept.append(data)
+            self._emit(what, text)
+            return
+        if self.withheld_bytes == 0:
+            self._open_spool()
+            head = data[: max(0, room)].decode("utf-8", "ignore")
+            self._emit(what, head)
+            self._write_spool(head.encode())
+            data = data[len(head.encode()) :]
+        self.withheld_bytes += len(data)
+        self._write_spool(data)
+        self._tail += data[-TAIL_BYTES:]
+        del self._tail[:-TAIL_BYTES]
+
+    def _emit(self, what: OutputKind, text: str) -> None:
+        self._sent_bytes += len(text.encode("utf-8", "replace"))
+        if text:
+            self._beacon.emit(Output, cell=self.cell, what=what, text=text)
+
+    def _open_spool(self) -> None:
+        path = self._spool_folder / f"rank-{self._beacon.rank}-cell-{self.cell}.txt"
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._spool = os.fdopen(descriptor, "wb")
+            self._spool.writelines(self._kept)
+        self._kept.clear()
+
+    def _write_spool(self, data: bytes) -> None:
+        if self._spool is None:
+            return
+        try:
+            if self._spool.tell() < SPOOL_LIMIT_BYTES:
+                self._spool.write(data)
+        except OSError:  # the disk is full: the notebook still has the head and the tail
+            self._spool = None

@@ -1,0 +1,48 @@
+"""A rank's variables, on their way to the notebook."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+from IPython.core.getipython import get_ipython
+
+
+def get(name: str, keep_tensors: bool) -> dict[str, Any]:
+    """The variable `name` as ``{"value": ...}``, or ``{"error": why}``.
+
+    Unless `keep_tensors`, tensors become NumPy arrays (bfloat16 as float32), also inside
+    lists, tuples and dicts: the notebook kernel need not have torch loaded.
+    """
+    names = get_ipython().user_ns  # type: ignore[no-untyped-call]
+    if name not in names:
+        return {"error": "there is no such variable"}
+    value = names[name]
+    value = _to_cpu(value) if keep_tensors else _to_numpy(value)
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        return {"error": f"a {type(value).__name__} cannot be sent: {error}"}
+    return {"value": value}
+
+
+def _to_numpy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return _inside(value, _to_numpy)
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return _inside(value, _to_cpu)
+
+
+def _inside(value: Any, convert: Any) -> Any:
+    if type(value) is dict or type(value).__name__ == "OrderedDict":
+        return {key: convert(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(convert(each) for each in value)
+    return value

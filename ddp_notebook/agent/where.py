@@ -1,0 +1,86 @@
+"""Where the rank's main thread is, in words a user knows: ``all_reduce (cell 4, line 7)``."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from types import FrameType
+
+CELL_NAME = re.compile(r"<ddp cell (\d+)>")
+"""File name of a cell's code on every rank; the number is the notebook's ``In [n]``."""
+
+_LIBRARY = (
+    "/site-packages/",
+    "/dist-packages/",
+    os.path.dirname(os.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+)
+# What a rank is found in when it waits for others, by torch's own function names.
+_WAITING_IN = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+    "new_group",
+    "init_process_group",
+    "monitored_barrier",
+    "destroy_process_group",
+)
+
+
+def cell_file(number: int) -> str:
+    """The file name of the cell whose prompt is ``In [number]``."""
+    return f"<ddp cell {number}>"
+
+
+def describe_main_thread() -> str:
+    """What the main thread does now, empty when it runs none of the user's code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return describe(frame)
+
+
+def describe(frame: FrameType | None) -> str:
+    """The innermost user frame, and the torch call it is in."""
+    operation = ""
+    while frame is not None:
+        code = frame.f_code
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("torch.distributed") and code.co_name in _WAITING_IN:
+            operation = code.co_name
+        elif module == "torch.autograd" and code.co_name == "backward":
+            operation = operation or "backward"
+        elif module.startswith("torch.nn.parallel.distributed") and code.co_name == "__init__":
+            operation = "the DDP constructor"
+        if is_users(code.co_filename):
+            place = _place(code.co_filename, frame.f_lineno)
+            return f"{operation} ({place})" if operation else place
+        frame = frame.f_back
+    return ""
+
+
+def is_users(filename: str) -> bool:
+    """True for cells and for files that are not part of Python or an installed library."""
+    if CELL_NAME.fullmatch(filename):
+        return True
+    return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
+
+
+def _place(filename: str, line: int) -> str:
+    match = CELL_NAME.fullmatch(filename)
+    if match:
+        return f"cell {match[1]}, line {line}"
+    return f"{filename.rpartition('/')[2]}:{line}"

@@ -1,0 +1,178 @@
+"""The ranks' output: what each wrote so far, and which ranks wrote the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ddp_notebook.model import Output, OutputGroup, OutputItem, OutputKind, Ranks
+
+_STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+
+
+class OutputLog:
+    """One rank's output in a cell, as a list of items; consecutive text is one item."""
+
+    def __init__(self) -> None:
+        self._items: list[OutputItem] = []
+        self._pieces: list[str] = []
+        self._clear_pending = False
+        self.changes = 0
+        """Grows with every change."""
+
+    def add(self, output: Output) -> None:
+        """Take one output event."""
+        self.changes += 1
+        if output.what is OutputKind.CLEAR:
+            self._clear_pending = True
+            if not output.update:  # clear_output(wait=False)
+                self._clear()
+            return
+        if self._clear_pending:
+            self._clear()
+        if output.what in _STREAMS:
+            self._add_text(output)
+            return
+        self._join()
+        item = OutputItem(
+            output.what, output.text, output.data, output.metadata, output.display_id
+        )
+        if output.update:
+            self._replace_display(item)
+        else:
+            self._items.append(item)
+
+    def items(self) -> tuple[OutputItem, ...]:
+        """What was written so far."""
+        self._join()
+        return tuple(self._items)
+
+    def _add_text(self, output: Output) -> None:
+        if not self._items or self._items[-1].what is not output.what:
+            self._join()
+            self._items.append(OutputItem(output.what))
+        self._pieces.append(output.text)
+
+    def _join(self) -> None:
+        if self._pieces:
+            last = self._items[-1]
+            text = apply_carriage_returns(last.text + "".join(self._pieces))
+            self._items[-1] = replace(last, text=text)
+            self._pieces = []
+
+    def _replace_display(self, item: OutputItem) -> None:
+        for index, old in enumerate(self._items):
+            if item.display_id and old.display_id == item.display_id:
+                self._items[index] = replace(item, what=old.what)
+
+    def _clear(self) -> None:
+        self._items, self._pieces, self._clear_pending = [], [], False
+
+
+def apply_carriage_returns(text: str) -> str:
+    """What a terminal shows of `text`: what follows a carriage return overwrites the line.
+
+    A return at the very end is kept, since what overwrites the line may still come.
+    """
+    if "\r" not in text:
+        return text
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(_overwrite(line) if "\r" in line else line for line in lines)
+
+
+def _overwrite(line: str) -> str:
+    shown = ""
+    pieces = line.split("\r")
+    for piece in pieces:
+        shown = piece + shown[len(piece) :]
+    ends_open = pieces[-1] == "" and shown
+    return f"{shown}\r" if ends_open else shown
+
+
+def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
+    """Output that is equal shown once, in the order of the first rank; ranks without any left out.
+
+    Display ids differ between ranks that show the same, and do not count.
+    """
+    groups: dict[int, tuple[list[int], tuple[OutputItem, ...]]] = {}
+    firsts: list[int] = []
+    for rank in sorted(logs):
+        items = tuple(replace(item, display_id="") for item in logs[rank])
+        if not items:
+            continue
+        same = next((f for f in firsts if groups[f][1] == items), None)
+        if same is None:
+            firsts.append(rank)
+            groups[rank] = ([rank], items)
+        else:
+            groups[same][0].append(rank)
+    return tuple(OutputGroup(tuple(groups[f][0]), groups[f][1]) for f in firsts)
+
+
+def group_live(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
+    """Like `group` while output still comes: a rank that is only behind counts as equal.
+
+    Two ranks are in one group when one's output is the beginning of the other's; the
+    furthest is shown.
+    """
+    groups: list[tuple[list[int], Sequence[OutputItem]]] = []
+    for rank in sorted(logs):
+        items = logs[rank]
+        if not items:
+            continue
+        for index, (members, shown) in enumerate(groups):
+            if _begins(shown, items):
+                groups[index] = ([*members, rank], items)
+                break
+            if _begins(items, shown):
+                members.append(rank)
+                break
+        else:
+            groups.append(([rank], items))
+    return tuple(OutputGroup(tuple(sorted(ranks)), tuple(items)) for ranks, items in groups)
+
+
+def _begins(shorter: Sequence[OutputItem], longer: Sequence[OutputItem]) -> bool:
+    if len(shorter) > len(longer):
+        return False
+    for index, (a, b) in enumerate(zip(shorter, longer, strict=False)):
+        last = index == len(shorter) - 1
+        if a.what is not b.what:
+            return False
+        if a.what in _STREAMS and last:
+            if not b.text.startswith(a.text):
+                return False
+        elif (a.text, a.data) != (b.text, b.data):
+            return False
+    return True
+
+
+def split_errors(
+    groups: Iterable[OutputGroup],
+) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
+    """Tracebacks first, each once with its ranks; then everything else."""
+    errors: dict[str, list[int]] = {}
+    rest = []
+    for each in groups:
+        for item in each.items:
+            if item.what is OutputKind.ERROR:
+                errors.setdefault(item.text, []).extend(each.ranks)
+        others = tuple(item for item in each.items if item.what is not OutputKind.ERROR)
+        if others:
+            rest.append((each.ranks, others))
+    tracebacks = tuple(
+        OutputGroup(tuple(sorted(ranks)), (OutputItem(OutputKind.ERROR, text=text),))
+        for text, ranks in errors.items()
+    )
+    return tracebacks, _merge(rest)
+
+
+def _merge(
+    parts: Sequence[tuple[Ranks, tuple[OutputItem, ...]]],
+) -> tuple[OutputGroup, ...]:
+    """Groups that became equal when their tracebacks were taken out."""
+    merged: dict[int, list[int]] = {}
+    for index, (ranks, items) in enumerate(parts):
+        same = next((i for i in merged if parts[i][1] == items), index)
+        merged.setdefault(same, []).extend(ranks)
+    return tuple(OutputGroup(tuple(sorted(r)), parts[i][1]) for i, r in merged.items())

@@ -1,0 +1,105 @@
+"""State is a fold over events: the only way a snapshot changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ddp_notebook.model import (
+    SESSION,
+    CellFinished,
+    CellStarted,
+    Event,
+    EventsLost,
+    Pulse,
+    RankExited,
+    RankSpawned,
+    RankState,
+    Snapshot,
+    Stage,
+    StageFailed,
+    StageFinished,
+    StageStarted,
+    Status,
+)
+
+
+def fold(snapshot: Snapshot, events: Iterable[Event]) -> Snapshot:
+    """The state after `events`. Events of different ranks may come in any interleaving."""
+    ranks = list(snapshot.ranks)
+    for event in events:
+        if event.rank != SESSION and event.rank < len(ranks):
+            ranks[event.rank] = fold_rank(ranks[event.rank], event)
+    return replace(snapshot, ranks=tuple(ranks))
+
+
+def fold_rank(state: RankState, event: Event) -> RankState:
+    """The state of one rank after one of its events."""
+    if isinstance(event, RankSpawned):
+        # A new process: nothing of the old one holds.
+        return RankState(
+            rank=state.rank, pid=event.pid, device=event.device, heard_ns=event.heard_ns
+        )
+    if isinstance(event, RankExited):
+        return _exited(state, event)
+    if isinstance(event, EventsLost):
+        return replace(state, lost_events=state.lost_events + event.count)
+    if state.status is Status.DEAD:
+        return state  # a last message overtaken by the news of its death
+    heard = max(state.heard_ns, event.heard_ns)
+    return replace(_living(state, event), heard_ns=heard)
+
+
+def _exited(state: RankState, event: RankExited) -> RankState:
+    if event.pid != state.pid:
+        return state  # the predecessor of a rank that was restarted
+    return replace(
+        state,
+        status=Status.DEAD,
+        exit_code=event.exit_code,
+        last_words=event.last_words,
+        heard_ns=max(state.heard_ns, event.heard_ns),
+    )
+
+
+def _living(state: RankState, event: Event) -> RankState:
+    match event:
+        case StageStarted():
+            return replace(
+                state,
+                status=Status.SETTING_UP,
+                entering=event.stage,
+                detail=event.waiting_for and f"waiting for {event.waiting_for}",
+                cause="",
+                remedy="",
+            )
+        case StageFinished():
+            done = event.stage is Stage.VERIFIED
+            return replace(
+                state,
+                status=Status.READY if done else Status.SETTING_UP,
+                stage=event.stage,
+                entering=None,
+                detail=event.detail,
+                host=event.host or state.host,
+                device=event.device or state.device,
+                pid=event.pid or state.pid,
+            )
+        case StageFailed():
+            return replace(
+                state,
+                status=Status.FAILED,
+                entering=event.stage,
+                detail="",
+                cause=event.cause,
+                remedy=event.remedy,
+            )
+        case CellStarted():
+            return replace(state, status=Status.RUNNING, cell=event.cell, doing="")
+        case CellFinished():
+            idle = Status.READY if state.stage is Stage.VERIFIED else Status.FAILED
+            return replace(state, status=idle, doing="")
+        case Pulse():
+            return replace(state, doing=event.doing)
+        case _:
+            return state

@@ -1,0 +1,284 @@
+"""The only file that knows ipyparallel: its controller, its client, and one engine per rank.
+
+Private API of ipyparallel used here, each checked in `check_private_api`: sending a message
+to the hub to forget an engine whose process is known to be gone (ipyparallel itself would
+find out by missed heartbeats, half a minute later).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import ipyparallel as ipp
+
+from ddp_notebook.errors import SessionLost
+from ddp_notebook.launch import child
+from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
+from ddp_notebook.model import Ranks
+
+ExitCallback = Callable[[int, int, int], None]
+"""Called with rank (CONTROLLER for the controller), pid and exit code."""
+CONTROLLER = -1
+
+_CONTROLLER_ARGS = [
+    "--ip=127.0.0.1",
+    "--log-level=ERROR",
+    # One process instead of eight: no load-balanced tasks, no broadcast tree, no database.
+    "--IPController.use_threads=True",
+    "--TaskScheduler.scheme_name=none",
+    "--IPController.broadcast_scheduler_depth=0",
+    "--IPController.db_class=NoDB",
+    # An engine is registered on a heartbeat, so the beat decides how fast a start is. Misses
+    # are allowed for ten minutes: a laptop sleeps, and exits are known otherwise.
+    "--HeartMonitor.period=100",
+    "--HeartMonitor.max_heartmonitor_misses=6000",
+]
+_ENGINE_ARGS = [
+    "--log-level=ERROR",
+    "--IPEngine.enable_nanny=False",
+    "--IPEngine.max_heartbeat_misses=0",
+    "--IPEngine.timeout=60",
+    "--IPEngine.out_stream_factory=ddp_notebook.launch.engine.EngineStream",
+]
+_POLL_S = 0.002
+
+
+class RankCluster(Protocol):
+    """What a session needs of the processes behind it; `testing.FakeCluster` is another."""
+
+    def start(self) -> None:
+        """Start what the ranks connect to."""
+
+    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+        """Start the process of `rank`; its pid. `first_calls` as in `launch.child`."""
+
+    def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
+        """Wait until `ranks` take calls; those that do not by then."""
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        """Call ``module:function`` on ranks, each with its own arguments."""
+
+    def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
+        """Run code in the rank's IPython, where `await` is possible."""
+
+    def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
+        """Set variables on ranks."""
+
+    def pull(self, rank: int, name: str, timeout_s: float) -> Any:
+        """The value of a variable on a rank."""
+
+    def signal(self, rank: int, number: int) -> None:
+        """Signal the process of `rank`."""
+
+    def stop(self, rank: int) -> None:
+        """End the process of `rank`, and have it forgotten."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+class IPyParallelCluster:
+    """One ipyparallel cluster: engine id == rank, also after a rank was restarted."""
+
+    def __init__(
+        self, fork_server: ForkServerClient, folder: Path, on_exit: ExitCallback, world_size: int
+    ) -> None:
+        self._fork_server = fork_server
+        self._folder = folder
+        self._on_exit = on_exit
+        self._world_size = world_size
+        self._closing = False
+        self._logs = folder / "log"
+        self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._pids: dict[int, int] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
+        self._thread.start()
+        log = logging.getLogger("ddp_notebook.cluster")
+        self._cluster = ipp.Cluster(
+            parent=None,
+            log=log,
+            profile_dir=str(folder),
+            cluster_id="ddp",
+            cluster_file="",
+            load_profile=False,
+            shutdown_atexit=False,
+            delay=0,
+            controller_args=_CONTROLLER_ARGS,
+            controller_launcher_class=ForkServerControllerLauncher,
+            engine_launcher_class=ForkServerEngineLauncher,
+        )
+        self._client: Any = None
+
+    def start(self) -> None:
+        """Start the controller and connect to it."""
+        self._wait(
+            self._cluster.start_controller(
+                fork_server=self._fork_server,
+                exited=partial(self._exited, CONTROLLER),
+                output_file=str(self._logs / "controller.log"),
+            )
+        )
+        # Before any engine is started: the hub publishes registrations once.
+        self._client = self._wait(self._cluster.connect_client())
+        check_private_api(self._client)
+
+    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+        """Start the engine of `rank`."""
+        set_id = f"rank-{rank}"
+        self._cluster.engines.pop(set_id, None)
+        log = self.log_file(rank)
+        log.touch(mode=0o600)
+        self._wait(
+            self._cluster.start_engines(
+                1,
+                engine_set_id=set_id,
+                environment=dict(environment),
+                engine_args=[*_ENGINE_ARGS, f"--IPEngine.id={rank}"],
+                fork_server=self._fork_server,
+                first_calls=list(first_calls),
+                exited=partial(self._exited, rank),
+                output_file=str(log),
+            )
+        )
+        pid: int = self._cluster.engines[set_id].pid
+        self._pids[rank] = pid
+        return pid
+
+    def log_file(self, rank: int) -> Path:
+        """Where the process of `rank` writes what Python does not catch."""
+        return self._logs / f"rank-{rank}.log"
+
+    def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
+        """Wait until `ranks` are registered; those that are not by then."""
+        deadline = time.monotonic() + timeout_s
+        while missing := tuple(sorted(set(ranks) - set(self._client.ids))):
+            if time.monotonic() > deadline or give_up():
+                return missing
+            time.sleep(_POLL_S)
+        return ()
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        """Call ``module:function`` on ranks."""
+        return {
+            rank: self._client[rank].apply_async(child.call, name, dict(arguments(rank)))
+            for rank in ranks
+        }
+
+    def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
+        """Run code in the IPython of ranks, silently: no history, no output of its own."""
+        return {
+            rank: self._client[rank].execute(code(rank), silent=True, block=False)
+            for rank in ranks
+        }
+
+    def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
+        """Set variables on ranks. Raises what pickling or the ranks raise."""
+        self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+
+    def pull(self, rank: int, name: str, timeout_s: float) -> Any:
+        """The value of a variable. Raises ipyparallel's RemoteError, TimeoutError."""
+        return self._client[rank].pull(name, block=False).get(timeout_s)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Signal the process of `rank`, if it lives."""
+        with contextlib.suppress(SessionLost):
+            self._fork_server.signal(self._pids[rank], number)
+
+    def stop(self, rank: int) -> None:
+        """Kill the process of `rank` and wait until it is gone and forgotten."""
+        engine = self._cluster.engines.get(f"rank-{rank}")
+        if engine is not None and engine.state == "running":
+            engine.signal(signal.SIGKILL)
+            self._wait(engine.join(10))
+        self._forget(rank)
+
+    def close(self) -> None:
+        """Close the client and the loop; the processes end with the fork server."""
+        self._closing = True
+        if self._client is not None:
+            self._client.close(linger=0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _exited(self, rank: int, pid: int, code: int) -> None:
+        if self._closing:
+            return
+        self._on_exit(rank, pid, code)
+        if rank != CONTROLLER and self._client is not None:
+            self._forget(rank)
+
+    def _forget(self, rank: int) -> None:
+        """Have the hub unregister an engine that is gone, so that its id is free at once."""
+        client = self._client
+        if rank in client.ids and has_private_api(client):
+            client._send(client._query_stream, "unregistration_request", content={"id": rank})
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise SessionLost(
+                "The ipyparallel controller did not answer. Start again: %ddp_init"
+            ) from None
+
+
+def has_private_api(client: Any) -> bool:
+    """True when this ipyparallel has what `_forget` uses."""
+    return callable(getattr(client, "_send", None)) and hasattr(client, "_query_stream")
+
+
+def check_private_api(client: Any) -> None:
+    """Say it once when a rank's death will be known to ipyparallel only by its heartbeats."""
+    if not has_private_api(client):
+        logging.getLogger("ddp_notebook").warning(
+            "ipyparallel %s has changed: restarting a dead rank may take a minute.", ipp.__version__
+        )
+
+
+def rank_environment(
+    rank: int, world_size: int, threads: int, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables torchrun would set, and what keeps torch on this host."""
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "OMP_NUM_THREADS": str(threads),
+        # The store is the session's: rank 0 of a user's own init must not open another.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    return {**environment, **extra}
+
+
+def loopback_interface() -> str:
+    """Name of the loopback interface, empty when there is none by a usual name."""
+    names = {"lo", "lo0"}
+    with contextlib.suppress(OSError):
+        return next((n for n in os.listdir("/sys/class/net") if n in names), "")
+    return ""

@@ -1,0 +1,68 @@
+"""What a wrong call raises.
+
+Every message says what happened, why, and what to type. A job that goes wrong is not an
+error of the call: that is shown on the board.
+
+    DDPError
+     ├── UsageMistake        the call was wrong; nothing was done
+     │    └── NoSession      there are no ranks yet
+     ├── SetupFailed         %ddp_init began and could not finish
+     ├── CellFailed          a cell raised, died or was lost on some ranks
+     ├── CellInterrupted     the user interrupted a cell
+     └── SessionLost         the session's processes are gone
+"""
+
+from __future__ import annotations
+
+from ddp_notebook.model import Board, Ranks
+
+
+class DDPError(Exception):
+    """Base of all errors this package raises for a person to read.
+
+    IPython shows the message alone: the stack inside the package helps nobody.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UsageMistake(DDPError):
+    """The call was wrong and nothing was done. The message holds the call to type instead."""
+
+
+class NoSession(UsageMistake):
+    """A verb that needs ranks was called before `%ddp_init`, or after `%ddp_shutdown`."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(
+            f"{verb} needs ranks, and there are none. Start them first: %ddp_init --world-size 4"
+        )
+
+
+class SetupFailed(DDPError):
+    """Set-up began and did not finish; `board` is how it stood then, if it is known."""
+
+    def __init__(self, message: str, board: Board | None = None) -> None:
+        super().__init__(message)
+        self.board = board
+
+
+class CellFailed(DDPError):
+    """A cell raised, died or was not run on `ranks`. The other ranks finished it."""
+
+    def __init__(self, message: str, ranks: Ranks) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class CellInterrupted(DDPError):
+    """The user interrupted a cell; `still_running` are the ranks that have not left it."""
+
+    def __init__(self, message: str, still_running: Ranks) -> None:
+        super().__init__(message)
+        self.still_running = still_running
+
+
+class SessionLost(DDPError):
+    """The processes behind the session ended; `%ddp_init` starts new ones."""

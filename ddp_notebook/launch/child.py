@@ -1,0 +1,114 @@
+"""The first things a child of the fork server does, before anything of ours or the user's runs.
+
+A child is described by a `spec`, a JSON object:
+
+    {"calls": [["module:function", {keyword arguments}], ...],   run in order
+     "env": {...}, "cwd": "...", "log": "path of stdout and stderr"}
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process when `parent_pid` dies. Elsewhere: no effect."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before we asked
+        os._exit(1)
+
+
+def become(spec: Mapping[str, Any], parent_pid: int) -> None:
+    """Turn this process into the one `spec` describes: session, output, environment, folder."""
+    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
+        os.setsid()  # a terminal's Ctrl-C is for the notebook; and what a rank starts is known by it
+    die_with_parent(parent_pid)
+    log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(nothing)
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    os.chdir(spec["cwd"])
+
+
+def reseed() -> None:
+    """Give a forked child its own random numbers where a new process would have them."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> Any:
+    """Call the function written ``package.module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)(**arguments)
+
+
+def run(spec: Mapping[str, Any]) -> NoReturn:
+    """Make the calls of `spec` and leave the process, whatever they do."""
+    code = 0
+    try:
+        for name, arguments in spec["calls"]:
+            call(name, arguments)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:  # the last frame of a process: say it in the log and leave
+        traceback.print_exc()
+        code = 1
+    finally:
+        # What a normal exit would do, without running the fork server's own frames again.
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+        os._exit(code)
+
+
+def watch_lifeline(fd: int) -> None:
+    """End this process when the other end of `fd` closes. For platforms without a death signal."""
+
+    def wait() -> None:
+        while os.read(fd, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="ddp-lifeline", daemon=True).start()
+
+
+def main() -> NoReturn:
+    """A child started as an ordinary process: its spec is the first line of standard input.
+
+    Standard input stays open as the lifeline to the fork server.
+    """
+    import json
+
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, 1)
+        if not chunk:
+            os._exit(1)
+        line += chunk
+    spec = json.loads(line)
+    lifeline = os.dup(0)
+    become(spec, spec["parent_pid"])
+    watch_lifeline(lifeline)
+    run(spec)

@@ -1,0 +1,196 @@
+"""The session's end of the fork server: start it, have it spawn and signal, hear of exits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ddp_notebook.errors import SessionLost
+
+ENGINE_MODULES = (
+    "ipyparallel.engine.app",
+    "ipyparallel.engine.kernel",
+    "ipyparallel.controller.app",
+    "ipykernel.kernelapp",
+    "ipykernel.control",
+    "ipykernel.comm.manager",
+    "IPython.core.completer",
+    "IPython.core.magics",
+    "matplotlib.pyplot",  # the backend itself must be loaded where the shell is
+    "zmq.asyncio",
+    "psutil",
+)
+TORCH_MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch.utils.data.distributed",
+    "ddp_notebook.agent.stages",
+    "ddp_notebook.agent.cells",
+    "ddp_notebook.agent.keeper",
+    "ddp_notebook.bench.loop",
+    # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
+    "torch._dynamo",
+)
+
+ExitHandler = Callable[[int], None]
+
+_BOOT = (
+    "import json, sys; a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
+    "from ddp_notebook.launch.forkserver import main; main(**a)"
+)
+
+
+def can_fork() -> bool:
+    """True where ranks can be forked: not on Windows, and not on macOS, where frameworks forbid it."""
+    return hasattr(os, "fork") and sys.platform != "darwin"
+
+
+class ForkServerClient:
+    """One fork server, started on construction and warm when `ready` is done.
+
+    `mode` is fork, or process where ranks are ordinary processes. `ready` is a Future of
+    the server's own report. `on_lost` callbacks run when the fork server is gone.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.ready: Future[Mapping[str, Any]] = Future()
+        self._tags = itertools.count()
+        self._spawned: dict[int, Future[int]] = {}
+        self._exit_handlers: dict[int, ExitHandler] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._lost_handlers: list[Callable[[], None]] = []
+        self._lost = False
+        self._lock = threading.Lock()
+        preload = (*ENGINE_MODULES, *TORCH_MODULES) if mode == "fork" else ()
+        arguments = {"mode": mode, "preload": list(preload), "python_path": _python_path()}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The fork server's process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """False once the fork server is gone."""
+        return not self._lost
+
+    def spawn(self, spec: Mapping[str, Any], on_exit: ExitHandler, timeout_s: float = 60) -> int:
+        """Start a child; its pid. `on_exit(code)` runs once, on the reader's thread, when it ends.
+
+        Raises SessionLost when the fork server is gone, OSError when the child cannot start.
+        """
+        tag = next(self._tags)
+        future = self._spawned[tag] = Future()
+        self._send({"cmd": "spawn", "tag": tag, "spec": dict(spec)})
+        pid = future.result(timeout_s)
+        with self._lock:
+            code = self._exit_codes.pop(pid, None)
+            if code is None:
+                self._exit_handlers[pid] = on_exit
+        if code is not None:  # it ended before we could ask to be told
+            on_exit(code)
+        return pid
+
+    def signal(self, pid: int, number: int) -> None:
+        """Signal a child that this fork server started."""
+        self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
+
+    def own(self, path: str) -> None:
+        """Have `path` removed when this process is gone."""
+        self._send({"cmd": "own", "path": path})
+
+    def on_lost(self, handler: Callable[[], None]) -> None:
+        """Call `handler` when the fork server is gone (at once if it is)."""
+        with self._lock:
+            if not self._lost:
+                self._lost_handlers.append(handler)
+                return
+        handler()
+
+    def close(self, timeout_s: float = 5) -> None:
+        """End the fork server with all its children; returns when they are gone."""
+        self._lost_handlers.clear()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        data = json.dumps(command).encode() + b"\n"
+        assert self._process.stdin is not None
+        try:
+            with self._lock:
+                self._process.stdin.write(data)
+                self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise SessionLost(
+                "The fork server that starts ranks is gone. Start again: %ddp_init"
+            ) from error
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._process.stdout:
+                self._handle(json.loads(line))
+        self._process.wait()
+        self._gone()
+
+    def _handle(self, event: Mapping[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                self.ready.set_result(event)
+            case "spawned":
+                self._spawned.pop(event["tag"]).set_result(event["pid"])
+            case "error":
+                self._spawned.pop(event["tag"]).set_exception(OSError(event["text"]))
+            case "exited":
+                with self._lock:
+                    handler = self._exit_handlers.pop(event["pid"], None)
+                    if handler is None:
+                        self._exit_codes[event["pid"]] = event["code"]
+                if handler is not None:
+                    handler(event["code"])
+
+    def _gone(self) -> None:
+        with self._lock:
+            self._lost = True
+            handlers, self._lost_handlers = self._lost_handlers, []
+            waiting = [*self._spawned.values()]
+        lost = SessionLost("The fork server that starts ranks is gone. Start again: %ddp_init")
+        for future in (self.ready, *waiting):
+            if not future.done():
+                future.set_exception(lost)
+        for handler in handlers:
+            handler()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def _python_path() -> Sequence[str]:
+    """This process's module path, so that ranks import what the notebook can import."""
+    return list(sys.path)

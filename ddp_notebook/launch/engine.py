@@ -1,0 +1,45 @@
+"""ipyparallel's engine and controller, as functions a child of the fork server can be told to call."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ipykernel.iostream import OutStream
+
+from ddp_notebook.launch.child import die_with_parent
+
+
+class EngineStream(OutStream):  # type: ignore[misc]
+    """ipykernel's stream without its pipes behind the process's own stdout and stderr.
+
+    Those stay the rank's log file: a message of C code that aborts the process is then
+    never lost in a pipe.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "watchfd": False})
+
+
+def engine(argv: Sequence[str]) -> None:
+    """Be an ipyparallel engine until told to stop."""
+    from ipyparallel.engine.app import IPEngine
+
+    sys.argv = ["ipengine", *argv]
+    IPEngine.launch_instance(argv=list(argv))
+
+
+def controller(argv: Sequence[str]) -> None:
+    """Be an ipyparallel controller until told to stop."""
+    from ipyparallel.controller.app import IPController
+
+    if hasattr(os, "fork"):
+        # Its heart monitor is a child process: forked (spawning one costs a second), and it must
+        # not outlive a controller that is killed.
+        multiprocessing.set_start_method("fork", force=True)
+        os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
+    sys.argv = ["ipcontroller", *argv]
+    IPController.launch_instance(argv=list(argv))

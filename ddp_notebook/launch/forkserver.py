@@ -1,0 +1,238 @@
+"""The fork server: one process per host that has torch loaded and starts ranks in milliseconds.
+
+It reads commands and writes events as JSON lines on its standard input and output:
+
+    <- {"cmd": "spawn", "tag": n, "spec": {...}}        see child.py
+    <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
+    <- {"cmd": "own", "path": folder}                   remove it when the session is gone
+    -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
+    -> {"event": "spawned", "tag": n, "pid": p}
+    -> {"event": "exited", "pid": p, "code": c}         as soon as SIGCHLD arrives
+    -> {"event": "error", "tag": n, "text": "..."}
+
+When its input closes, the session is gone (also by SIGKILL): it ends its children with
+everything they started, removes the session's folder and leaves. It stays single
+threaded, and it never touches CUDA: both are conditions for forking safely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddp_notebook.launch import child
+
+GRACE_S = 0.5
+"""How long a child may take to end after SIGTERM before it is killed."""
+_PARENT_CHECK_S = 2.0
+
+# numpy's BLAS starts a pool of threads when it is loaded; a forking process must have none.
+_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
+    members = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as stat:
+                fields = stat.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields[3]) == leader and fields[0] != b"Z":
+            members.append(int(entry))
+    return members
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+class ForkServer:
+    """The loop of the process. `mode` is fork or process."""
+
+    def __init__(self, mode: str, python_path: Sequence[str]) -> None:
+        self.mode = mode
+        self.python_path = list(python_path)
+        self.commands = os.dup(0)
+        self.events = os.dup(1)
+        # What imports print must not end up between the events, nor eat the commands.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1):
+            os.dup2(nothing, fd)
+        os.close(nothing)
+        self.parent_pid = os.getppid()
+        self.children: dict[int, subprocess.Popen[bytes] | None] = {}
+        self.folders: list[str] = []
+        self.buffer = b""
+        self.wake_read, self.wake_write = os.pipe()
+        for fd in (self.wake_read, self.wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def send(self, **event: Any) -> None:
+        """Write one event; a session that is gone does not read it, and the loop will notice."""
+        data = json.dumps(event).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[os.write(self.events, data) :]
+
+    def preload(self, modules: Iterable[str]) -> None:
+        """Import what ranks will need, so that forked ones have it."""
+        started = time.monotonic()
+        kept = {name: os.environ.get(name) for name in _SINGLE_THREADED}
+        os.environ.update(dict.fromkeys(_SINGLE_THREADED, "1"))
+        # matplotlib reads it once, when it is loaded; ranks draw as a notebook does.
+        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+        for name in modules:
+            with contextlib.suppress(ImportError):  # an older release without this module
+                importlib.import_module(name)
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        gc.collect()
+        gc.freeze()  # children share these pages until they write to them
+        tasks = "/proc/self/task"
+        threads = len(os.listdir(tasks)) if os.path.isdir(tasks) else 1
+        seconds = round(time.monotonic() - started, 3)
+        self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
+
+    def loop(self) -> None:
+        """Serve until the session is gone."""
+        while True:
+            readable, _, _ = select.select([self.commands, self.wake_read], [], [], _PARENT_CHECK_S)
+            if self.wake_read in readable:
+                self.reap()
+            if self.commands in readable:
+                data = os.read(self.commands, 1 << 16)
+                if not data:
+                    return
+                self.buffer += data
+                while b"\n" in self.buffer:
+                    line, self.buffer = self.buffer.split(b"\n", 1)
+                    self.serve(json.loads(line))
+            # A process forked by the notebook can hold our input open after the notebook died.
+            if os.getppid() != self.parent_pid:
+                return
+
+    def serve(self, command: dict[str, Any]) -> None:
+        """Carry out one command."""
+        match command["cmd"]:
+            case "spawn":
+                try:
+                    pid = self.spawn(command["spec"])
+                except OSError as error:
+                    self.send(event="error", tag=command["tag"], text=str(error))
+                else:
+                    self.send(event="spawned", tag=command["tag"], pid=pid)
+            case "signal" if command["pid"] in self.children:
+                send_signal(command["pid"], command["signal"])
+            case "own":
+                self.folders.append(command["path"])
+
+    def spawn(self, spec: dict[str, Any]) -> int:
+        """Start a child; its pid."""
+        if self.mode == "process":
+            return self.spawn_process(spec)
+        pid = os.fork()
+        if pid == 0:
+            self.run_forked(spec)
+        self.children[pid] = None
+        return pid
+
+    def run_forked(self, spec: dict[str, Any]) -> None:
+        """In the child: drop what is the fork server's and become what `spec` says."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for fd in (self.commands, self.events, self.wake_read, self.wake_write):
+            os.close(fd)
+        gc.unfreeze()
+        child.become(spec, os.getppid())
+        child.reseed()
+        child.run(spec)
+
+    def spawn_process(self, spec: dict[str, Any]) -> int:
+        """Start a child as an ordinary Python process (no torch loaded yet)."""
+        code = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
+            "from ddp_notebook.launch.child import main; main()"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(self.python_path)],
+            stdin=subprocess.PIPE,
+            env=spec["env"],
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({**spec, "parent_pid": os.getpid()}).encode() + b"\n")
+        process.stdin.flush()
+        self.children[process.pid] = process  # keeps its standard input, the lifeline, open
+        return process.pid
+
+    def reap(self) -> None:
+        """Tell of every child that ended, and end what it left behind in its session."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 1 << 12)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            process = self.children.pop(pid, None)
+            if process is not None and process.stdin is not None:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                process.stdin.close()
+            self.send(event="exited", pid=pid, code=os.waitstatus_to_exitcode(status))
+            for orphan in session_members(pid):
+                send_signal(orphan, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End all children and what they started; remove the session's folders."""
+        leaders = list(self.children)
+        for pid in leaders:
+            send_signal(pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        while self.children and time.monotonic() < deadline:
+            select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
+            self.reap()
+        for pid in leaders:
+            for member in session_members(pid) or [pid] * (pid in self.children):
+                send_signal(member, signal.SIGKILL)
+        deadline = time.monotonic() + GRACE_S
+        while self.children and time.monotonic() < deadline:
+            select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
+            self.reap()
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(mode: str, preload: Sequence[str], python_path: Sequence[str]) -> None:
+    """Run the fork server in this process until its standard input closes."""
+    server = ForkServer(mode, python_path)
+    try:
+        server.preload(preload)
+        server.loop()
+    finally:
+        server.end()

@@ -1,0 +1,84 @@
+"""The session's ear: receives what the ranks' beacons send, on a socket only this user can reach."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ddp_notebook.model import Event, EventsLost, decode
+
+_POLL_MS = 200
+
+
+class Listener:
+    """Calls `receive` with events as they come, on a thread of its own.
+
+    Messages that are not signed with this session's key are dropped. A gap in a rank's
+    counting becomes an `EventsLost`.
+    """
+
+    def __init__(self, folder: Path, receive: Callable[[Sequence[Event]], None]) -> None:
+        self.key = secrets.token_hex(32)
+        self._receive = receive
+        self._closing = False
+        self._next_seq: dict[int, int] = {}
+        self._context: Any = zmq.Context()
+        self._socket: Any = self._context.socket(zmq.PULL)
+        self._socket.rcvhwm = 0
+        if zmq.has("ipc"):
+            # In the session's folder, which is this user's alone.
+            self.url = f"ipc://{folder / 'beacon.sock'}"
+            self._socket.bind(self.url)
+        else:
+            port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+            self.url = f"tcp://127.0.0.1:{port}"
+        self._thread = threading.Thread(target=self._listen, name="ddp-listener", daemon=True)
+        self._thread.start()
+
+    def expect_from_start(self, rank: int) -> None:
+        """`rank` is a new process: it counts its events from 1 again."""
+        self._next_seq.pop(rank, None)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closing = True
+        if self._thread is not threading.current_thread():
+            self._thread.join(2)
+
+    def _listen(self) -> None:
+        while not self._closing:
+            if not self._socket.poll(_POLL_MS):
+                continue
+            events: list[Event] = []
+            while self._socket.poll(0):
+                events += self._read(self._socket.recv_multipart())
+            if events:
+                self._receive(events)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _read(self, frames: list[bytes]) -> list[Event]:
+        if len(frames) != 2:
+            return []
+        signature, payload = frames
+        expected = hmac.digest(bytes.fromhex(self.key), payload, "sha256")
+        if not hmac.compare_digest(signature, expected):
+            return []
+        now_ns = time.monotonic_ns()
+        events: list[Event] = []
+        for wire in json.loads(payload):
+            event = decode({**wire, "heard_ns": now_ns})
+            missing = event.seq - self._next_seq.get(event.rank, event.seq)
+            if missing > 0:
+                events.append(EventsLost(rank=event.rank, count=missing, heard_ns=now_ns))
+            self._next_seq[event.rank] = event.seq + 1
+            events.append(event)
+        return events

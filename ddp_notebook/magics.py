@@ -1,0 +1,386 @@
+"""The magics: parse, call one Session method, return the value it gives."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.utils.process import arg_split
+
+from ddp_notebook.analysis.board import FOLD_FROM
+from ddp_notebook.bench.plan import Plan, parse_bytes
+from ddp_notebook.errors import SetupFailed, UsageMistake
+from ddp_notebook.model import (
+    BenchResult,
+    Board,
+    Ranks,
+    Status,
+    name_ranks,
+    parse_ranks,
+)
+from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.cellrun import CellResult, CellRun
+from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS
+from ddp_notebook.views.live import BOARD_INTERVAL_S, OUTPUT_INTERVAL_S, LiveRegion
+from ddp_notebook.views.notebook import (
+    Displays,
+    board_bundle,
+    live_bundle,
+    show_outputs,
+    traceback_bundle,
+    withheld_text,
+)
+
+_REGION_DELAY_S = 0.06
+"""A cell that is over sooner shows its output once, without a live region before it."""
+
+
+class _HelpShown(Exception):
+    """The user asked for help and has it."""
+
+
+class Parser(MagicArgumentParser):  # type: ignore[misc]
+    """Bad input becomes a UsageError that ends with the call to type."""
+
+    def __init__(self, prog: str, example: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, add_help=False)
+        self.add_argument("-h", "--help", action="store_true", help="show this and do nothing")
+        self.example = example
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. For example: {self.example}   (all options: {self.prog} -h)")
+
+    def read(self, line: str) -> argparse.Namespace:
+        """The arguments of `line`. Raises UsageError."""
+        words = arg_split(line)
+        if "-h" in words or "--help" in words:
+            print(self.format_help().strip())  # noqa: T201  # the cell's output is where it belongs
+            raise _HelpShown
+        arguments, unknown = self.parse_known_args(words)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments
+
+
+def _ranks_option(parser: Parser) -> None:
+    parser.add_argument("--ranks", default=None, help="a rank set: 0 or 0,2 or 1-3 or all")
+
+
+def _init_parser() -> Parser:
+    parser = Parser(
+        "%ddp_init",
+        "%ddp_init --world-size 4",
+        "Start one process per rank and bring torch.distributed up, stage by stage.",
+    )
+    add = parser.add_argument
+    add("-n", "--world-size", type=int, default=4, help="number of ranks (default 4)")
+    add("--backend", choices=BACKENDS, default="auto")
+    add("--device", choices=DEVICES, default="auto")
+    add("--timeout", type=float, default=60.0, help="seconds set-up may take (default 60)")
+    add("--master-addr", default="127.0.0.1", help="where the store listens (default 127.0.0.1)")
+    add("--master-port", type=int, default=0, help="its port (default: a free one)")
+    add("--init-method", choices=INIT_METHODS, default="env")
+    add("--gpus", default="", help="GPUs to use, one per rank: 0,1,3")
+    add("--launcher", choices=LAUNCHERS, default="auto", help="fork: milliseconds; process: plain")
+    add("--threads-per-rank", type=int, default=0, help="default: cores / ranks, at least 1")
+    return parser
+
+
+def _verb_parser(verb: str, example: str, description: str, *, ranks: bool = True) -> Parser:
+    parser = Parser(f"%{verb}", example, description)
+    if ranks:
+        _ranks_option(parser)
+    return parser
+
+
+@magics_class
+class DDPMagics(Magics):  # type: ignore[misc]
+    """The verbs of one notebook, on one session."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self.session = session
+        self.displays = Displays(shell)
+        self.displays.register()
+        self._board_region: LiveRegion | None = None
+        session.record.subscribe(lambda _: self._nudge_board())
+
+    # -- verbs -------------------------------------------------------------------------
+
+    @line_magic
+    def ddp_init(self, line: str) -> Board | None:
+        """Start the ranks: %ddp_init --world-size 4"""
+        return self._verb(_init_parser(), line, self._init)
+
+    def _init(self, args: argparse.Namespace) -> Board:
+        options = InitOptions(
+            world_size=args.world_size,
+            backend=args.backend,
+            device=args.device,
+            timeout_s=args.timeout,
+            master_addr=args.master_addr,
+            master_port=args.master_port,
+            init_method=args.init_method,
+            gpus=tuple(gpu.strip() for gpu in args.gpus.split(",") if gpu.strip()),
+            launcher=args.launcher,
+            threads_per_rank=args.threads_per_rank,
+        )
+        if self.session.running:
+            return self.session.init(options)  # which says that there are ranks already
+        self._open_board()
+        try:
+            return self.session.init(options)
+        except SetupFailed as failure:
+            self._close_board(failure.board)
+            raise
+        except BaseException:
+            self._close_board(None)
+            raise
+        finally:
+            self._nudge_board()
+
+    @line_magic
+    def ddp_status(self, line: str) -> Board | None:
+        """The board now: %ddp_status"""
+        parser = _verb_parser("ddp_status", "%ddp_status", "Show the board.", ranks=False)
+        return self._verb(parser, line, lambda _: self.session.status())
+
+    @cell_magic
+    def ddp(self, line: str, cell: str) -> None:
+        """Run a cell on the ranks: %%ddp, or %%ddp --ranks 0,2-3"""
+        parser = Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks.")
+        _ranks_option(parser)
+        self._verb(parser, line, lambda args: self._run_cell(line, cell, self._ranks(args)))
+
+    @line_magic
+    def ddp_push(self, line: str) -> None:
+        """Send variables of the notebook to the ranks: %ddp_push name [--ranks 0]"""
+        parser = _verb_parser("ddp_push", "%ddp_push batch", "Send variables to the ranks.")
+        parser.add_argument("names", nargs="+")
+        self._verb(parser, line, self._push)
+
+    def _push(self, args: argparse.Namespace) -> None:
+        names = self.shell.user_ns
+        for name in args.names:
+            if name not in names:
+                raise UsageMistake(f"The notebook has no variable {name!r}.")
+        ranks = self.session.push({name: names[name] for name in args.names}, self._ranks(args))
+        self._say(f"{', '.join(args.names)} → {name_ranks(ranks)}")
+
+    @line_magic
+    def ddp_pull(self, line: str) -> Any:
+        """Bring a variable of the ranks here: %ddp_pull loss [--ranks 0] [--as losses]
+
+        The notebook's variable is a dict, rank to value; the value itself when one rank is named.
+        """
+        parser = _verb_parser("ddp_pull", "%ddp_pull loss", "Bring a variable to the notebook.")
+        parser.add_argument("name")
+        parser.add_argument("--as", dest="target", default="", help="its name here")
+        return self._verb(parser, line, self._pull)
+
+    def _pull(self, args: argparse.Namespace) -> Any:
+        ranks = self._ranks(args)
+        values = self.session.pull(args.name, ranks, keep_tensors="torch" in sys.modules)
+        value = next(iter(values.values())) if ranks is not None and len(ranks) == 1 else values
+        self.shell.user_ns[args.target or args.name] = value
+        return value
+
+    @line_magic
+    def ddp_output(self, line: str) -> None:
+        """What a rank wrote when it was too much to show: %ddp_output --ranks 0 [--save file]"""
+        parser = _verb_parser("ddp_output", "%ddp_output --ranks 0", "Output too long to show.")
+        parser.add_argument("--tail", type=int, default=100, help="how many lines (default 100)")
+        parser.add_argument("--save", default="", help="write all of it to this file")
+        parser.add_argument("--log", action="store_true", help="what the process wrote beside Python")
+        self._verb(parser, line, self._output)
+
+    def _output(self, args: argparse.Namespace) -> None:
+        for rank in self._ranks(args) or (0,):
+            everything = self.session.output(rank, log=args.log)
+            if args.save:
+                path = Path(args.save).expanduser()
+                path.write_text(everything, "utf-8")
+                self._say(f"Rank {rank}: {len(everything):,} characters → {path}")
+                continue
+            lines = everything.splitlines()
+            left_out = max(0, len(lines) - args.tail)
+            above = f" (the last {args.tail} of {len(lines):,} lines; --save FILE keeps all)"
+            self._say(f"── rank {rank}{above if left_out else ''} ──")
+            self._say("\n".join(lines[left_out:]) or "(nothing)")
+
+    @line_magic
+    def ddp_restart(self, line: str) -> Board | None:
+        """New processes for ranks, and the group built anew: %ddp_restart [--ranks 1]"""
+        parser = _verb_parser("ddp_restart", "%ddp_restart --ranks 1", "Restart ranks.")
+        return self._verb(parser, line, self._restart)
+
+    def _restart(self, args: argparse.Namespace) -> Board:
+        self._require_ranks("%ddp_restart")
+        ranks = self._ranks(args)
+        self._open_board()
+        return self.session.restart(ranks)
+
+    @line_magic
+    def ddp_bench(self, line: str) -> BenchResult | None:
+        """Measure all_reduce against tensor size: %ddp_bench [--max 64M] [--budget 20]"""
+        parser = _verb_parser("ddp_bench", "%ddp_bench --max 64M", "Measure all_reduce.", ranks=False)
+        parser.add_argument("--min", default="4", help="smallest tensor, in bytes (default 4)")
+        parser.add_argument("--max", default="64M", help="largest tensor (default 64M)")
+        parser.add_argument("--budget", type=float, default=20.0, help="seconds (default 20)")
+        return self._verb(parser, line, self._bench)
+
+    def _bench(self, args: argparse.Namespace) -> BenchResult:
+        self._require_ranks("%ddp_bench")
+        try:
+            plan = Plan(
+                min_bytes=parse_bytes(args.min),
+                max_bytes=parse_bytes(args.max),
+                budget_s=args.budget,
+            )
+        except ValueError as error:
+            raise UsageMistake(str(error)) from None
+        done_of = [0, 0]
+
+        def render() -> dict[str, str]:
+            done, total = done_of
+            filled = 30 * done // total if total else 0
+            return {"text/plain": f"all_reduce [{'█' * filled}{'·' * (30 - filled)}] {done}/{total}"}
+
+        region = LiveRegion(self.shell.display_pub, render, BOARD_INTERVAL_S)
+
+        def progress(done: int, total: int) -> None:
+            done_of[:] = done, total
+            region.nudge()
+
+        if self._has_front_end:
+            region.open()
+        try:
+            return self.session.bench(plan, progress=progress)
+        finally:
+            region.close({"text/plain": f"all_reduce measured: {done_of[0]} of {done_of[1]}"})
+
+    @line_magic
+    def ddp_shutdown(self, line: str) -> None:
+        """End the ranks and everything started for them: %ddp_shutdown"""
+        parser = _verb_parser("ddp_shutdown", "%ddp_shutdown", "End the ranks.", ranks=False)
+        self._verb(parser, line, lambda _: self._shutdown())
+
+    def _shutdown(self) -> None:
+        had_ranks = self.session.running
+        self.session.shutdown()
+        self._close_board(None)
+        self._say("All ranks have ended." if had_ranks else "There were no ranks.")
+
+    # -- a cell ------------------------------------------------------------------------
+
+    def _run_cell(self, line: str, cell: str, ranks: Ranks | None) -> None:
+        started = time.monotonic()
+        region: LiveRegion | None = None
+
+        def begin(run: CellRun) -> None:
+            nonlocal region
+            if self._has_front_end:
+                region = LiveRegion(
+                    self.shell.display_pub, lambda: self._live(run, started), OUTPUT_INTERVAL_S
+                )
+                region.open(_REGION_DELAY_S)
+
+        unsubscribe = self.session.record.subscribe(lambda _: region and region.nudge())
+        try:
+            result = self.session.run_cell(
+                cell,
+                ranks,
+                number=self.shell.execution_count,
+                magic_line=f"%%ddp {line}".rstrip(),
+                transform=self.shell.transform_cell,
+                started=begin,
+            )
+        finally:
+            unsubscribe()
+            if region is not None and sys.exc_info()[0] is not None:
+                region.close({"text/plain": ""})
+        self._show_result(result, region, time.monotonic() - started)
+
+    def _show_result(self, result: CellResult, region: LiveRegion | None, elapsed_s: float) -> None:
+        publisher = self.shell.display_pub
+        first = traceback_bundle(result.tracebacks) if result.tracebacks else None
+        if region is not None:
+            # The region stands above everything else this cell shows.
+            region.close(first or {"text/plain": f"finished in {elapsed_s:.1f} s"})
+        if first is not None and (region is None or not region.shown):
+            publisher.publish(data=first, metadata={})
+        show_outputs(publisher, result.outputs)
+        if result.withheld_bytes:
+            self._say(withheld_text(result.withheld_bytes))
+        result.raise_for_error()
+
+    def _live(self, run: CellRun, started: float) -> dict[str, str]:
+        board = self.session.status()
+        trouble = board.snapshot.with_status(Status.DEAD, Status.FAILED)
+        silent = any(row.silent for row in board.rows)
+        elapsed_s = time.monotonic() - started
+        # Where the ranks are is shown as soon as one is in trouble, or one may wonder.
+        show_board = bool(trouble) or silent or (elapsed_s > 3 and len(board.rows) <= FOLD_FROM)
+        done = [r for r in run.ranks if r not in run.pending]
+        text = f"running {elapsed_s:.0f} s"
+        if done and run.pending:
+            text += f" · {name_ranks(done)} finished"
+        return live_bundle(run.live_groups(), board if show_board else None, text)
+
+    # -- inside ------------------------------------------------------------------------
+
+    def _verb(self, parser: Parser, line: str, act: Any) -> Any:
+        try:
+            return act(parser.read(line))
+        except _HelpShown:
+            return None
+        except UsageMistake as mistake:
+            raise UsageError(str(mistake)) from None
+
+    def _ranks(self, args: argparse.Namespace) -> Ranks | None:
+        if args.ranks is None:
+            return None
+        world_size = self.session.record.snapshot.world_size
+        if not self.session.running:
+            return None  # the verb itself says what is missing
+        try:
+            return parse_ranks(args.ranks, world_size)
+        except ValueError as error:
+            raise UsageMistake(str(error)) from None
+
+    def _require_ranks(self, verb: str) -> None:
+        self.session.require(verb)
+
+    @property
+    def _has_front_end(self) -> bool:
+        return getattr(self.shell, "kernel", None) is not None
+
+    def _say(self, text: str) -> None:
+        print(text)  # noqa: T201  # the cell's output is where it belongs
+
+    def _open_board(self) -> None:
+        """A live board in this cell; an earlier one stays as it is."""
+        self._close_board(None)
+        if not self._has_front_end:
+            return
+        region = LiveRegion(
+            self.shell.display_pub, lambda: board_bundle(self.session.status()), BOARD_INTERVAL_S
+        )
+        self._board_region = region
+        self.displays.board_is_live()
+        region.open(delay_s=0.02)  # not the board of the session before
+
+    def _close_board(self, final: Board | None) -> None:
+        region, self._board_region = self._board_region, None
+        if region is not None:
+            region.close(board_bundle(final) if final is not None else None)
+
+    def _nudge_board(self) -> None:
+        if self._board_region is not None:
+            self._board_region.nudge()

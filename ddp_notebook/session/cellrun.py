@@ -1,0 +1,159 @@
+"""One cell running on some ranks: who started, who finished how, and what they wrote."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_notebook.analysis.board import exit_text
+from ddp_notebook.analysis.output import OutputLog, group, group_live, split_errors
+from ddp_notebook.errors import CellFailed, DDPError
+from ddp_notebook.model import (
+    CellFinished,
+    CellStarted,
+    Event,
+    Output,
+    OutputGroup,
+    OutputKind,
+    Pulse,
+    RankExited,
+    Ranks,
+    format_ranks,
+    name_ranks,
+)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """How a cell ended. `error` is what the magic raises, None when every rank finished it."""
+
+    tracebacks: tuple[OutputGroup, ...]
+    outputs: tuple[OutputGroup, ...]
+    withheld_bytes: Mapping[int, int]
+    error: DDPError | None
+
+    def raise_for_error(self) -> None:
+        """Raise `error`, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+
+class CellRun:
+    """Folds the events of one cell; `done` when every rank finished it or died."""
+
+    def __init__(self, cell: int, ranks: Ranks) -> None:
+        self.cell = cell
+        self.ranks = ranks
+        self.started: set[int] = set()
+        self.finished: dict[int, CellFinished] = {}
+        self.died: dict[int, RankExited] = {}
+        self.lost: set[int] = set()
+        self.withheld: dict[int, int] = {}
+        self._logs = {rank: OutputLog() for rank in ranks}
+        self._lock = threading.Lock()
+        self.changes = 0
+        """Grows with every piece of output."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take in what concerns this cell."""
+        with self._lock:
+            for event in events:
+                if event.rank in self._logs:
+                    self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Output() if event.cell == self.cell:
+                self._logs[event.rank].add(event)
+                self.changes += 1
+            case CellStarted() if event.cell == self.cell:
+                self.started.add(event.rank)
+            case CellFinished() if event.cell == self.cell:
+                self.finished[event.rank] = event
+                if event.withheld_bytes:
+                    self.withheld[event.rank] = event.withheld_bytes
+            case Pulse() if event.cell == self.cell and event.withheld_bytes:
+                self.withheld[event.rank] = event.withheld_bytes
+                self.changes += 1
+            case RankExited() if event.rank not in self.finished:
+                self.died[event.rank] = event
+
+    @property
+    def pending(self) -> Ranks:
+        """Ranks that are still in the cell."""
+        over = self.finished.keys() | self.died.keys() | self.lost
+        return tuple(rank for rank in self.ranks if rank not in over)
+
+    @property
+    def done(self) -> bool:
+        """True when no rank is in the cell any more."""
+        return not self.pending
+
+    def live_groups(self) -> tuple[OutputGroup, ...]:
+        """The output so far, a rank that is only behind counted as equal."""
+        with self._lock:
+            return group_live({rank: log.items() for rank, log in self._logs.items()})
+
+    def last_words(self, rank: int) -> str:
+        """The last line `rank` wrote, empty when it wrote none."""
+        with self._lock:
+            items = self._logs[rank].items() if rank in self._logs else ()
+        streams = (OutputKind.STDOUT, OutputKind.STDERR)
+        text = "".join(item.text for item in items if item.what in streams).strip()
+        return text.splitlines()[-1] if text else ""
+
+    def result(self, interrupted: DDPError | None = None) -> CellResult:
+        """How it ended, or how it stands."""
+        with self._lock:
+            groups = group({rank: log.items() for rank, log in self._logs.items()})
+        tracebacks, outputs = split_errors(groups)
+        return CellResult(tracebacks, outputs, dict(self.withheld), interrupted or self._error())
+
+    def _error(self) -> DDPError | None:
+        lines = [*self._deaths(), *self._exceptions()]
+        if self.lost:
+            lines.append(f"{name_ranks(self.lost)} did not run the cell: the message was lost")
+        if not lines:
+            return None
+        failed = {r for r, f in self.finished.items() if f.outcome != "ok"}
+        bad = tuple(sorted(failed | self.died.keys() | self.lost))
+        good = tuple(rank for rank in self.ranks if rank not in bad)
+        if good:
+            lines.append(f"{name_ranks(good)} finished")
+        return CellFailed("; ".join(lines) + ".", bad)
+
+    def _deaths(self) -> list[str]:
+        lines = []
+        for rank, exited in sorted(self.died.items()):
+            words = exited.last_words.strip().splitlines()
+            said = f" (last words: {words[-1].strip()})" if words else ""
+            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{said}")
+        if self.died:
+            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(self.died)}")
+        return lines
+
+    def _exceptions(self) -> list[str]:
+        same: dict[str, list[int]] = {}
+        for rank, finished in self.finished.items():
+            if finished.outcome == "interrupted":
+                same.setdefault("was interrupted", []).append(rank)
+            elif finished.outcome == "error":
+                first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
+                line = f" (cell line {finished.line})" if finished.line else ""
+                what = f"raised {finished.ename}{': ' if first else ''}{first[:200]}{line}"
+                same.setdefault(what, []).append(rank)
+        return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
+
+
+def check_cell(source: str, transform: Callable[[str], str]) -> bool:
+    """Compile a cell here, before any rank runs it; True when it has a top-level `await`.
+
+    Raises SyntaxError with the notebook's own line numbers (the magic is line 1).
+    """
+    tree = ast.parse(transform(source), "<cell>", "exec")
+    ast.increment_lineno(tree, 1)
+    code = compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return bool(code.co_flags & inspect.CO_COROUTINE)

@@ -1,0 +1,470 @@
+"""The session: one method per verb. Usable without a notebook."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.analysis.board import board
+from ddp_notebook.bench import stats
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.errors import (
+    CellInterrupted,
+    DDPError,
+    NoSession,
+    SessionLost,
+    SetupFailed,
+    UsageMistake,
+)
+from ddp_notebook.launch.client import ForkServerClient, can_fork
+from ddp_notebook.launch.devices import plan_devices, visible_gpus
+from ddp_notebook.model import (
+    BenchResult,
+    Board,
+    Event,
+    Progress,
+    RankExited,
+    Ranks,
+    Status,
+    format_ranks,
+    name_ranks,
+)
+from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell
+from ddp_notebook.session.options import InitOptions, cores
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.setup import Processes, sweep_stale_folders
+
+INTERRUPT_GRACE_S = 0.7
+"""How long interrupted ranks may take to stop before control goes back without them."""
+_RESEND_AFTER_S = 2.0
+_VALUE_TIMEOUT_S = 60.0
+
+RunCode = Callable[[int], str]
+
+
+class Session:
+    """Ranks, and what can be done with them.
+
+    `on_change` callbacks are called, from any thread, whenever something new is known;
+    they must be quick.
+    """
+
+    def __init__(self) -> None:
+        self.record = Record()
+        self.current: CellRun | None = None
+        """The cell that runs, or the last one that ran."""
+        self._processes: Processes | None = None
+        self._fork_server: ForkServerClient | None = None
+        self._gpus: tuple[str, ...] | None = None
+        self._cells = itertools.count(1)
+        self._lock = threading.RLock()
+        self._lost_reason = ""
+        self.record.subscribe(self._watch)
+
+    # -- starting ----------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Start the fork server in the background, so that `init` finds torch loaded."""
+
+        def work() -> None:
+            sweep_stale_folders()
+            self._gpus = visible_gpus()
+
+        if can_fork():
+            self._warm_fork_server("fork")
+        threading.Thread(target=work, name="ddp-warm", daemon=True).start()
+
+    def init(self, options: InitOptions) -> Board:
+        """Start the ranks and bring torch.distributed up; returns when it is verified.
+
+        Raises UsageMistake when it cannot work as asked, SetupFailed when a rank failed
+        (nothing is left running then), KeyboardInterrupt when interrupted (likewise).
+        """
+        if self._processes is not None and not self._lost_reason:
+            raise UsageMistake(
+                f"{self.record.snapshot.world_size} ranks are running already. "
+                "Fresh ranks: %ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
+            )
+        self._close_processes()
+        available = self._gpus if self._gpus is not None else visible_gpus()
+        devices = plan_devices(
+            options.world_size, options.device, options.backend, options.gpus, available
+        )
+        self._lost_reason = ""
+        self.current = None
+        self.record.begin(
+            options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
+        )
+        mode = _launch_mode(options.launcher)
+        try:
+            fork_server = self._warm_fork_server(mode)
+            fork_server.ready.result(options.timeout_s + 60)
+            self._fork_server = None  # from now on it is this session's, and ends with it
+            self._processes = Processes(options, devices, fork_server, self.record, self._lose)
+            self._processes.start()
+        except (DDPError, OSError, KeyboardInterrupt) as error:
+            failed = self.status()
+            self._close_processes()
+            self.record.note(ended="set-up did not finish.")
+            if isinstance(error, SetupFailed):
+                raise SetupFailed(
+                    f"{error}\nNothing is left running. Try again with %ddp_init.", failed
+                ) from None
+            raise
+        return self.status()
+
+    def _warm_fork_server(self, mode: str) -> ForkServerClient:
+        with self._lock:
+            warm = self._fork_server
+            if warm is not None and (not warm.alive or warm.mode != mode):
+                warm.close()
+                warm = None
+            if warm is None:
+                warm = self._fork_server = ForkServerClient(mode)
+            return warm
+
+    # -- looking -----------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """True while there are ranks."""
+        return self._processes is not None
+
+    def status(self) -> Board:
+        """The board now."""
+        return board(self.record.snapshot)
+
+    def output(self, rank: int, log: bool = False) -> str:
+        """All that `rank` wrote in the last cell whose output was too long to show.
+
+        With `log`, what the rank's process wrote beside Python: messages of C code.
+        """
+        processes = self._need("%ddp_output")
+        self._check_ranks((rank,))
+        path = processes.log_file(rank) if log else self._spooled(processes, rank)
+        return path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
+
+    def _spooled(self, processes: Processes, rank: int) -> Path | None:
+        files = processes.spool.glob(f"rank-{rank}-cell-*.txt")
+        return max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    # -- cells -------------------------------------------------------------------------
+
+    def run_cell(
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        *,
+        number: int | None = None,
+        magic_line: str = "%%ddp",
+        transform: Callable[[str], str] = str,
+        started: Callable[[CellRun], None] | None = None,
+    ) -> CellResult:
+        """Run a cell on ranks and wait until each has finished it or died.
+
+        `number` is the notebook's prompt number, `magic_line` the cell's first line (for
+        tracebacks), `transform` turns IPython's syntax into Python's for the check that
+        comes first. Raises SyntaxError and UsageMistake before any rank runs; what goes
+        wrong on ranks, or an interrupt, is in the result's `error`.
+        """
+        self._need("%%ddp")
+        is_async = check_cell(source, transform)
+        members = self._idle_ranks(ranks, "%%ddp")
+        cell = next(self._cells)
+        run = self.current = CellRun(cell, members)
+        function = "start_async" if is_async else "run"
+        arguments = (cell, number or cell, magic_line, source)
+        code = (
+            "__import__('ddp_notebook.agent.cells', fromlist=['cells'])"
+            f".{function}{arguments!r}"
+        )
+        try:
+            if started is not None:
+                started(run)
+            self._run(run, lambda _: code)
+        except KeyboardInterrupt:
+            return run.result(self._interrupt(run))
+        if self._lost_reason:
+            return run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
+        return run.result()
+
+    def _run(self, run: CellRun, code: RunCode) -> None:
+        processes = self._need("%%ddp")
+        replies = processes.cluster.execute(run.ranks, code)
+        sent_s = {rank: time.monotonic() for rank in run.ranks}
+        resent: set[int] = set()
+
+        def over() -> bool:
+            return run.done or bool(self._lost_reason)
+
+        while not self.record.wait_for(over, _RESEND_AFTER_S):
+            # A reply without a start: the engine dropped the message (it does after an
+            # interrupt, with status ok). Send it once more, then say it.
+            for rank in run.pending:
+                waited = time.monotonic() - sent_s[rank]
+                if rank in run.started or not replies[rank].done() or waited < _RESEND_AFTER_S:
+                    continue
+                if rank in resent:
+                    run.lost.add(rank)
+                else:
+                    resent.add(rank)
+                    sent_s[rank] = time.monotonic()
+                    replies.update(processes.cluster.execute((rank,), code))
+
+    def _interrupt(self, run: CellRun) -> CellInterrupted:
+        """Stop the cell on its ranks; control goes back whether they stop or not."""
+        processes = self._need("%%ddp")
+        deadline = time.monotonic() + INTERRUPT_GRACE_S
+        signalled: set[int] = set()
+        while run.pending and (left_s := deadline - time.monotonic()) > 0:
+            # Only a rank that is in the cell: one that is about to start it would lose it.
+            for rank in set(run.pending) & run.started - signalled:
+                processes.cluster.signal(rank, signal.SIGINT)
+                signalled.add(rank)
+            self.record.wait_for(lambda: run.done, min(left_s, 0.05))
+        pending = run.pending
+        lines = []
+        stopped = tuple(r for r, f in run.finished.items() if f.outcome == "interrupted")
+        if stopped:
+            lines.append(f"{name_ranks(stopped)} stopped")
+        finished = tuple(r for r, f in run.finished.items() if f.outcome != "interrupted")
+        if finished:
+            lines.append(f"{name_ranks(finished)} had finished")
+        if run.died:
+            lines.append(f"{name_ranks(run.died)} died")
+        for doing, ranks in self._doings(pending).items():
+            lines.append(f"{name_ranks(ranks)} still in {doing}")
+        if pending:
+            lines.append(
+                f"get {'it' if len(pending) == 1 else 'them'} back with "
+                f"%ddp_restart --ranks {format_ranks(pending)}"
+            )
+        return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", pending)
+
+    def _doings(self, ranks: Ranks) -> Mapping[str, list[int]]:
+        doings: dict[str, list[int]] = {}
+        states = self.record.snapshot.ranks
+        for rank in ranks:
+            doings.setdefault(states[rank].doing or "code without Python frames", []).append(rank)
+        return doings
+
+    # -- values ------------------------------------------------------------------------
+
+    def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
+        """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
+        processes = self._need("%ddp_push")
+        members = self._idle_ranks(ranks, "%ddp_push")
+        for name, value in values.items():
+            _check_name(name)
+            try:
+                pickle.dumps(value)
+            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+                raise UsageMistake(
+                    f"{name} is a {type(value).__name__}, which cannot be sent to the ranks: "
+                    f"{error}. Make it there instead: %%ddp, then {name} = ..."
+                ) from None
+        processes.cluster.push(members, values, _VALUE_TIMEOUT_S)
+        return members
+
+    def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
+        """The value of a variable: rank to value; tensors as NumPy unless `keep_tensors`.
+
+        Raises UsageMistake when a rank has no such variable or it cannot be sent.
+        """
+        processes = self._need("%ddp_pull")
+        members = self._idle_ranks(ranks, "%ddp_pull")
+        _check_name(name)
+        answers = processes.cluster.call(
+            members,
+            "ddp_notebook.agent.values:get",
+            lambda _: {"name": name, "keep_tensors": keep_tensors},
+        )
+        values, problems = {}, {}
+        for rank, answer in answers.items():
+            reply = _answer(answer)
+            if "error" in reply:
+                problems.setdefault(reply["error"], []).append(rank)
+            else:
+                values[rank] = reply["value"]
+        if problems:
+            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
+            raise UsageMistake(f"{name} cannot be pulled ({why}).")
+        return values
+
+    # -- ending and beginning again ----------------------------------------------------
+
+    def restart(self, ranks: Ranks | None = None) -> Board:
+        """Give `ranks` (all, by default) new processes and build the group anew.
+
+        The other ranks keep their processes and variables. Raises SetupFailed, and
+        UsageMistake when another rank is still in a cell that only a restart ends.
+        """
+        processes = self._need("%ddp_restart")
+        everyone = tuple(range(self.record.snapshot.world_size))
+        members = ranks if ranks is not None else everyone
+        self._check_ranks(members)
+        processes.stop(members)
+        self._await_survivors(tuple(r for r in everyone if r not in members), members)
+        processes.launch(members)
+        processes.bring_up()
+        return self.status()
+
+    def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
+        """Ranks that waited for a stopped one fail now; wait until they are idle."""
+
+        def busy() -> Ranks:
+            states = self.record.snapshot.ranks
+            return tuple(r for r in survivors if states[r].status is Status.RUNNING)
+
+        self.record.wait_for(lambda: not busy(), 2.0)
+        left = busy()
+        dead = self.record.snapshot.with_status(Status.DEAD)
+        others = tuple(r for r in dead if r not in stopped)
+        if left or others:
+            both = format_ranks((*stopped, *left, *others))
+            why = f"{name_ranks(left)} still in a cell" if left else f"{name_ranks(others)} dead"
+            raise UsageMistake(
+                f"The group needs every rank, and {why}. Restart them together: "
+                f"%ddp_restart --ranks {both}"
+            )
+
+    def shutdown(self) -> None:
+        """End the ranks and everything started for them. Does nothing when there is nothing."""
+        self._close_processes()
+        with self._lock:
+            warm, self._fork_server = self._fork_server, None
+        if warm is not None:
+            warm.close()
+        self.record.begin(0)
+
+    # -- measuring ---------------------------------------------------------------------
+
+    def bench(
+        self, plan: Plan, ranks: Ranks | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> BenchResult:
+        """Measure all_reduce on all ranks; `progress(done, total)` as it goes."""
+        processes = self._need("%ddp_bench")
+        members = self._idle_ranks(ranks, "%ddp_bench")
+
+        def watch(events: Sequence[Event]) -> None:
+            for event in events:
+                if isinstance(event, Progress) and event.rank == members[0] and progress:
+                    progress(event.done, event.total)
+
+        unsubscribe = self.record.subscribe(watch)
+        try:
+            device = processes.devices.device
+            answers = processes.cluster.call(
+                members,
+                "ddp_notebook.agent.tasks:bench",
+                lambda _: {"plan": plan.to_json(), "device": device},
+            )
+            per_rank = [_answer(answers[rank], 10 * plan.budget_s + 60) for rank in members]
+        finally:
+            unsubscribe()
+        return stats.summarise(per_rank, processes.devices.device, cores=cores())
+
+    # -- inside ------------------------------------------------------------------------
+
+    def require(self, verb: str) -> None:
+        """Raises NoSession or SessionLost when `verb` has no ranks to work on."""
+        self._need(verb)
+
+    def _need(self, verb: str) -> Processes:
+        if self._lost_reason:
+            raise SessionLost(f"{self._lost_reason} Start again: %ddp_init")
+        if self._processes is None:
+            raise NoSession(verb)
+        return self._processes
+
+    def _check_ranks(self, ranks: Ranks) -> None:
+        world_size = self.record.snapshot.world_size
+        for rank in ranks:
+            if not 0 <= rank < world_size:
+                raise UsageMistake(
+                    f"Rank {rank} does not exist: world size is {world_size}, so ranks are "
+                    f"0 to {world_size - 1}."
+                )
+
+    def _idle_ranks(self, ranks: Ranks | None, verb: str) -> Ranks:
+        """The ranks a verb is for. Raises UsageMistake when one of them cannot take it."""
+        states = self.record.snapshot.ranks
+        members = ranks if ranks is not None else tuple(range(len(states)))
+        self._check_ranks(members)
+        dead = tuple(r for r in members if states[r].status is Status.DEAD)
+        live = tuple(r for r in members if r not in dead)
+        others = f", or leave {'it' if len(dead) == 1 else 'them'} out: {verb} --ranks "
+        if dead:
+            raise UsageMistake(
+                f"{name_ranks(dead).capitalize()} dead. Bring back: "
+                f"%ddp_restart --ranks {format_ranks(dead)}"
+                + (others + format_ranks(live) if live else "")
+                + "."
+            )
+        busy = tuple(r for r in members if states[r].status is Status.RUNNING)
+        if busy:
+            doing = next(iter(self._doings(busy)))
+            raise UsageMistake(
+                f"{name_ranks(busy).capitalize()} still in an earlier cell ({doing}). "
+                f"Get back: %ddp_restart --ranks {format_ranks(busy)}, or wait: %ddp_status"
+            )
+        return members
+
+    def _watch(self, events: Sequence[Event]) -> None:
+        run = self.current
+        if run is None or not events:
+            return
+        told = [self._with_last_words(run, e) if isinstance(e, RankExited) else e for e in events]
+        run.take(told)
+
+    def _with_last_words(self, run: CellRun, event: RankExited) -> RankExited:
+        if event.last_words.strip():
+            return event
+        from dataclasses import replace
+
+        return replace(event, last_words=run.last_words(event.rank))
+
+    def _lose(self, reason: str) -> None:
+        """The session cannot go on (called from any thread)."""
+        if self._lost_reason:
+            return
+        self._lost_reason = reason
+        self.record.note(ended=reason)
+        self.record.add(())
+        threading.Thread(target=self._close_processes, name="ddp-close", daemon=True).start()
+
+    def _close_processes(self) -> None:
+        with self._lock:
+            processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
+
+
+def _answer(answer: Any, timeout_s: float = _VALUE_TIMEOUT_S) -> Any:
+    """The value of an answer from a rank. Raises UsageMistake when the rank raised."""
+    try:
+        return answer.get(timeout_s)
+    except (DDPError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever the rank raised, under its own name
+        raise UsageMistake(f"The rank could not answer: {error}") from None
+
+
+def _check_name(name: str) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageMistake(f"{name!r} is not the name of a variable.")
+
+
+def _launch_mode(launcher: str) -> str:
+    if launcher == "fork" and not can_fork():
+        raise UsageMistake(
+            "Ranks cannot be forked on this platform. Leave --launcher out: they start as processes."
+        )
+    return ("fork" if can_fork() else "process") if launcher == "auto" else launcher

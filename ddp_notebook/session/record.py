@@ -1,0 +1,72 @@
+"""What happened so far: events as they come, the state they add up to, and waiting for either."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddp_notebook.analysis.timeline import fold
+from ddp_notebook.model import Event, RankState, Snapshot
+
+
+class Record:
+    """The session's events folded into a snapshot; safe to use from any thread.
+
+    Subscribers are called with each batch of events, in order, on the thread that brought
+    them, and must be quick.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._snapshot = Snapshot()
+        self._subscribers: list[Callable[[Sequence[Event]], None]] = []
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The state now."""
+        with self._changed:
+            return replace(self._snapshot, taken_ns=time.monotonic_ns())
+
+    def begin(self, world_size: int, **fields: Any) -> None:
+        """Start over with `world_size` ranks of which nothing is known."""
+        with self._changed:
+            ranks = tuple(RankState(rank) for rank in range(world_size))
+            self._snapshot = Snapshot(ranks=ranks, **fields)
+            self._changed.notify_all()
+
+    def note(self, **fields: Any) -> None:
+        """Change what the session itself decides: backend, notes, ended."""
+        with self._changed:
+            self._snapshot = replace(self._snapshot, **fields)
+            self._changed.notify_all()
+        self._tell(())
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Take events in."""
+        with self._changed:
+            self._snapshot = fold(self._snapshot, events)
+        self._tell(events)
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `predicate` holds, looking again after each change; what it said last."""
+        with self._changed:
+            return self._changed.wait_for(predicate, timeout_s)
+
+    def subscribe(self, subscriber: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
+        """Call `subscriber` with new events; returns what ends that."""
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for subscriber in tuple(self._subscribers):
+            subscriber(events)

@@ -1,0 +1,142 @@
+"""ANSI escape codes in text a rank wrote: taken out, or turned into HTML.
+
+Colours are written as CSS variables on spans of class ``ddp-fg`` and ``ddp-bg``; the style
+sheet in `views.html` mixes them with the theme's text colour, so that a dark green is
+readable on a dark page too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html import escape
+
+_ESCAPE = re.compile(
+    r"\x1b\[(?P<codes>[0-?]*)[ -/]*(?P<final>[@-~]|$)"  # CSI: colours, cursor; or cut at the end
+    r"|\x1b[\]P^_][^\x07\x1b]*(?:\x07|\x1b\\|$)"  # OSC and its like: titles, hyperlinks
+    r"|\x1b[ -/]*[0-~]?"  # two-character escapes, and an ESC that is none
+)
+
+_LONGEST_LOOK_BACK = 64
+"""How far before a cut an escape code may begin and still be noticed, in characters."""
+
+# JupyterLab's own sixteen, so that a traceback looks as it does elsewhere in the notebook.
+_BASIC = (
+    *("#3e424d", "#e75c58", "#00a250", "#ddb62b", "#208ffb", "#d160c4", "#60c6c8", "#c5c1b4"),
+    *("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#258f8f", "#a1a6b2"),
+)
+_CUBE = (0, 95, 135, 175, 215, 255)
+
+_RESETS: dict[int, dict[str, str | bool]] = {
+    22: {"bold": False},
+    23: {"italic": False},
+    24: {"underline": False},
+    39: {"fg": ""},
+    49: {"bg": ""},
+}
+_SETS: dict[int, dict[str, str | bool]] = {
+    1: {"bold": True},
+    3: {"italic": True},
+    4: {"underline": True},
+    **{30 + n: {"fg": _BASIC[n]} for n in range(8)},
+    **{90 + n: {"fg": _BASIC[8 + n]} for n in range(8)},
+    **{40 + n: {"bg": _BASIC[n]} for n in range(8)},
+    **{100 + n: {"bg": _BASIC[8 + n]} for n in range(8)},
+    **_RESETS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """How the text that follows looks. Colours are ``#rrggbb``, or empty for the theme's."""
+
+    bold: bool = False
+    italic: bool = False
+    underline: bool = False
+    fg: str = ""
+    bg: str = ""
+
+    def write(self, text: str) -> str:
+        """`text`, escaped, in a span if it is anything but plain."""
+        body = escape(text, quote=False)
+        names = {
+            "ddp-fg": self.fg,
+            "ddp-bg": self.bg,
+            "ddp-bold": self.bold,
+            "ddp-italic": self.italic,
+            "ddp-underline": self.underline,
+        }
+        classes = " ".join(name for name, on in names.items() if on)
+        colours = ((name, colour) for name, colour in (("fg", self.fg), ("bg", self.bg)) if colour)
+        style = ";".join(f"--ddp-{name}:{colour}" for name, colour in colours)
+        if not classes or not body:
+            return body
+        inline = f' style="{style}"' if style else ""
+        return f'<span class="{classes}"{inline}>{body}</span>'
+
+
+def strip_ansi(text: str) -> str:
+    """`text` without its escape codes."""
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
+
+
+def ansi_to_html(text: str) -> str:
+    """`text` escaped for HTML, its colours and its bold, italic and underlined parts as spans.
+
+    Every other escape code is dropped. Spans do not nest and are always closed.
+    """
+    if "\x1b" not in text:
+        return escape(text, quote=False)
+    parts: list[str] = []
+    pen, end = _Pen(), 0
+    for match in _ESCAPE.finditer(text):
+        parts.append(pen.write(text[end : match.start()]))
+        end = match.end()
+        if match["final"] == "m":
+            pen = _apply(pen, match["codes"])
+    parts.append(pen.write(text[end:]))
+    return "".join(parts)
+
+
+def after_escape(text: str, cut: int) -> int:
+    """Where to begin instead of at `cut`, so as not to begin in the middle of an escape code."""
+    start = text.rfind("\x1b", max(0, cut - _LONGEST_LOOK_BACK), cut)
+    match = _ESCAPE.match(text, start) if start >= 0 else None
+    return max(cut, match.end()) if match else cut
+
+
+def _apply(pen: _Pen, codes: str) -> _Pen:
+    """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
+    numbers = iter([int(c) if c.isdecimal() and len(c) < 4 else -1 for c in codes.split(";")])
+    if not codes:
+        return _Pen()
+    for number in numbers:
+        if number == 0:
+            pen = _Pen()
+        elif number in (38, 48):
+            colour = _extended(numbers)
+            if colour:
+                pen = replace(pen, fg=colour) if number == 38 else replace(pen, bg=colour)
+        elif number in _SETS:
+            pen = replace(pen, **_SETS[number])  # type: ignore[arg-type]
+    return pen
+
+
+def _extended(numbers: Iterator[int]) -> str:
+    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty where it is not one."""
+    mode = next(numbers, -1)
+    values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]
+    if not values or not all(0 <= value <= 255 for value in values):
+        return ""
+    return _palette(values[0]) if mode == 5 else "#{:02x}{:02x}{:02x}".format(*values)
+
+
+def _palette(index: int) -> str:
+    """Colour `index` of the terminal's 256: the basic ones, a 6x6x6 cube, a ramp of greys."""
+    if index < 16:
+        return _BASIC[index]
+    if index >= 232:
+        return f"#{8 + 10 * (index - 232):02x}" + 2 * f"{8 + 10 * (index - 232):02x}"
+    cube = index - 16
+    return "#" + "".join(f"{_CUBE[cube // step % 6]:02x}" for step in (36, 6, 1))

@@ -1,0 +1,99 @@
+"""A region of a cell's output that is painted again when something changes.
+
+Painted from a thread of its own, so that it moves while a cell blocks the kernel, and
+after the cell has ended too. Nothing is sent when nothing changed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Render = Callable[[], Mapping[str, str]]
+"""Makes the MIME bundle to show now."""
+
+BOARD_INTERVAL_S = 0.1
+"""A board is painted at most ten times a second, whatever the number of ranks."""
+OUTPUT_INTERVAL_S = 0.02
+"""Output may be painted more often: what a rank prints should be seen at once."""
+_COST_FACTOR = 8
+
+
+class LiveRegion:
+    """One region, alive from `open` to `close`.
+
+    `render` is called on the painter's thread. Paintings are `interval_s` apart, or eight
+    times as long as painting takes, whichever is more.
+    """
+
+    def __init__(self, publisher: Any, render: Render, interval_s: float) -> None:
+        self._publisher = publisher
+        self._render = render
+        self._interval_s = interval_s
+        self._display_id = uuid.uuid4().hex
+        self._shown: Mapping[str, str] | None = None
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def shown(self) -> bool:
+        """True once something is in the notebook."""
+        return self._shown is not None
+
+    def open(self, delay_s: float = 0.0) -> None:
+        """Start painting, after `delay_s`: a cell that is over by then needs no region."""
+        if delay_s == 0.0:
+            self.paint()
+        self._thread = threading.Thread(
+            target=self._paint_loop, args=(delay_s,), name="ddp-painter", daemon=True
+        )
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Something may have changed (any thread; quick)."""
+        self._wake.set()
+
+    def close(self, final: Mapping[str, str] | None = None) -> None:
+        """Stop painting; show `final` in the region's place if anything was shown."""
+        self._closed = True
+        self._wake.set()
+        with self._lock:
+            if final is not None and self._shown is not None:
+                self._publish(final)
+
+    def paint(self) -> None:
+        """Show what is to be shown now, if it differs from what is shown."""
+        with self._lock:
+            if self._closed:
+                return
+            bundle = self._render()
+            if bundle != self._shown:
+                self._publish(bundle)
+
+    def _publish(self, bundle: Mapping[str, str]) -> None:
+        self._publisher.publish(
+            data=dict(bundle),
+            metadata={},
+            transient={"display_id": self._display_id},
+            update=self._shown is not None,
+        )
+        self._shown = bundle
+
+    def _paint_loop(self, delay_s: float) -> None:
+        if delay_s:
+            time.sleep(delay_s)
+        while not self._closed:
+            started = time.monotonic()
+            self._wake.clear()
+            self.paint()
+            cost_s = time.monotonic() - started
+            # A quiet region is looked at once a second: silence is news too.
+            rest_s = max(self._interval_s, _COST_FACTOR * cost_s)
+            if not self._closed:
+                time.sleep(rest_s)
+                self._wake.wait(1.0)

@@ -1,0 +1,110 @@
+"""How IPython shows our values, and how a cell's output from ranks becomes notebook output."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.model import (
+    BenchResult,
+    Board,
+    OutputGroup,
+    OutputKind,
+    format_bytes,
+    name_ranks,
+)
+from ddp_notebook.views import bench, html, plots, text
+
+_STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
+
+
+def board_bundle(board: Board) -> dict[str, str]:
+    """A board as text and as HTML."""
+    return {"text/plain": text.board(board), "text/html": html.board(board)}
+
+
+def bench_bundles(result: BenchResult) -> list[dict[str, Any]]:
+    """A benchmark as a figure and as a table."""
+    buffer = io.BytesIO()
+    plots.all_reduce_figure(result).savefig(buffer, format="png", dpi=100)
+    table = bench.table_text(result)
+    return [
+        {"image/png": _base64(buffer.getvalue()), "text/plain": f"<figure: {bench.title(result)}>"},
+        {"text/plain": table, "text/html": bench.table_html(result)},
+    ]
+
+
+def _base64(data: bytes) -> str:
+    import base64
+
+    return base64.b64encode(data).decode("ascii")
+
+
+def live_bundle(groups: Sequence[OutputGroup], board: Board | None, doing: str) -> dict[str, str]:
+    """A running cell: what the ranks wrote so far, and what they do."""
+    board_html = html.board(board) if board is not None else ""
+    return {
+        "text/plain": f"{text.outputs(groups)}\n{doing}",
+        "text/html": html.live(groups, board_html, doing),
+    }
+
+
+def show_outputs(publisher: Any, groups: Sequence[OutputGroup]) -> None:
+    """Put the ranks' output into the notebook as its own kind: streams as streams, figures as figures."""
+    for group in groups:
+        sys.stdout.write(f"── {name_ranks(group.ranks)} ──\n")
+        for item in group.items:
+            if item.what in _STREAM_OF:
+                stream = getattr(sys, _STREAM_OF[item.what])
+                stream.write(item.text if item.text.endswith("\n") else item.text + "\n")
+                stream.flush()
+            elif item.data:
+                sys.stdout.flush()
+                publisher.publish(data=dict(item.data), metadata=dict(item.metadata))
+    sys.stdout.flush()
+
+
+def traceback_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
+    """Each distinct traceback once, named by its ranks."""
+    parts = [
+        f"── {name_ranks(group.ranks)} ──\n" + "\n".join(item.text for item in group.items)
+        for group in groups
+    ]
+    return {"text/plain": "\n\n".join(parts)}
+
+
+def withheld_text(withheld_bytes: Mapping[int, int]) -> str:
+    """How much more output there was, and how to get it."""
+    lines = [
+        f"Rank {rank} wrote {format_bytes(count)} more. All of it: %ddp_output --ranks {rank}"
+        for rank, count in sorted(withheld_bytes.items())
+    ]
+    return "\n".join(lines)
+
+
+class Displays:
+    """Registers how our values are shown in one shell. Knows which board is already live."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._live_in: int | None = None
+
+    def register(self) -> None:
+        """Tell IPython how to show a board and a benchmark."""
+        formatter = self._shell.display_formatter.ipython_display_formatter
+        formatter.for_type(Board, self._show_board)
+        formatter.for_type(BenchResult, self._show_bench)
+
+    def board_is_live(self) -> None:
+        """The running cell shows its board already; its value need not be shown again."""
+        self._live_in = self._shell.execution_count
+
+    def _show_board(self, board: Board) -> None:
+        if self._live_in != self._shell.execution_count:
+            self._shell.display_pub.publish(data=board_bundle(board), metadata={})
+
+    def _show_bench(self, result: BenchResult) -> None:
+        for bundle in bench_bundles(result):
+            self._shell.display_pub.publish(data=bundle, metadata={})
