@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -184,8 +184,7 @@ class IPyParallelCluster:
     def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
         """Run code in the IPython of ranks, silently: no history, no output of its own."""
         return {
-            rank: self._client[rank].execute(code(rank), silent=True, block=False)
-            for rank in ranks
+            rank: self._client[rank].execute(code(rank), silent=True, block=False) for rank in ranks
         }
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
@@ -278,7 +277,7 @@ def rank_environment(
 
 def loopback_interface() -> str:
     """Name of the loopback interface, empty when there is none by a usual name."""
-    names = {"lo", "lo0"}
-    with contextlib.suppress(OSError):
-        return next((n for n in os.listdir("/sys/class/net") if n in names), "")
-    return ""
+    names = (
+        {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
+    )
+    return next((name for name in ("lo", "lo0") if name in names), "")

@@ -1,4 +1,4 @@
-"""The session's ear: receives what the ranks' beacons send, on a socket only this user can reach."""
+"""The session's ear: receives what beacons send, on a socket that only this user can reach."""
 
 from __future__ import annotations
 

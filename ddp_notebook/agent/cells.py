@@ -42,6 +42,8 @@ class CellRunner:
         self._replace_streams()
         self._replace_displays()
         self._replace_compiler()
+        # Libraries take this entry for a front end of the rank's own: tqdm would draw widgets.
+        shell.config.pop("IPKernelApp", None)
         shell.user_ns_hidden[_RESULT_NAME] = None
         shell.user_ns[_RESULT_NAME] = self.show_result
         self.voice.collect = self.relay.collect
@@ -225,7 +227,7 @@ def attach() -> CellRunner:
     """Put our ends to this rank's shell, once."""
     global _runner
     if _runner is None:
-        _runner = CellRunner(get_ipython())  # type: ignore[no-untyped-call]
+        _runner = CellRunner(get_ipython())
     return _runner
 
 

@@ -140,7 +140,9 @@ class Relay:
         """A rich display, a result or a traceback, after everything written before it."""
         with self._lock:
             self.collect()
-            size = sum(len(v) if isinstance(v, str) else 64 for v in fields.get("data", {}).values())
+            size = sum(
+                len(v) if isinstance(v, str) else 64 for v in fields.get("data", {}).values()
+            )
             size += len(fields.get("text", ""))
             if size > LIMIT_BYTES * 10 or self._sent_bytes > LIMIT_BYTES:
                 self.withheld_bytes += size
@@ -149,16 +151,17 @@ class Relay:
             self._beacon.emit(Output, cell=self.cell, **fields)
 
     def _collect_written(self) -> None:
-        written, pieces, what = self.written, [], None
+        written, pieces = self.written, list[str]()
+        what = OutputKind.STDOUT
         while written:
             kind, text = written.popleft()
             if kind is not what and pieces:
-                self._send_text(what, "".join(pieces))  # type: ignore[arg-type]
+                self._send_text(what, "".join(pieces))
                 pieces = []
             what = kind
             pieces.append(text)
         if pieces:
-            self._send_text(what, "".join(pieces))  # type: ignore[arg-type]
+            self._send_text(what, "".join(pieces))
 
     def _collect_log(self) -> None:
         """What C code, subprocesses and forked workers wrote to the process's own streams."""

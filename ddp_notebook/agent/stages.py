@@ -52,7 +52,7 @@ class Plan:
 
 
 def bring_up(plan: Mapping[str, Any]) -> bool:
-    """Go through the stages after the launch; False when one failed (it was told to the session)."""
+    """Go through the stages after the launch; False when one failed (the session was told)."""
     steps = Bringup(Plan(**plan))
     cells.attach()
     torch_private.forget_groups()

@@ -44,9 +44,7 @@ def forget_groups() -> None:
     update = getattr(distributed_c10d, "_update_default_pg", None)
     if update is not None:
         update(None)
-    unregister = getattr(
-        distributed_c10d, "_unregister_all_process_groups", None
-    )
+    unregister = getattr(distributed_c10d, "_unregister_all_process_groups", None)
     if unregister is not None:
         unregister()
 

@@ -15,7 +15,7 @@ def get(name: str, keep_tensors: bool) -> dict[str, Any]:
     Unless `keep_tensors`, tensors become NumPy arrays (bfloat16 as float32), also inside
     lists, tuples and dicts: the notebook kernel need not have torch loaded.
     """
-    names = get_ipython().user_ns  # type: ignore[no-untyped-call]
+    names = get_ipython().user_ns
     if name not in names:
         return {"error": "there is no such variable"}
     value = names[name]

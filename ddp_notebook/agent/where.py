@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 CELL_NAME = re.compile(r"<ddp cell (\d+)>")
@@ -14,8 +15,8 @@ CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 _LIBRARY = (
     "/site-packages/",
     "/dist-packages/",
-    os.path.dirname(os.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    f"{Path(os.__file__).parent}{os.sep}",
+    f"{Path(__file__).parent.parent}{os.sep}",
 )
 # What a rank is found in when it waits for others, by torch's own function names.
 _WAITING_IN = (

@@ -25,9 +25,7 @@ SILENT_AFTER_S = 2.0
 def board(snapshot: Snapshot) -> Board:
     """The board of `snapshot`, as old as the snapshot is."""
     rows = _rows(snapshot)
-    return Board(
-        headline=headline(snapshot), rows=rows, notes=_notes(snapshot), snapshot=snapshot
-    )
+    return Board(headline=headline(snapshot), rows=rows, notes=_notes(snapshot), snapshot=snapshot)
 
 
 def headline(snapshot: Snapshot) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_notebook.model import Output, OutputGroup, OutputItem, OutputKind, Ranks
 
+_ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+_SHORT = 20_000
+"""Longer text is compared as it is."""
 _STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 
 
@@ -34,9 +38,7 @@ class OutputLog:
             self._add_text(output)
             return
         self._join()
-        item = OutputItem(
-            output.what, output.text, output.data, output.metadata, output.display_id
-        )
+        item = OutputItem(output.what, output.text, output.data, output.metadata, output.display_id)
         if output.update:
             self._replace_display(item)
         else:
@@ -92,21 +94,32 @@ def _overwrite(line: str) -> str:
 def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
     """Output that is equal shown once, in the order of the first rank; ranks without any left out.
 
-    Display ids differ between ranks that show the same, and do not count.
+    Display ids and memory addresses differ between ranks that show the same: they do not count.
     """
-    groups: dict[int, tuple[list[int], tuple[OutputItem, ...]]] = {}
-    firsts: list[int] = []
+    groups: list[tuple[list[int], tuple[OutputItem, ...], object]] = []
     for rank in sorted(logs):
-        items = tuple(replace(item, display_id="") for item in logs[rank])
+        items = tuple(logs[rank])
         if not items:
             continue
-        same = next((f for f in firsts if groups[f][1] == items), None)
+        essence = tuple(_essence(item) for item in items)
+        same = next((members for members, _, other in groups if other == essence), None)
         if same is None:
-            firsts.append(rank)
-            groups[rank] = ([rank], items)
+            groups.append(([rank], items, essence))
         else:
-            groups[same][0].append(rank)
-    return tuple(OutputGroup(tuple(groups[f][0]), groups[f][1]) for f in firsts)
+            same.append(rank)
+    return tuple(OutputGroup(tuple(members), items) for members, items, _ in groups)
+
+
+def _essence(item: OutputItem) -> object:
+    """What must be equal for two items to count as the same."""
+    data = {kind: _without_addresses(value) for kind, value in item.data.items()}
+    return item.what, _without_addresses(item.text), data
+
+
+def _without_addresses(value: object) -> object:
+    if not isinstance(value, str) or len(value) > _SHORT or "0x" not in value:
+        return value
+    return _ADDRESS.sub("0x", value)
 
 
 def group_live(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:

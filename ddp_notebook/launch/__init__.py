@@ -1,8 +1,8 @@
-"""Starting processes: the fork server, what runs in its children, and ipyparallel's launchers on it.
+"""Starting processes: the fork server, what its children do, ipyparallel's launchers on it.
 
-    forkserver.py  the process that forks ranks (or starts them as ordinary processes)
-    child.py       the first things a child does
-    client.py      the session's end of the fork server
-    engine.py      ipyparallel's engine and controller as functions a child can be told to call
-    launchers.py   ipyparallel launchers that start them there
+forkserver.py  the process that forks ranks (or starts them as ordinary processes)
+child.py       the first things a child does
+client.py      the session's end of the fork server
+engine.py      ipyparallel's engine and controller as functions a child can be told to call
+launchers.py   ipyparallel launchers that start them there
 """

@@ -35,7 +35,7 @@ def die_with_parent(parent_pid: int) -> None:
 def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     """Turn this process into the one `spec` describes: session, output, environment, folder."""
     if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
-        os.setsid()  # a terminal's Ctrl-C is for the notebook; and what a rank starts is known by it
+        os.setsid()  # Ctrl-C in a terminal is the notebook's; what a rank starts is known by it
     die_with_parent(parent_pid)
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -71,7 +71,7 @@ def run(spec: Mapping[str, Any]) -> NoReturn:
             call(name, arguments)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # the last frame of a process: say it in the log and leave
+    except BaseException:  # noqa: BLE001  # the process ends here: say why in its log
         traceback.print_exc()
         code = 1
     finally:

@@ -51,7 +51,7 @@ _BOOT = (
 
 
 def can_fork() -> bool:
-    """True where ranks can be forked: not on Windows, and not on macOS, where frameworks forbid it."""
+    """True where ranks can be forked: not on Windows, nor on macOS, whose frameworks forbid it."""
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
@@ -180,7 +180,8 @@ class ForkServerClient:
             handlers, self._lost_handlers = self._lost_handlers, []
             waiting = [*self._spawned.values()]
         lost = SessionLost("The fork server that starts ranks is gone. Start again: %ddp_init")
-        for future in (self.ready, *waiting):
+        futures: list[Future[Any]] = [self.ready, *waiting]
+        for future in futures:
             if not future.done():
                 future.set_exception(lost)
         for handler in handlers:

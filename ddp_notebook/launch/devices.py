@@ -30,7 +30,7 @@ class DevicePlan:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs a rank may be given, as nvidia-smi numbers them (or as CUDA_VISIBLE_DEVICES says)."""
+    """The GPUs a rank may be given: as CUDA_VISIBLE_DEVICES says, or nvidia-smi numbers them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))

@@ -1,4 +1,4 @@
-"""ipyparallel's engine and controller, as functions a child of the fork server can be told to call."""
+"""ipyparallel's engine and controller, as functions that a child can be told to call."""
 
 from __future__ import annotations
 

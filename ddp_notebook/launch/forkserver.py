@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ddp_notebook.launch import child
@@ -44,16 +45,13 @@ _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 def session_members(leader: int) -> list[int]:
     """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
     members = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if not entry.isdigit():
-            continue
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            with open(f"/proc/{entry}/stat", "rb") as stat:
-                fields = stat.read().rpartition(b")")[2].split()
+            fields = stat.read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue  # it ended meanwhile
         if int(fields[3]) == leader and fields[0] != b"Z":
-            members.append(int(entry))
+            members.append(int(stat.parent.name))
     return members
 
 
@@ -111,8 +109,7 @@ class ForkServer:
                 os.environ[name] = value
         gc.collect()
         gc.freeze()  # children share these pages until they write to them
-        tasks = "/proc/self/task"
-        threads = len(os.listdir(tasks)) if os.path.isdir(tasks) else 1
+        threads = len(list(Path("/proc/self/task").glob("*"))) or 1
         seconds = round(time.monotonic() - started, 3)
         self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
 

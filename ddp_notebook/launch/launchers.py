@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ipyparallel.cluster import launcher as ipp
@@ -23,17 +24,18 @@ _POLL_S = 0.005
 
 
 class ForkServerMixin:
-    """Start, wait for and signal one child of the fork server, as ipyparallel asks of a launcher."""
+    """Start, wait for and signal one child of the fork server, as ipyparallel wants it."""
 
     entry = ""
     """The function the child calls with ipyparallel's arguments."""
+    state: str
     first_calls: list[Any]
     fork_server: ForkServerClient
     exited: Callable[[int, int], None]
 
     def start(self) -> None:
         """Start the child. Raises SessionLost or OSError."""
-        if self.state != "before":  # type: ignore[has-type]
+        if self.state != "before":
             raise ipp.ProcessStateError(f"already started: {self.state}")
         argv = self.find_args()[3:]  # type: ignore[attr-defined]  # without `python -m module`
         self._ended = threading.Event()
@@ -41,7 +43,7 @@ class ForkServerMixin:
         spec = {
             "calls": [*self.first_calls, [self.entry, {"argv": argv}]],
             "env": child_environment(self.get_env()),  # type: ignore[attr-defined]
-            "cwd": os.path.abspath(self.work_dir),  # type: ignore[attr-defined]
+            "cwd": str(Path(self.work_dir).resolve()),  # type: ignore[attr-defined]
             "log": self.output_file,  # type: ignore[attr-defined]
         }
         self.pid = self.fork_server.spawn(spec, self._on_exit)
@@ -102,8 +104,8 @@ class ForkServerControllerLauncher(ForkServerMixin, ipp.LocalControllerLauncher)
     async def get_connection_info(self, timeout: float | None = None) -> Mapping[str, Any]:
         """What clients and engines need to connect, as soon as it is written."""
         deadline = time.monotonic() + (self.connection_info_timeout if timeout is None else timeout)
-        paths = list(self.connection_files.values())
-        while not all(os.path.exists(path) and os.path.getsize(path) for path in paths):
+        paths = [Path(path) for path in self.connection_files.values()]
+        while not all(path.exists() and path.stat().st_size for path in paths):
             if self.poll() is not None:
                 raise RuntimeError(f"the ipyparallel controller ended with {self.poll()}")
             if time.monotonic() > deadline:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import keyword
 import pickle
-import signal
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis.board import board
 from ddp_notebook.bench import stats
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.errors import (
-    CellInterrupted,
     DDPError,
     NoSession,
     SessionLost,
@@ -37,16 +34,15 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell
+from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.setup import Processes, sweep_stale_folders
+from ddp_notebook.session.running import interrupt, run_to_end
 
-INTERRUPT_GRACE_S = 0.7
-"""How long interrupted ranks may take to stop before control goes back without them."""
-_RESEND_AFTER_S = 2.0
+if TYPE_CHECKING:
+    from ddp_notebook.session.setup import Processes
+
 _VALUE_TIMEOUT_S = 60.0
-
-RunCode = Callable[[int], str]
 
 
 class Session:
@@ -74,6 +70,9 @@ class Session:
         """Start the fork server in the background, so that `init` finds torch loaded."""
 
         def work() -> None:
+            # Imported here and not above: ipyparallel takes longer than %load_ext may.
+            from ddp_notebook.session.setup import sweep_stale_folders
+
             sweep_stale_folders()
             self._gpus = visible_gpus()
 
@@ -103,6 +102,8 @@ class Session:
             options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
         )
         mode = _launch_mode(options.launcher)
+        from ddp_notebook.session.setup import Processes
+
         try:
             fork_server = self._warm_fork_server(mode)
             fork_server.ready.result(options.timeout_s + 60)
@@ -147,7 +148,7 @@ class Session:
         With `log`, what the rank's process wrote beside Python: messages of C code.
         """
         processes = self._need("%ddp_output")
-        self._check_ranks((rank,))
+        check_ranks((rank,), self.record.snapshot)
         path = processes.log_file(rank) if log else self._spooled(processes, rank)
         return path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
 
@@ -174,95 +175,32 @@ class Session:
         comes first. Raises SyntaxError and UsageMistake before any rank runs; what goes
         wrong on ranks, or an interrupt, is in the result's `error`.
         """
-        self._need("%%ddp")
+        cluster = self._need("%%ddp").cluster
         is_async = check_cell(source, transform)
-        members = self._idle_ranks(ranks, "%%ddp")
+        members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
         cell = next(self._cells)
         run = self.current = CellRun(cell, members)
         function = "start_async" if is_async else "run"
         arguments = (cell, number or cell, magic_line, source)
-        code = (
-            "__import__('ddp_notebook.agent.cells', fromlist=['cells'])"
-            f".{function}{arguments!r}"
-        )
+        code = f"__import__('ddp_notebook.agent.cells', fromlist=['cells']).{function}{arguments!r}"
         try:
             if started is not None:
                 started(run)
-            self._run(run, lambda _: code)
+            run_to_end(run, code, cluster, self.record, lambda: bool(self._lost_reason))
         except KeyboardInterrupt:
-            return run.result(self._interrupt(run))
+            return run.result(interrupt(run, cluster, self.record))
         if self._lost_reason:
             return run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
         return run.result()
-
-    def _run(self, run: CellRun, code: RunCode) -> None:
-        processes = self._need("%%ddp")
-        replies = processes.cluster.execute(run.ranks, code)
-        sent_s = {rank: time.monotonic() for rank in run.ranks}
-        resent: set[int] = set()
-
-        def over() -> bool:
-            return run.done or bool(self._lost_reason)
-
-        while not self.record.wait_for(over, _RESEND_AFTER_S):
-            # A reply without a start: the engine dropped the message (it does after an
-            # interrupt, with status ok). Send it once more, then say it.
-            for rank in run.pending:
-                waited = time.monotonic() - sent_s[rank]
-                if rank in run.started or not replies[rank].done() or waited < _RESEND_AFTER_S:
-                    continue
-                if rank in resent:
-                    run.lost.add(rank)
-                else:
-                    resent.add(rank)
-                    sent_s[rank] = time.monotonic()
-                    replies.update(processes.cluster.execute((rank,), code))
-
-    def _interrupt(self, run: CellRun) -> CellInterrupted:
-        """Stop the cell on its ranks; control goes back whether they stop or not."""
-        processes = self._need("%%ddp")
-        deadline = time.monotonic() + INTERRUPT_GRACE_S
-        signalled: set[int] = set()
-        while run.pending and (left_s := deadline - time.monotonic()) > 0:
-            # Only a rank that is in the cell: one that is about to start it would lose it.
-            for rank in set(run.pending) & run.started - signalled:
-                processes.cluster.signal(rank, signal.SIGINT)
-                signalled.add(rank)
-            self.record.wait_for(lambda: run.done, min(left_s, 0.05))
-        pending = run.pending
-        lines = []
-        stopped = tuple(r for r, f in run.finished.items() if f.outcome == "interrupted")
-        if stopped:
-            lines.append(f"{name_ranks(stopped)} stopped")
-        finished = tuple(r for r, f in run.finished.items() if f.outcome != "interrupted")
-        if finished:
-            lines.append(f"{name_ranks(finished)} had finished")
-        if run.died:
-            lines.append(f"{name_ranks(run.died)} died")
-        for doing, ranks in self._doings(pending).items():
-            lines.append(f"{name_ranks(ranks)} still in {doing}")
-        if pending:
-            lines.append(
-                f"get {'it' if len(pending) == 1 else 'them'} back with "
-                f"%ddp_restart --ranks {format_ranks(pending)}"
-            )
-        return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", pending)
-
-    def _doings(self, ranks: Ranks) -> Mapping[str, list[int]]:
-        doings: dict[str, list[int]] = {}
-        states = self.record.snapshot.ranks
-        for rank in ranks:
-            doings.setdefault(states[rank].doing or "code without Python frames", []).append(rank)
-        return doings
 
     # -- values ------------------------------------------------------------------------
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
         processes = self._need("%ddp_push")
-        members = self._idle_ranks(ranks, "%ddp_push")
+        members = idle_ranks(ranks, "%ddp_push", self.record.snapshot)
         for name, value in values.items():
-            _check_name(name)
+            check_name(name)
             try:
                 pickle.dumps(value)
             except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
@@ -279,14 +217,15 @@ class Session:
         Raises UsageMistake when a rank has no such variable or it cannot be sent.
         """
         processes = self._need("%ddp_pull")
-        members = self._idle_ranks(ranks, "%ddp_pull")
-        _check_name(name)
+        members = idle_ranks(ranks, "%ddp_pull", self.record.snapshot)
+        check_name(name)
         answers = processes.cluster.call(
             members,
             "ddp_notebook.agent.values:get",
             lambda _: {"name": name, "keep_tensors": keep_tensors},
         )
-        values, problems = {}, {}
+        values: dict[int, Any] = {}
+        problems: dict[str, list[int]] = {}
         for rank, answer in answers.items():
             reply = _answer(answer)
             if "error" in reply:
@@ -309,7 +248,7 @@ class Session:
         processes = self._need("%ddp_restart")
         everyone = tuple(range(self.record.snapshot.world_size))
         members = ranks if ranks is not None else everyone
-        self._check_ranks(members)
+        check_ranks(members, self.record.snapshot)
         processes.stop(members)
         self._await_survivors(tuple(r for r in everyone if r not in members), members)
         processes.launch(members)
@@ -347,11 +286,14 @@ class Session:
     # -- measuring ---------------------------------------------------------------------
 
     def bench(
-        self, plan: Plan, ranks: Ranks | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        plan: Plan,
+        ranks: Ranks | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> BenchResult:
         """Measure all_reduce on all ranks; `progress(done, total)` as it goes."""
         processes = self._need("%ddp_bench")
-        members = self._idle_ranks(ranks, "%ddp_bench")
+        members = idle_ranks(ranks, "%ddp_bench", self.record.snapshot)
 
         def watch(events: Sequence[Event]) -> None:
             for event in events:
@@ -384,39 +326,6 @@ class Session:
             raise NoSession(verb)
         return self._processes
 
-    def _check_ranks(self, ranks: Ranks) -> None:
-        world_size = self.record.snapshot.world_size
-        for rank in ranks:
-            if not 0 <= rank < world_size:
-                raise UsageMistake(
-                    f"Rank {rank} does not exist: world size is {world_size}, so ranks are "
-                    f"0 to {world_size - 1}."
-                )
-
-    def _idle_ranks(self, ranks: Ranks | None, verb: str) -> Ranks:
-        """The ranks a verb is for. Raises UsageMistake when one of them cannot take it."""
-        states = self.record.snapshot.ranks
-        members = ranks if ranks is not None else tuple(range(len(states)))
-        self._check_ranks(members)
-        dead = tuple(r for r in members if states[r].status is Status.DEAD)
-        live = tuple(r for r in members if r not in dead)
-        others = f", or leave {'it' if len(dead) == 1 else 'them'} out: {verb} --ranks "
-        if dead:
-            raise UsageMistake(
-                f"{name_ranks(dead).capitalize()} dead. Bring back: "
-                f"%ddp_restart --ranks {format_ranks(dead)}"
-                + (others + format_ranks(live) if live else "")
-                + "."
-            )
-        busy = tuple(r for r in members if states[r].status is Status.RUNNING)
-        if busy:
-            doing = next(iter(self._doings(busy)))
-            raise UsageMistake(
-                f"{name_ranks(busy).capitalize()} still in an earlier cell ({doing}). "
-                f"Get back: %ddp_restart --ranks {format_ranks(busy)}, or wait: %ddp_status"
-            )
-        return members
-
     def _watch(self, events: Sequence[Event]) -> None:
         run = self.current
         if run is None or not events:
@@ -427,8 +336,6 @@ class Session:
     def _with_last_words(self, run: CellRun, event: RankExited) -> RankExited:
         if event.last_words.strip():
             return event
-        from dataclasses import replace
-
         return replace(event, last_words=run.last_words(event.rank))
 
     def _lose(self, reason: str) -> None:
@@ -457,14 +364,9 @@ def _answer(answer: Any, timeout_s: float = _VALUE_TIMEOUT_S) -> Any:
         raise UsageMistake(f"The rank could not answer: {error}") from None
 
 
-def _check_name(name: str) -> None:
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageMistake(f"{name!r} is not the name of a variable.")
-
-
 def _launch_mode(launcher: str) -> str:
     if launcher == "fork" and not can_fork():
         raise UsageMistake(
-            "Ranks cannot be forked on this platform. Leave --launcher out: they start as processes."
+            "Ranks cannot be forked on this platform: leave --launcher out, they start as processes."
         )
     return ("fork" if can_fork() else "process") if launcher == "auto" else launcher

@@ -32,11 +32,11 @@ from ddp_notebook.model import (
     RankExited,
     Ranks,
     RankSpawned,
+    Stage,
     StageFailed,
     Status,
     StoreFailed,
     StoreOpened,
-    Stage,
     name_ranks,
 )
 from ddp_notebook.session.options import InitOptions
@@ -218,7 +218,9 @@ class Processes:
                     f"  What to do: {state.remedy}"
                 )
                 culprits.append(state.rank)
-        waiting = [r for r in ranks if r not in culprits and snapshot.ranks[r].status is not Status.READY]
+        waiting = [
+            r for r in ranks if r not in culprits and snapshot.ranks[r].status is not Status.READY
+        ]
         if waiting:
             where = snapshot.ranks[waiting[0]]
             stage = where.entering or where.stage or Stage.LAUNCHED
@@ -246,7 +248,7 @@ class Processes:
         spec = {
             "calls": [["ddp_notebook.agent.keeper:main", arguments]],
             "env": child_environment({}),
-            "cwd": os.getcwd(),
+            "cwd": str(Path.cwd()),
             "log": str(self.folder / "keeper.log"),
         }
         self._keeper_pid = self.fork_server.spawn(spec, self._keeper_exited)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from html import escape
 
 _ESCAPE = re.compile(
-    r"\x1b\[(?P<codes>[0-?]*)[ -/]*(?P<final>[@-~]|$)"  # CSI: colours, cursor; or cut at the end
-    r"|\x1b[\]P^_][^\x07\x1b]*(?:\x07|\x1b\\|$)"  # OSC and its like: titles, hyperlinks
+    r"\x1b\[(?P<codes>[0-?]*)[ -/]*(?P<final>[@-~]|\Z)"  # CSI: colours, cursor; or cut at the end
+    r"|\x1b[\]P^_][^\x07\x1b\n]*(?:\x07|\x1b\\|\Z)"  # OSC and its like: titles, hyperlinks
     r"|\x1b[ -/]*[0-~]?"  # two-character escapes, and an ESC that is none
 )
 
@@ -60,20 +61,25 @@ class _Pen:
     def write(self, text: str) -> str:
         """`text`, escaped, in a span if it is anything but plain."""
         body = escape(text, quote=False)
-        names = {
-            "ddp-fg": self.fg,
-            "ddp-bg": self.bg,
-            "ddp-bold": self.bold,
-            "ddp-italic": self.italic,
-            "ddp-underline": self.underline,
-        }
-        classes = " ".join(name for name, on in names.items() if on)
-        colours = ((name, colour) for name, colour in (("fg", self.fg), ("bg", self.bg)) if colour)
-        style = ";".join(f"--ddp-{name}:{colour}" for name, colour in colours)
-        if not classes or not body:
-            return body
-        inline = f' style="{style}"' if style else ""
-        return f'<span class="{classes}"{inline}>{body}</span>'
+        span = _span(self) if body else ""
+        return f"{span}{body}</span>" if span else body
+
+
+@lru_cache(maxsize=256)
+def _span(pen: _Pen) -> str:
+    """The tag that begins text of this look; empty for plain text."""
+    names = {
+        "ddp-fg": pen.fg,
+        "ddp-bg": pen.bg,
+        "ddp-bold": pen.bold,
+        "ddp-italic": pen.italic,
+        "ddp-underline": pen.underline,
+    }
+    classes = " ".join(name for name, on in names.items() if on)
+    colours = (("fg", pen.fg), ("bg", pen.bg))
+    style = ";".join(f"--ddp-{name}:{colour}" for name, colour in colours if colour)
+    inline = f' style="{style}"' if style else ""
+    return f'<span class="{classes}"{inline}>' if classes else ""
 
 
 def strip_ansi(text: str) -> str:
@@ -106,11 +112,10 @@ def after_escape(text: str, cut: int) -> int:
     return max(cut, match.end()) if match else cut
 
 
+@lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    numbers = iter([int(c) if c.isdecimal() and len(c) < 4 else -1 for c in codes.split(";")])
-    if not codes:
-        return _Pen()
+    numbers = iter([_number(code) for code in codes.split(";")])
     for number in numbers:
         if number == 0:
             pen = _Pen()
@@ -121,6 +126,12 @@ def _apply(pen: _Pen, codes: str) -> _Pen:
         elif number in _SETS:
             pen = replace(pen, **_SETS[number])  # type: ignore[arg-type]
     return pen
+
+
+def _number(code: str) -> int:
+    """A code as a number; an empty one means 0, and what is no code is -1."""
+    code = code or "0"
+    return int(code) if len(code) < 4 and code.isdecimal() else -1
 
 
 def _extended(numbers: Iterator[int]) -> str:

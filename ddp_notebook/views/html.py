@@ -136,7 +136,8 @@ def live(
 def _group(group: OutputGroup, tail_lines: int) -> str:
     """The end of one group's output under its ranks. It stays scrolled to its last line."""
     tail = _tail(group.items, max(tail_lines, 1))
-    left_out = f'<span class="ddp-left-out">{tail.left_out()}</span>' if tail.left_out() else ""
+    above = tail.left_out()
+    left_out = f'<span class="ddp-left-out"> · {above}</span>' if above else ""
     return (
         f'<div class="ddp-group"><div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}'
         f'</div><div class="ddp-tail"><div>{_blocks(tail.items)}</div></div></div>'
@@ -160,10 +161,8 @@ class _Tail:
             _count(self.images, "image"),
             "the beginning of a line" if self.in_line else "",
         ]
-        parts = [part for part in parts if part]
-        if not parts:
-            return ""
-        return f"{' and '.join([', '.join(parts[:-1])] * (len(parts) > 1) + parts[-1:])} above"
+        said = ", ".join(part for part in parts if part)
+        return f"{said} above" if said else ""
 
 
 def _count(number: int, thing: str) -> str:
@@ -309,7 +308,7 @@ _STYLE = """<style>
 .ddp-notes li::before { content: "•"; display: inline-block; width: 12px; text-indent: 0 }
 .ddp-group { margin-bottom: 10px; border-left: 3px solid var(--ddp-line); padding-left: 9px }
 .ddp-who { font-size: 0.92em; margin-bottom: 2px }
-.ddp-left-out { opacity: 0.72; margin-left: 10px }
+.ddp-left-out { opacity: 0.72 }
 .ddp-tail { max-height: 24em; overflow: auto; display: flex; flex-direction: column-reverse }
 .ddp-view.ddp-view .ddp-tail pre { margin: 0; padding: 0; border: 0; background: none;
   color: inherit; font-family: var(--ddp-mono); font-size: var(--jp-code-font-size, 13px);

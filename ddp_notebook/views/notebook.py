@@ -19,6 +19,9 @@ from ddp_notebook.views import bench, html, plots, text
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
+_LIVE_LINES = 240
+"""Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
+
 
 def board_bundle(board: Board) -> dict[str, str]:
     """A board as text and as HTML."""
@@ -45,14 +48,12 @@ def _base64(data: bytes) -> str:
 def live_bundle(groups: Sequence[OutputGroup], board: Board | None, doing: str) -> dict[str, str]:
     """A running cell: what the ranks wrote so far, and what they do."""
     board_html = html.board(board) if board is not None else ""
-    return {
-        "text/plain": f"{text.outputs(groups)}\n{doing}",
-        "text/html": html.live(groups, board_html, doing),
-    }
+    lines = max(5, _LIVE_LINES // max(1, len(groups)))
+    return {"text/plain": doing, "text/html": html.live(groups, board_html, doing, lines)}
 
 
 def show_outputs(publisher: Any, groups: Sequence[OutputGroup]) -> None:
-    """Put the ranks' output into the notebook as its own kind: streams as streams, figures as figures."""
+    """Put the ranks' output into the notebook: streams as streams, figures as figures."""
     for group in groups:
         sys.stdout.write(f"── {name_ranks(group.ranks)} ──\n")
         for item in group.items:

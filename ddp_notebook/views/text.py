@@ -70,16 +70,16 @@ def stages_passed(row: BoardRow) -> int:
 
 
 def heard_words(row: BoardRow) -> str:
-    """How long ago these ranks were heard: ``0.1 s``, ``12 s``; ``silent 31 s`` is too long."""
+    """How long ago these ranks were heard: ``< 1 s``, ``12 s``; ``silent 31 s`` is too long."""
     if row.silent:
         return f"silent {_age_words(row.age_s)}"
     return "not yet" if row.status is Status.STARTING else _age_words(row.age_s)
 
 
 def _age_words(seconds: float) -> str:
-    """A time span for a glance: its largest unit is enough."""
-    if seconds < 9.95:
-        return f"{max(seconds, 0.0):.1f} s"
+    """A time span for a glance: a healthy rank's never changes, so nothing is painted again."""
+    if seconds < 1:
+        return "< 1 s"
     if seconds < 119.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:.0f} h"

@@ -1,21 +1,21 @@
-"""The magics: parse, call one Session method, return the value it gives."""
+"""The magics. Each parses its line, calls one Session method and returns the value it gives."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import MagicArgumentParser
-from IPython.utils.process import arg_split
 
 from ddp_notebook.analysis.board import FOLD_FROM
 from ddp_notebook.bench.plan import Plan, parse_bytes
 from ddp_notebook.errors import SetupFailed, UsageMistake
+from ddp_notebook.magics.parsing import PARSERS, HelpShown
 from ddp_notebook.model import (
     BenchResult,
     Board,
@@ -26,7 +26,6 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.cellrun import CellResult, CellRun
-from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS
 from ddp_notebook.views.live import BOARD_INTERVAL_S, OUTPUT_INTERVAL_S, LiveRegion
 from ddp_notebook.views.notebook import (
     Displays,
@@ -39,64 +38,6 @@ from ddp_notebook.views.notebook import (
 
 _REGION_DELAY_S = 0.06
 """A cell that is over sooner shows its output once, without a live region before it."""
-
-
-class _HelpShown(Exception):
-    """The user asked for help and has it."""
-
-
-class Parser(MagicArgumentParser):  # type: ignore[misc]
-    """Bad input becomes a UsageError that ends with the call to type."""
-
-    def __init__(self, prog: str, example: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, add_help=False)
-        self.add_argument("-h", "--help", action="store_true", help="show this and do nothing")
-        self.example = example
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. For example: {self.example}   (all options: {self.prog} -h)")
-
-    def read(self, line: str) -> argparse.Namespace:
-        """The arguments of `line`. Raises UsageError."""
-        words = arg_split(line)
-        if "-h" in words or "--help" in words:
-            print(self.format_help().strip())  # noqa: T201  # the cell's output is where it belongs
-            raise _HelpShown
-        arguments, unknown = self.parse_known_args(words)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return arguments
-
-
-def _ranks_option(parser: Parser) -> None:
-    parser.add_argument("--ranks", default=None, help="a rank set: 0 or 0,2 or 1-3 or all")
-
-
-def _init_parser() -> Parser:
-    parser = Parser(
-        "%ddp_init",
-        "%ddp_init --world-size 4",
-        "Start one process per rank and bring torch.distributed up, stage by stage.",
-    )
-    add = parser.add_argument
-    add("-n", "--world-size", type=int, default=4, help="number of ranks (default 4)")
-    add("--backend", choices=BACKENDS, default="auto")
-    add("--device", choices=DEVICES, default="auto")
-    add("--timeout", type=float, default=60.0, help="seconds set-up may take (default 60)")
-    add("--master-addr", default="127.0.0.1", help="where the store listens (default 127.0.0.1)")
-    add("--master-port", type=int, default=0, help="its port (default: a free one)")
-    add("--init-method", choices=INIT_METHODS, default="env")
-    add("--gpus", default="", help="GPUs to use, one per rank: 0,1,3")
-    add("--launcher", choices=LAUNCHERS, default="auto", help="fork: milliseconds; process: plain")
-    add("--threads-per-rank", type=int, default=0, help="default: cores / ranks, at least 1")
-    return parser
-
-
-def _verb_parser(verb: str, example: str, description: str, *, ranks: bool = True) -> Parser:
-    parser = Parser(f"%{verb}", example, description)
-    if ranks:
-        _ranks_option(parser)
-    return parser
 
 
 @magics_class
@@ -116,7 +57,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @line_magic
     def ddp_init(self, line: str) -> Board | None:
         """Start the ranks: %ddp_init --world-size 4"""
-        return self._verb(_init_parser(), line, self._init)
+        return self._verb("ddp_init", line, self._init)
 
     def _init(self, args: argparse.Namespace) -> Board:
         options = InitOptions(
@@ -148,22 +89,17 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @line_magic
     def ddp_status(self, line: str) -> Board | None:
         """The board now: %ddp_status"""
-        parser = _verb_parser("ddp_status", "%ddp_status", "Show the board.", ranks=False)
-        return self._verb(parser, line, lambda _: self.session.status())
+        return self._verb("ddp_status", line, lambda _: self.session.status())
 
     @cell_magic
     def ddp(self, line: str, cell: str) -> None:
         """Run a cell on the ranks: %%ddp, or %%ddp --ranks 0,2-3"""
-        parser = Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks.")
-        _ranks_option(parser)
-        self._verb(parser, line, lambda args: self._run_cell(line, cell, self._ranks(args)))
+        self._verb("ddp", line, lambda args: self._run_cell(line, cell, self._ranks(args)))
 
     @line_magic
     def ddp_push(self, line: str) -> None:
         """Send variables of the notebook to the ranks: %ddp_push name [--ranks 0]"""
-        parser = _verb_parser("ddp_push", "%ddp_push batch", "Send variables to the ranks.")
-        parser.add_argument("names", nargs="+")
-        self._verb(parser, line, self._push)
+        self._verb("ddp_push", line, self._push)
 
     def _push(self, args: argparse.Namespace) -> None:
         names = self.shell.user_ns
@@ -179,10 +115,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
         The notebook's variable is a dict, rank to value; the value itself when one rank is named.
         """
-        parser = _verb_parser("ddp_pull", "%ddp_pull loss", "Bring a variable to the notebook.")
-        parser.add_argument("name")
-        parser.add_argument("--as", dest="target", default="", help="its name here")
-        return self._verb(parser, line, self._pull)
+        return self._verb("ddp_pull", line, self._pull)
 
     def _pull(self, args: argparse.Namespace) -> Any:
         ranks = self._ranks(args)
@@ -194,11 +127,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @line_magic
     def ddp_output(self, line: str) -> None:
         """What a rank wrote when it was too much to show: %ddp_output --ranks 0 [--save file]"""
-        parser = _verb_parser("ddp_output", "%ddp_output --ranks 0", "Output too long to show.")
-        parser.add_argument("--tail", type=int, default=100, help="how many lines (default 100)")
-        parser.add_argument("--save", default="", help="write all of it to this file")
-        parser.add_argument("--log", action="store_true", help="what the process wrote beside Python")
-        self._verb(parser, line, self._output)
+        self._verb("ddp_output", line, self._output)
 
     def _output(self, args: argparse.Namespace) -> None:
         for rank in self._ranks(args) or (0,):
@@ -217,8 +146,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @line_magic
     def ddp_restart(self, line: str) -> Board | None:
         """New processes for ranks, and the group built anew: %ddp_restart [--ranks 1]"""
-        parser = _verb_parser("ddp_restart", "%ddp_restart --ranks 1", "Restart ranks.")
-        return self._verb(parser, line, self._restart)
+        return self._verb("ddp_restart", line, self._restart)
 
     def _restart(self, args: argparse.Namespace) -> Board:
         self._require_ranks("%ddp_restart")
@@ -229,11 +157,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @line_magic
     def ddp_bench(self, line: str) -> BenchResult | None:
         """Measure all_reduce against tensor size: %ddp_bench [--max 64M] [--budget 20]"""
-        parser = _verb_parser("ddp_bench", "%ddp_bench --max 64M", "Measure all_reduce.", ranks=False)
-        parser.add_argument("--min", default="4", help="smallest tensor, in bytes (default 4)")
-        parser.add_argument("--max", default="64M", help="largest tensor (default 64M)")
-        parser.add_argument("--budget", type=float, default=20.0, help="seconds (default 20)")
-        return self._verb(parser, line, self._bench)
+        return self._verb("ddp_bench", line, self._bench)
 
     def _bench(self, args: argparse.Namespace) -> BenchResult:
         self._require_ranks("%ddp_bench")
@@ -250,7 +174,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
         def render() -> dict[str, str]:
             done, total = done_of
             filled = 30 * done // total if total else 0
-            return {"text/plain": f"all_reduce [{'█' * filled}{'·' * (30 - filled)}] {done}/{total}"}
+            return {
+                "text/plain": f"all_reduce [{'█' * filled}{'·' * (30 - filled)}] {done}/{total}"
+            }
 
         region = LiveRegion(self.shell.display_pub, render, BOARD_INTERVAL_S)
 
@@ -268,8 +194,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @line_magic
     def ddp_shutdown(self, line: str) -> None:
         """End the ranks and everything started for them: %ddp_shutdown"""
-        parser = _verb_parser("ddp_shutdown", "%ddp_shutdown", "End the ranks.", ranks=False)
-        self._verb(parser, line, lambda _: self._shutdown())
+        self._verb("ddp_shutdown", line, lambda _: self._shutdown())
 
     def _shutdown(self) -> None:
         had_ranks = self.session.running
@@ -291,7 +216,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 )
                 region.open(_REGION_DELAY_S)
 
-        unsubscribe = self.session.record.subscribe(lambda _: region and region.nudge())
+        def nudge(_: object) -> None:
+            if region is not None:
+                region.nudge()
+
+        unsubscribe = self.session.record.subscribe(nudge)
         try:
             result = self.session.run_cell(
                 cell,
@@ -335,10 +264,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     # -- inside ------------------------------------------------------------------------
 
-    def _verb(self, parser: Parser, line: str, act: Any) -> Any:
+    def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any:
         try:
-            return act(parser.read(line))
-        except _HelpShown:
+            return act(PARSERS[name]().read(line))
+        except HelpShown as help_text:
+            self._say(str(help_text))
             return None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None

@@ -1,0 +1,131 @@
+"""One parser per verb. Bad input is a UsageError that ends with the call to type."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.utils.process import arg_split
+
+from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS
+
+
+class HelpShown(Exception):
+    """The user asked for help; `str()` of it is the help."""
+
+
+class Parser(MagicArgumentParser):  # type: ignore[misc]
+    """argparse for a magic's line. `example` is a call that works."""
+
+    def __init__(self, verb: str, example: str, description: str) -> None:
+        super().__init__(prog=verb, description=description, add_help=False)
+        self.add_argument("-h", "--help", action="store_true", help="show this and do nothing")
+        self.example = example
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError that says what is wrong and what to type."""
+        raise UsageError(f"{message}. For example: {self.example}   (all options: {self.prog} -h)")
+
+    def read(self, line: str) -> argparse.Namespace:
+        """The arguments of `line`. Raises UsageError, HelpShown."""
+        words = arg_split(line)
+        if "-h" in words or "--help" in words:
+            raise HelpShown(self.format_help().strip())
+        arguments, unknown = self.parse_known_args(words)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments
+
+
+def _ranks(parser: Parser) -> Parser:
+    parser.add_argument("--ranks", default=None, help="a rank set: 0 or 0,2 or 1-3 or all")
+    return parser
+
+
+def _init() -> Parser:
+    parser = Parser(
+        "%ddp_init",
+        "%ddp_init --world-size 4",
+        "Start one process per rank and bring torch.distributed up, stage by stage.",
+    )
+    add = parser.add_argument
+    add("-n", "--world-size", type=int, default=4, help="number of ranks (default 4)")
+    add("--backend", choices=BACKENDS, default="auto", help="auto: nccl on GPUs, gloo on CPUs")
+    add("--device", choices=DEVICES, default="auto", help="auto: GPUs if every rank can have one")
+    add("--timeout", type=float, default=60.0, help="seconds set-up may take (default 60)")
+    add("--master-addr", default="127.0.0.1", help="where the store listens (default 127.0.0.1)")
+    add("--master-port", type=int, default=0, help="its port (default: a free one)")
+    add("--init-method", choices=INIT_METHODS, default="env", help="how ranks meet (default env)")
+    add("--gpus", default="", help="GPUs to use, one per rank: 0,1,3")
+    add("--launcher", choices=LAUNCHERS, default="auto", help="fork: milliseconds; process: plain")
+    add("--threads-per-rank", type=int, default=0, help="default: cores / ranks, at least 1")
+    return parser
+
+
+def _status() -> Parser:
+    return Parser("%ddp_status", "%ddp_status", "Show the board.")
+
+
+def _cell() -> Parser:
+    return _ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
+
+
+def _push() -> Parser:
+    description = "Send variables of the notebook to the ranks."
+    parser = _ranks(Parser("%ddp_push", "%ddp_push batch", description))
+    parser.add_argument("names", nargs="+", help="variables of the notebook")
+    return parser
+
+
+def _pull() -> Parser:
+    description = (
+        "Bring a variable of the ranks here: a dict, rank to value; of one rank, the value."
+    )
+    parser = _ranks(Parser("%ddp_pull", "%ddp_pull loss", description))
+    parser.add_argument("name", help="a variable of the ranks")
+    parser.add_argument("--as", dest="target", default="", help="its name in the notebook")
+    return parser
+
+
+def _output() -> Parser:
+    description = "What a rank wrote in its last cell when it was too much to show."
+    parser = _ranks(Parser("%ddp_output", "%ddp_output --ranks 0", description))
+    parser.add_argument("--tail", type=int, default=100, help="how many lines (default 100)")
+    parser.add_argument("--save", default="", help="write all of it to this file")
+    parser.add_argument("--log", action="store_true", help="what the process wrote beside Python")
+    return parser
+
+
+def _restart() -> Parser:
+    description = "New processes for ranks (all by default), and the group built anew."
+    return _ranks(Parser("%ddp_restart", "%ddp_restart --ranks 1", description))
+
+
+def _bench() -> Parser:
+    parser = Parser("%ddp_bench", "%ddp_bench --max 64M", "Measure all_reduce on all ranks.")
+    parser.add_argument("--min", default="4", help="smallest tensor, in bytes (default 4)")
+    parser.add_argument("--max", default="64M", help="largest tensor (default 64M)")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds (default 20)")
+    return parser
+
+
+def _shutdown() -> Parser:
+    description = "End the ranks and everything started for them."
+    return Parser("%ddp_shutdown", "%ddp_shutdown", description)
+
+
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "ddp": _cell,
+    "ddp_bench": _bench,
+    "ddp_init": _init,
+    "ddp_output": _output,
+    "ddp_pull": _pull,
+    "ddp_push": _push,
+    "ddp_restart": _restart,
+    "ddp_shutdown": _shutdown,
+    "ddp_status": _status,
+}
+"""By the name of the magic; the README's table of verbs is compared with these."""

@@ -1,0 +1,63 @@
+"""What a verb needs before it may begin: ranks that exist, live and wait for work."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Ranks, Snapshot, Status, format_ranks, name_ranks
+
+
+def check_ranks(ranks: Ranks, snapshot: Snapshot) -> None:
+    """Raises UsageMistake when one of `ranks` does not exist."""
+    world_size = snapshot.world_size
+    for rank in ranks:
+        if not 0 <= rank < world_size:
+            raise UsageMistake(
+                f"Rank {rank} does not exist: world size is {world_size}, so ranks are "
+                f"0 to {world_size - 1}."
+            )
+
+
+def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
+    """The ranks a verb is for, all by default.
+
+    Raises UsageMistake when one of them is dead or still in an earlier cell.
+    """
+    states = snapshot.ranks
+    members = ranks if ranks is not None else tuple(range(len(states)))
+    check_ranks(members, snapshot)
+    dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
+    live = tuple(rank for rank in members if rank not in dead)
+    if dead:
+        it, is_ = ("it", "is") if len(dead) == 1 else ("them", "are")
+        without = f", or leave {it} out: {verb} --ranks {format_ranks(live)}" if live else ""
+        raise UsageMistake(
+            f"{name_ranks(dead).capitalize()} {is_} dead. Bring {it} back: "
+            f"%ddp_restart --ranks {format_ranks(dead)}{without}"
+        )
+    busy = tuple(rank for rank in members if states[rank].status is Status.RUNNING)
+    if busy:
+        it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
+        doing = next(iter(doings(busy, snapshot)))
+        raise UsageMistake(
+            f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
+            f"Get {it} back: %ddp_restart --ranks {format_ranks(busy)}, or wait: %ddp_status"
+        )
+    return members
+
+
+def doings(ranks: Ranks, snapshot: Snapshot) -> Mapping[str, list[int]]:
+    """What busy ranks do, and which of them."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        doing = snapshot.ranks[rank].doing or f"cell {snapshot.ranks[rank].cell}"
+        found.setdefault(doing, []).append(rank)
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raises UsageMistake when `name` cannot be a variable."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageMistake(f"{name!r} is not the name of a variable.")

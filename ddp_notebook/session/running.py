@@ -1,0 +1,84 @@
+"""Running a cell on its ranks to the end, or to an interrupt."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import CellInterrupted
+from ddp_notebook.model import format_ranks, name_ranks
+from ddp_notebook.session.cellrun import CellRun
+from ddp_notebook.session.guards import doings
+from ddp_notebook.session.record import Record
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster import RankCluster
+
+INTERRUPT_GRACE_S = 0.7
+"""How long interrupted ranks may take to stop before control goes back without them."""
+_RESEND_AFTER_S = 2.0
+
+
+def run_to_end(
+    run: CellRun, code: str, cluster: RankCluster, record: Record, lost: Callable[[], bool]
+) -> None:
+    """Send the cell and wait until no rank is in it, or the session is `lost`.
+
+    A reply without a start means that the engine dropped the message (it does after an
+    interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
+    """
+    replies = cluster.execute(run.ranks, lambda _: code)
+    sent_s = dict.fromkeys(run.ranks, time.monotonic())
+    resent: set[int] = set()
+    while not record.wait_for(lambda: run.done or lost(), _RESEND_AFTER_S):
+        for rank in run.pending:
+            waited_s = time.monotonic() - sent_s[rank]
+            if rank in run.started or not replies[rank].done() or waited_s < _RESEND_AFTER_S:
+                continue
+            if rank in resent:
+                run.lost.add(rank)
+                continue
+            resent.add(rank)
+            sent_s[rank] = time.monotonic()
+            replies.update(cluster.execute((rank,), lambda _: code))
+
+
+def interrupt(run: CellRun, cluster: RankCluster, record: Record) -> CellInterrupted:
+    """Stop the cell on its ranks; control goes back whether they stop or not."""
+    deadline = time.monotonic() + INTERRUPT_GRACE_S
+    signalled: set[int] = set()
+    while run.pending and (left_s := deadline - time.monotonic()) > 0:
+        # Only a rank that is in the cell: one that is about to start it would lose it.
+        for rank in set(run.pending) & run.started - signalled:
+            cluster.signal(rank, signal.SIGINT)
+            signalled.add(rank)
+        record.wait_for(lambda: run.done, min(left_s, 0.05))
+    return CellInterrupted(f"The cell was interrupted: {_who_does_what(run, record)}.", run.pending)
+
+
+def _who_does_what(run: CellRun, record: Record) -> str:
+    pending = run.pending
+    lines = []
+    stopped = tuple(r for r, f in run.finished.items() if f.outcome == "interrupted")
+    if stopped:
+        lines.append(f"{name_ranks(stopped)} stopped{_at_lines(run)}")
+    finished = tuple(r for r, f in run.finished.items() if f.outcome != "interrupted")
+    if finished:
+        lines.append(f"{name_ranks(finished)} had finished")
+    if run.died:
+        lines.append(f"{name_ranks(run.died)} died")
+    for doing, ranks in doings(pending, record.snapshot).items():
+        lines.append(f"{name_ranks(ranks)} still in {doing}")
+    if pending:
+        it = "it" if len(pending) == 1 else "them"
+        lines.append(f"get {it} back with %ddp_restart --ranks {format_ranks(pending)}")
+    return "; ".join(lines)
+
+
+def _at_lines(run: CellRun) -> str:
+    lines = sorted({f.line for f in run.finished.values() if f.outcome == "interrupted"} - {0})
+    if not lines:
+        return ""
+    return f" at cell line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"

@@ -1,0 +1,110 @@
+"""What every test runs under: its own temporary folder, and proof that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+from support import GONE_WITHIN_S, Leftovers, eventually, kill_our_processes, leftovers
+
+# Before anything starts a process: children inherit both. The folder's name is short,
+# because the path of a socket must be.
+os.environ[support.RUN_TAG] = uuid.uuid4().hex
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+_RUN_FOLDER = Path(tempfile.mkdtemp(prefix="dt-"))
+os.environ["TMPDIR"] = tempfile.tempdir = str(_RUN_FOLDER)
+os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
+os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
+
+_shared: dict[int, str] = {}
+"""Sessions that outlive a test: process of the fork server to folder."""
+
+
+def pytest_sessionfinish() -> None:
+    """Take away the folder of this run."""
+    kill_our_processes()
+    shutil.rmtree(_RUN_FOLDER, ignore_errors=True)
+
+
+def _check(before: Leftovers) -> None:
+    left = Leftovers()
+
+    def nothing() -> bool:
+        nonlocal left
+        left = leftovers(_shared).beyond(before)
+        return not left
+
+    try:
+        eventually(nothing, GONE_WITHIN_S)
+    except AssertionError:
+        kill_our_processes()
+        pytest.fail(f"left behind after {GONE_WITHIN_S:g} s:\n{left}", pytrace=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind_by_the_module() -> Iterator[None]:
+    """A module's shared sessions leave nothing when the module is over."""
+    before = leftovers(_shared)
+    yield
+    _check(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(nothing_left_behind_by_the_module: None) -> Iterator[None]:
+    """No process, session folder, socket, shared memory or thread outlives a test.
+
+    Except those of a session that the module shares (`ranks2`, `ranks4`).
+    """
+    before = leftovers(_shared)
+    yield
+    _check(before)
+
+
+@pytest.fixture
+def shell() -> Iterator[Any]:
+    """A fresh real IPython shell with the extension loaded; its ranks end with the test."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    InteractiveShell.clear_instance()
+    ipython = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+    ipython.run_line_magic("load_ext", "ddp_notebook")
+    try:
+        yield ipython
+    finally:
+        ipython.run_line_magic("unload_ext", "ddp_notebook")
+        ipython.restore_sys_module_state()
+        InteractiveShell.clear_instance()
+
+
+@pytest.fixture(scope="module")
+def ranks2(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
+    """A session with two gloo ranks, shared by the tests of a module."""
+    yield from _shared_session(2)
+
+
+@pytest.fixture(scope="module")
+def ranks4(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
+    """A session with four gloo ranks, shared by the tests of a module."""
+    yield from _shared_session(4)
+
+
+def _shared_session(world_size: int) -> Iterator[Any]:
+    from ddp_notebook.session import InitOptions, Session
+
+    session = Session()
+    try:
+        session.init(InitOptions(world_size=world_size, device="cpu"))
+        pids = support.pids_of(session)
+        _shared[pids.fork_server] = pids.folder
+        yield session
+        _shared.pop(pids.fork_server, None)
+    finally:
+        session.shutdown()
