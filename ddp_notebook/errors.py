@@ -6,6 +6,7 @@ error of the call: that is shown on the board.
     DDPError
      ├── UsageMistake        the call was wrong; nothing was done
      │    └── NoSession      there are no ranks yet
+     ├── CellSyntaxError     a cell is not Python; no rank ran it
      ├── SetupFailed         %ddp_init began and could not finish
      ├── CellFailed          a cell raised, died or was lost on some ranks
      ├── CellInterrupted     the user interrupted a cell
@@ -38,6 +39,18 @@ class NoSession(UsageMistake):
         super().__init__(
             f"{verb} needs ranks, and there are none. Start them first: %ddp_init --world-size 4"
         )
+
+
+class CellSyntaxError(DDPError):
+    """A cell cannot be compiled. It was found out here; no rank has run any of it."""
+
+    def __init__(self, error: SyntaxError) -> None:
+        source = (error.text or "").rstrip()
+        indent = len(source) - len(source.lstrip())
+        caret = " " * max(0, (error.offset or 1) - 1 - indent) + "^"
+        shown = f"\n    {source.lstrip()}\n    {caret}" if source else ""
+        super().__init__(f"{error.msg} (cell line {error.lineno}); no rank ran the cell{shown}")
+        self.line = error.lineno or 0
 
 
 class SetupFailed(DDPError):

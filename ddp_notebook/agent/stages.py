@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_notebook.agent import beacon, cells, torch_private
-from ddp_notebook.model import Stage, StageFailed, StageFinished, StageStarted
+from ddp_notebook.model import Stage, StageFailed, StageFinished, StageStarted, name_ranks
 
 GROUP_TIMEOUT = timedelta(hours=24)
 """Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
@@ -161,8 +161,9 @@ class Bringup:
             self.store.wait(keys, plan.timeout)
         except RuntimeError as error:
             absent = [r for r, key in enumerate(keys) if not self.store.check([key])]
+            who = name_ranks(absent) if absent else "a rank"
             raise StageError(
-                f"Ranks {absent} did not join within {plan.timeout_s:g} s.",
+                f"{who.capitalize()} did not join within {plan.timeout_s:g} s.",
                 "%ddp_status shows where they are; %ddp_init --timeout allows more time",
             ) from error
         return f"{plan.world_size} of {plan.world_size} ranks"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ddp_notebook.model import Output, OutputGroup, OutputItem, OutputKind, Ranks
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+_LINE_END = re.compile(r"\r+\n")
 _SHORT = 20_000
 """Longer text is compared as it is."""
 _STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
@@ -78,7 +79,7 @@ def apply_carriage_returns(text: str) -> str:
     """
     if "\r" not in text:
         return text
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = _LINE_END.sub("\n", text).split("\n")
     return "\n".join(_overwrite(line) if "\r" in line else line for line in lines)
 
 

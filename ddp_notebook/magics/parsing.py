@@ -21,7 +21,12 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]
     """argparse for a magic's line. `example` is a call that works."""
 
     def __init__(self, verb: str, example: str, description: str) -> None:
-        super().__init__(prog=verb, description=description, add_help=False)
+        super().__init__(
+            prog=verb,
+            description=description,
+            add_help=False,
+            formatter_class=argparse.HelpFormatter,  # IPython's own writes reStructuredText
+        )
         self.add_argument("-h", "--help", action="store_true", help="show this and do nothing")
         self.example = example
 

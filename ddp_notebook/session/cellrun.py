@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.analysis.output import OutputLog, group, group_live, split_errors
-from ddp_notebook.errors import CellFailed, DDPError
+from ddp_notebook.errors import CellFailed, CellSyntaxError, DDPError
 from ddp_notebook.model import (
     CellFinished,
     CellStarted,
@@ -151,9 +151,14 @@ class CellRun:
 def check_cell(source: str, transform: Callable[[str], str]) -> bool:
     """Compile a cell here, before any rank runs it; True when it has a top-level `await`.
 
-    Raises SyntaxError with the notebook's own line numbers (the magic is line 1).
+    Raises CellSyntaxError with the notebook's own line numbers (the magic is line 1).
     """
-    tree = ast.parse(transform(source), "<cell>", "exec")
-    ast.increment_lineno(tree, 1)
-    code = compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        code = compile(transform(source), "<cell>", "exec", flags=flags, dont_inherit=True)
+    except SyntaxError as error:
+        error.lineno = (error.lineno or 0) + 1
+        raise CellSyntaxError(error) from None
+    except ValueError as error:  # a null character
+        raise CellSyntaxError(SyntaxError(str(error), ("<cell>", 1, 1, ""))) from None
     return bool(code.co_flags & inspect.CO_COROUTINE)

@@ -114,6 +114,8 @@ class Session:
             failed = self.status()
             self._close_processes()
             self.record.note(ended="set-up did not finish.")
+            if mode == "fork":
+                self._warm_fork_server(mode)  # for the next try
             if isinstance(error, SetupFailed):
                 raise SetupFailed(
                     f"{error}\nNothing is left running. Try again with %ddp_init.", failed
@@ -172,7 +174,7 @@ class Session:
 
         `number` is the notebook's prompt number, `magic_line` the cell's first line (for
         tracebacks), `transform` turns IPython's syntax into Python's for the check that
-        comes first. Raises SyntaxError and UsageMistake before any rank runs; what goes
+        comes first. Raises CellSyntaxError and UsageMistake before any rank runs; what goes
         wrong on ranks, or an interrupt, is in the result's `error`.
         """
         cluster = self._need("%%ddp").cluster
@@ -367,6 +369,6 @@ def _answer(answer: Any, timeout_s: float = _VALUE_TIMEOUT_S) -> Any:
 def _launch_mode(launcher: str) -> str:
     if launcher == "fork" and not can_fork():
         raise UsageMistake(
-            "Ranks cannot be forked on this platform: leave --launcher out, they start as processes."
+            "Ranks cannot be forked here. Leave --launcher out: they start as processes."
         )
     return ("fork" if can_fork() else "process") if launcher == "auto" else launcher

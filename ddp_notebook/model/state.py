@@ -1,0 +1,119 @@
+"""What events add up to, and how it is arranged for drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_notebook.model.words import OutputKind, Ranks, Stage, Status
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What is known of one rank. `heard_ns` (session's monotonic clock) is when it last spoke."""
+
+    rank: int
+    status: Status = Status.STARTING
+    stage: Stage | None = None
+    """The last stage it passed."""
+    entering: Stage | None = None
+    """The stage it is in, if any."""
+    detail: str = ""
+    device: str = ""
+    pid: int = 0
+    host: str = ""
+    cell: int = 0
+    doing: str = ""
+    cause: str = ""
+    remedy: str = ""
+    exit_code: int | None = None
+    last_words: str = ""
+    lost_events: int = 0
+    heard_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole session at one moment: what the board shows."""
+
+    ranks: tuple[RankState, ...] = ()
+    backend: str = ""
+    init_method: str = ""
+    """Where the ranks meet: ``tcp://127.0.0.1:41234``."""
+    generation: int = 0
+    """How many times the process group was built."""
+    notes: tuple[str, ...] = ()
+    """What was decided for the user, said: which device instead of which, and why."""
+    ended: str = ""
+    """Why the session is over; empty while it lives."""
+    taken_ns: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def ready(self) -> bool:
+        """True when every rank is set up and waits for a cell."""
+        return bool(self.ranks) and all(r.status is Status.READY for r in self.ranks)
+
+    def with_status(self, *statuses: Status) -> Ranks:
+        """The ranks that are in one of `statuses`."""
+        return tuple(r.rank for r in self.ranks if r.status in statuses)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """One line of the board: one rank, or several that are in the same state."""
+
+    ranks: Ranks
+    status: Status
+    stage: Stage | None
+    """The last stage passed."""
+    entering: Stage | None
+    """The stage these ranks are in, if any."""
+    text: str
+    """What they do, wait for, or died of."""
+    device: str
+    pid: int
+    """0 when the row is of several ranks."""
+    host: str
+    age_s: float
+    """Seconds since the quietest of them was heard."""
+    silent: bool
+    """True when that is longer than a live rank is ever quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The session at one moment, arranged for drawing. What `%ddp_status` returns."""
+
+    headline: str
+    rows: tuple[BoardRow, ...]
+    notes: tuple[str, ...]
+    """What was decided for the user, then what to do about what went wrong."""
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class OutputItem:
+    """A piece of a rank's output as it is shown: a run of text, a display, a result, a traceback.
+
+    `text` may hold ANSI colours; carriage returns are already applied.
+    """
+
+    what: OutputKind
+    text: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    display_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGroup:
+    """Output that is the same on `ranks`: shown once, named by them."""
+
+    ranks: Ranks
+    items: tuple[OutputItem, ...]

@@ -1,0 +1,126 @@
+"""The field's words: rank sets, stages, what a rank is at, kinds of output, sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeAlias
+
+Ranks: TypeAlias = tuple[int, ...]
+"""A rank set: sorted, without repeats. Written ``0``, ``0,2``, ``1-3`` or ``all``."""
+
+SESSION = -1
+"""The `rank` of an event that no rank emitted: the session or its store keeper did."""
+
+_RANK_PART = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def parse_ranks(text: str, world_size: int) -> Ranks:
+    """The rank set that `text` writes (``0``, ``0,2``, ``1-3``, ``all``).
+
+    Raises ValueError, with a message for the user, when the text is not a rank set or
+    names a rank that `world_size` ranks do not have.
+    """
+    if text.strip().lower() == "all":
+        return tuple(range(world_size))
+    ranks: set[int] = set()
+    for part in (p.strip() for p in text.split(",")):
+        match = _RANK_PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{text!r} is not a set of ranks: write 0, 0,2, 1-3 or all.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"{part!r} runs backwards: write {last}-{first}.")
+        if last >= world_size:
+            absent = first if first >= world_size else last
+            last_rank = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the rank is 0"
+            raise ValueError(
+                f"Rank {absent} does not exist: world size is {world_size}, so {last_rank}."
+            )
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """A rank set as it is written: ``0,2-4`` (the inverse of `parse_ranks`)."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """A rank set in a sentence: ``rank 1``, ``ranks 0,2-3``."""
+    members = tuple(ranks)
+    return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
+
+
+class Stage(StrEnum):
+    """One step of bringing torch.distributed up, in order. The value is what a user types."""
+
+    LAUNCHED = "launched"
+    ENVIRONMENT = "environment"
+    STORE = "store"
+    RENDEZVOUS = "rendezvous"
+    PROCESS_GROUP = "process-group"
+    VERIFIED = "verified"
+
+    @property
+    def label(self) -> str:
+        """What is true of a rank that has passed this stage."""
+        return _STAGE_LABELS[self]
+
+    @property
+    def number(self) -> int:
+        """1 for the first stage."""
+        return list(Stage).index(self) + 1
+
+
+_STAGE_LABELS = {
+    Stage.LAUNCHED: "launched",
+    Stage.ENVIRONMENT: "environment checked",
+    Stage.STORE: "store reachable",
+    Stage.RENDEZVOUS: "joined rendezvous",
+    Stage.PROCESS_GROUP: "process group",
+    Stage.VERIFIED: "verified",
+}
+
+
+class Status(StrEnum):
+    """What a rank is at, in one word."""
+
+    STARTING = "starting"
+    """Its process is asked for; the rank has not spoken yet."""
+    SETTING_UP = "setting up"
+    """It is in a stage of set-up."""
+    READY = "ready"
+    """Set up and waiting for a cell."""
+    RUNNING = "running"
+    """It runs a cell."""
+    FAILED = "failed"
+    """Its set-up failed; its variables live."""
+    DEAD = "dead"
+    """Its process is gone."""
+
+
+class OutputKind(StrEnum):
+    """What an `Output` is."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    DISPLAY = "display"
+    RESULT = "result"
+    ERROR = "error"
+    CLEAR = "clear"
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes for a person: ``4 B``, ``64 KiB``, ``1.5 MiB``. 1 KiB is 1024 bytes."""
+    for unit, worth in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if round(1024 * count / worth, 1) >= 1024:  # the next unit down would say 1024 or more
+            return f"{count / worth:.1f} {unit}".replace(".0 ", " ")
+    return f"{count} B"

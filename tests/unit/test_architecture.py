@@ -1,0 +1,52 @@
+"""The house rules that no linter knows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddp_notebook
+
+PACKAGE = Path(ddp_notebook.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules that a fresh Python has loaded after running `code`."""
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(shown.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert not imported_by("import ddp_notebook") & {"torch", "IPython", "zmq", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["magics", "session", "session.setup", "cluster", "listener", "views.notebook", "views.plots"],
+)
+def test_the_notebook_kernel_never_loads_torch(module: str) -> None:
+    assert "torch" not in imported_by(f"import ddp_notebook.{module}")
+
+
+def test_loading_the_extension_does_not_wait_for_ipyparallel() -> None:
+    assert "ipyparallel" not in imported_by("import ddp_notebook.magics")
+
+
+@pytest.mark.parametrize("module", ["model", "errors", "analysis.board", "analysis.output"])
+def test_model_errors_and_analysis_need_the_standard_library_alone(module: str) -> None:
+    loaded = imported_by(f"import ddp_notebook.{module}")
+    assert not loaded & {"torch", "IPython", "zmq", "matplotlib", "numpy", "psutil", "traitlets"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_stay_under_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 400

@@ -1,0 +1,69 @@
+"""One cell on some ranks: how it ends, as the user reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import CellFailed, CellSyntaxError
+from ddp_notebook.model import (
+    CellFinished,
+    CellStarted,
+    Output,
+    OutputKind,
+    RankExited,
+)
+from ddp_notebook.session.cellrun import CellRun, check_cell
+
+
+def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:
+    return CellFinished(rank=rank, cell=1, outcome=outcome, **fields)  # type: ignore[arg-type]
+
+
+def test_a_cell_is_done_when_every_rank_finished_it() -> None:
+    run = CellRun(1, (0, 1))
+    run.take([CellStarted(rank=0, cell=1), finished(0)])
+    assert run.pending == (1,)
+    run.take([finished(1)])
+    assert run.done
+    assert run.result().error is None
+
+
+def test_events_of_another_cell_do_not_count() -> None:
+    run = CellRun(2, (0,))
+    run.take([finished(0), Output(rank=0, cell=1, what=OutputKind.STDOUT, text="old")])
+    assert run.pending == (0,)
+    assert run.result().outputs == ()
+
+
+def test_a_dead_rank_ends_its_part_of_the_cell_and_is_named_with_its_signal() -> None:
+    run = CellRun(1, (0, 1))
+    run.take([finished(0), RankExited(rank=1, pid=9, exit_code=-9, last_words="step 4\n")])
+    error = run.result().error
+    assert isinstance(error, CellFailed)
+    assert error.ranks == (1,)
+    assert str(error) == (
+        "rank 1 died, killed by SIGKILL (last words: step 4); "
+        "bring back with %ddp_restart --ranks 1; rank 0 finished."
+    )
+
+
+def test_equal_errors_are_told_once() -> None:
+    run = CellRun(1, (0, 1, 2))
+    same = {"ename": "ValueError", "evalue": "bad\nmore", "line": 3}
+    run.take([finished(0), finished(1, "error", **same), finished(2, "error", **same)])
+    assert str(run.result().error) == (
+        "ranks 1-2 raised ValueError: bad (cell line 3); rank 0 finished."
+    )
+
+
+def test_a_cell_without_await_is_plain() -> None:
+    assert check_cell("x = 1\n", str) is False
+    assert check_cell("import asyncio\nawait asyncio.sleep(0)\n", str) is True
+
+
+def test_a_syntax_error_is_found_before_any_rank_runs_on_the_notebooks_own_line() -> None:
+    with pytest.raises(CellSyntaxError) as caught:
+        check_cell("x = 1\nif x:\n    y = = 2\n", str)
+    assert str(caught.value) == (
+        "invalid syntax (cell line 4); no rank ran the cell\n    y = = 2\n        ^"
+    )

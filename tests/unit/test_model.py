@@ -1,0 +1,91 @@
+"""Rank sets, and events on the wire."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_notebook import model
+from ddp_notebook.model import EVENT_KINDS, decode, encode, format_ranks, name_ranks, parse_ranks
+
+rank_sets = st.sets(st.integers(0, 300), min_size=1)
+
+
+@given(rank_sets)
+def test_a_rank_set_is_read_back_as_it_was_written(ranks: set[int]) -> None:
+    assert parse_ranks(format_ranks(ranks), 301) == tuple(sorted(ranks))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("0", (0,)),
+        ("0,2", (0, 2)),
+        ("1-3", (1, 2, 3)),
+        ("all", (0, 1, 2, 3)),
+        ("3, 0-1", (0, 1, 3)),
+    ],
+)
+def test_rank_sets_are_written_in_these_ways(text: str, ranks: tuple[int, ...]) -> None:
+    assert parse_ranks(text, 4) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("4", "Rank 4 does not exist: world size is 4, so ranks are 0 to 3."),
+        ("2-9", "Rank 9 does not exist: world size is 4, so ranks are 0 to 3."),
+        ("3-1", "'3-1' runs backwards: write 1-3."),
+        ("one", "'one' is not a set of ranks: write 0, 0,2, 1-3 or all."),
+        ("", "'' is not a set of ranks: write 0, 0,2, 1-3 or all."),
+        ("-1", "'-1' is not a set of ranks: write 0, 0,2, 1-3 or all."),
+    ],
+)
+def test_a_wrong_rank_set_says_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^") as caught:
+        parse_ranks(text, 4)
+    assert str(caught.value) == message
+
+
+def test_ranks_are_named_in_a_sentence() -> None:
+    assert name_ranks((1,)) == "rank 1"
+    assert name_ranks((0, 1, 3)) == "ranks 0-1,3"
+
+
+def _values(annotation: str) -> st.SearchStrategy[Any]:
+    return {
+        "int": st.integers(-(2**53), 2**53),
+        "str": st.text(),
+        "bool": st.booleans(),
+        "Stage": st.sampled_from(model.Stage),
+        "OutputKind": st.sampled_from(model.OutputKind),
+        "Mapping[str, Any]": st.dictionaries(st.text(), st.integers() | st.text()),
+    }[annotation]
+
+
+@st.composite
+def events(draw: st.DrawFn) -> model.Event:
+    cls = draw(st.sampled_from(list(EVENT_KINDS.values())))
+    values = {f.name: draw(_values(str(f.type))) for f in dataclasses.fields(cls)}
+    return cls(**{**values, "heard_ns": 0})
+
+
+@given(events())
+def test_an_event_survives_the_wire(event: model.Event) -> None:
+    assert decode(json.loads(json.dumps(encode(event)))) == event
+
+
+@pytest.mark.parametrize("wire", [{}, {"kind": "nonsense"}, {"kind": "pulse", "bogus": 1}])
+def test_what_is_no_event_is_refused(wire: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        decode(wire)
+
+
+def test_stages_are_numbered_in_the_order_they_happen() -> None:
+    assert [stage.number for stage in model.Stage] == [1, 2, 3, 4, 5, 6]
+    assert model.Stage.VERIFIED.label == "verified"

@@ -1,0 +1,126 @@
+"""What `%ddp_init` is asked for, and which rank gets which device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch.devices import DevicePlan, plan_devices, visible_gpus
+from ddp_notebook.session.options import InitOptions, cores
+
+
+def plan(
+    world_size: int = 2,
+    device: str = "auto",
+    backend: str = "auto",
+    gpus: tuple[str, ...] = (),
+    available: tuple[str, ...] = (),
+) -> DevicePlan:
+    return plan_devices(world_size, device, backend, gpus, available)
+
+
+def test_without_gpus_ranks_run_on_cpus_and_it_is_said() -> None:
+    chosen = plan()
+    assert (chosen.device, chosen.backend, chosen.labels) == ("cpu", "gloo", ("cpu", "cpu"))
+    assert chosen.notes == ("No GPU is visible: the ranks run on CPUs, with gloo.",)
+
+
+def test_asking_for_cpus_is_not_commented_on() -> None:
+    assert plan(device="cpu", available=("0", "1")).notes == ()
+
+
+def test_each_rank_gets_a_gpu_of_its_own() -> None:
+    chosen = plan(available=("0", "1", "2"))
+    assert chosen.device == "cuda:0"
+    assert chosen.backend == "cpu:gloo,cuda:nccl"
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment] == ["0", "1"]
+    assert chosen.labels == ("cuda:0 (GPU 0)", "cuda:0 (GPU 1)")
+
+
+def test_the_gpus_named_are_the_gpus_used() -> None:
+    chosen = plan(3, gpus=("0", "1", "3"), available=("0", "1", "2", "3"))
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment] == ["0", "1", "3"]
+
+
+def test_more_ranks_than_gpus_run_on_cpus_and_it_says_what_else_can_be_done() -> None:
+    chosen = plan(4, available=("0",))
+    assert chosen.device == "cpu"
+    assert chosen.notes == (
+        "4 ranks but 1 GPU: the ranks run on CPUs, with gloo. "
+        "One rank per GPU: %ddp_init --world-size 1. "
+        "Several ranks on a GPU: %ddp_init --world-size 4 --device cuda",
+    )
+
+
+def test_ranks_share_gpus_with_gloo_when_asked_to() -> None:
+    chosen = plan(3, device="cuda", available=("0", "1"))
+    assert chosen.backend == "gloo"
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in chosen.environment] == ["0", "1", "0"]
+    assert "share 2 GPUs" in chosen.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "nccl"}, "--backend nccl needs GPUs, and none is visible here"),
+        ({"device": "cuda"}, "--device cuda needs GPUs, and none is visible here"),
+        ({"device": "cpu", "backend": "nccl"}, "NCCL moves data between GPUs only"),
+        ({"gpus": ("7",), "available": ("0",)}, "--gpus names GPU 7, but the GPUs here are: 0."),
+        (
+            {"world_size": 4, "backend": "nccl", "available": ("0", "1")},
+            "4 ranks but 2 GPUs: NCCL wants a GPU of its own for every rank.",
+        ),
+    ],
+)
+def test_what_cannot_be_says_so(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageMistake, match=r"%ddp_init|--gpus") as caught:
+        plan(**arguments)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+def test_gpus_are_found_through_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in for nvidia-smi: there is no GPU where this runs."""
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text("#!/bin/sh\necho 0\necho 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ("0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert visible_gpus() == ("3", "5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert visible_gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"world_size": 0}, "World size 0 makes no sense"),
+        ({"world_size": -1}, "World size -1 makes no sense"),
+        ({"world_size": 10_000}, "World size 10,000 is more than one machine can hold"),
+        ({"backend": "mpi"}, "--backend is one of auto, gloo, nccl, not 'mpi'."),
+        ({"master_port": 70_000}, "--master-port 70000 is not a port"),
+        ({"master_port": -1}, "--master-port -1 is not a port"),
+        ({"timeout_s": 0.0}, "--timeout is in seconds and must be more than 0"),
+        ({"threads_per_rank": -2}, "--threads-per-rank must be 1 or more."),
+        ({"gpus": ("0", "0"), "backend": "nccl"}, "--gpus names GPU 0 twice"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageMistake) as caught:
+        InitOptions(**arguments)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(message)
+
+
+def test_threads_are_cores_divided_by_ranks_and_at_least_one() -> None:
+    assert InitOptions(world_size=1).threads == cores()
+    assert InitOptions(world_size=200).threads == 1
+    assert InitOptions(world_size=2, threads_per_rank=3).threads == 3
+
+
+def test_more_ranks_than_cores_is_said() -> None:
+    assert InitOptions(world_size=1).notes() == ()
+    assert "share" in InitOptions(world_size=cores() + 1).notes()[0]

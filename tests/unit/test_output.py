@@ -1,0 +1,114 @@
+"""The ranks' output: what each wrote, and which ranks wrote the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_notebook.analysis.output import (
+    OutputLog,
+    apply_carriage_returns,
+    group,
+    group_live,
+    split_errors,
+)
+from ddp_notebook.model import Output, OutputItem, OutputKind
+
+OUT, ERR = OutputKind.STDOUT, OutputKind.STDERR
+
+
+def wrote(*texts: str, what: OutputKind = OUT) -> tuple[OutputItem, ...]:
+    log = OutputLog()
+    for text in texts:
+        log.add(Output(rank=0, cell=1, what=what, text=text))
+    return log.items()
+
+
+@given(st.lists(st.text(alphabet="ab\n"), max_size=20))
+def test_text_written_in_pieces_is_one_item(pieces: list[str]) -> None:
+    assert "".join(item.text for item in wrote(*pieces)) == "".join(pieces)
+    assert len(wrote(*pieces)) <= 1
+
+
+def test_stdout_and_stderr_keep_their_order() -> None:
+    log = OutputLog()
+    for what, text in ((OUT, "a"), (ERR, "b"), (OUT, "c"), (OUT, "d")):
+        log.add(Output(rank=0, cell=1, what=what, text=text))
+    assert [(item.what, item.text) for item in log.items()] == [(OUT, "a"), (ERR, "b"), (OUT, "cd")]
+
+
+def test_a_progress_bar_leaves_its_last_state() -> None:
+    assert wrote("\r 0%", "\r 50%", "\r100%\n")[0].text == "100%\n"
+
+
+def test_a_carriage_return_overwrites_only_what_is_written_over() -> None:
+    assert apply_carriage_returns("abcdef\rXY") == "XYcdef"
+    assert apply_carriage_returns("one\r\ntwo") == "one\ntwo"
+
+
+@given(st.text(alphabet="ab\r\n"), st.integers(0, 20))
+def test_carriage_returns_can_be_applied_as_text_comes(text: str, cut: int) -> None:
+    whole = apply_carriage_returns(text)
+    if text[:cut].endswith("\r") and text[cut : cut + 1] == "\n":
+        cut += 1  # a line end is not cut in two
+    assert apply_carriage_returns(apply_carriage_returns(text[:cut]) + text[cut:]) == whole
+
+
+def test_a_display_is_updated_in_its_place() -> None:
+    log = OutputLog()
+    for value, update in (("1", False), ("2", True)):
+        log.add(
+            Output(
+                rank=0,
+                cell=1,
+                what=OutputKind.DISPLAY,
+                data={"text/plain": value},
+                display_id="d",
+                update=update,
+            )
+        )
+        log.add(Output(rank=0, cell=1, what=OUT, text="x"))
+    assert [item.data.get("text/plain", item.text) for item in log.items()] == ["2", "xx"]
+
+
+def test_clearing_waits_for_what_comes_next_when_asked_to() -> None:
+    log = OutputLog()
+    log.add(Output(rank=0, cell=1, what=OUT, text="old"))
+    log.add(Output(rank=0, cell=1, what=OutputKind.CLEAR, update=True))
+    assert log.items()[0].text == "old"
+    log.add(Output(rank=0, cell=1, what=OUT, text="new"))
+    assert [item.text for item in log.items()] == ["new"]
+
+
+def test_equal_output_is_shown_once_and_named_by_its_ranks() -> None:
+    logs = {0: wrote("a"), 1: wrote("b"), 2: wrote("a"), 3: ()}
+    assert [(g.ranks, g.items[0].text) for g in group(logs)] == [((0, 2), "a"), ((1,), "b")]
+
+
+def test_objects_that_differ_only_in_their_address_are_equal_output() -> None:
+    logs = {0: wrote("<Linear at 0x7f0011223344>"), 1: wrote("<Linear at 0x7f0099887766>")}
+    assert [g.ranks for g in group(logs)] == [(0, 1)]
+
+
+@given(st.dictionaries(st.integers(0, 9), st.text(alphabet="ab\n", min_size=1)))
+def test_every_rank_is_in_one_group_with_its_own_text(texts: dict[int, str]) -> None:
+    groups = group({rank: wrote(text) for rank, text in texts.items()})
+    seen = {rank: g.items[0].text for g in groups for rank in g.ranks}
+    assert seen == texts
+
+
+def test_a_rank_that_is_only_behind_counts_as_equal_while_output_comes() -> None:
+    logs = {0: wrote("step 1\nst"), 1: wrote("step 1\nstep 2\n"), 2: wrote("other")}
+    groups = group_live(logs)
+    assert [(g.ranks, g.items[0].text) for g in groups] == [
+        ((0, 1), "step 1\nstep 2\n"),
+        ((2,), "other"),
+    ]
+
+
+def test_each_distinct_traceback_comes_first_once_with_its_ranks() -> None:
+    error = OutputItem(OutputKind.ERROR, text="ValueError: x")
+    logs = {0: wrote("hi"), 1: (*wrote("hi"), error), 2: (*wrote("hi"), error)}
+    tracebacks, rest = split_errors(group(logs))
+    assert [(g.ranks, g.items[0].text) for g in tracebacks] == [((1, 2), "ValueError: x")]
+    assert [(g.ranks, g.items[0].text) for g in rest] == [((0, 1, 2), "hi")]

@@ -1,0 +1,112 @@
+"""What a rank's code prints, on its way to the notebook."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.agent.relay import LIMIT_BYTES, TAIL_BYTES, RankStream, Relay
+from ddp_notebook.model import OutputKind
+
+
+class Voice:
+    """Stands in for the beacon; keeps what was said."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def emit(self, kind: type, **fields: Any) -> None:
+        self.said.append(fields)
+
+    def nudge(self) -> None:
+        """Nobody sends here."""
+
+    @property
+    def text(self) -> str:
+        return "".join(fields.get("text", "") for fields in self.said)
+
+
+@pytest.fixture
+def voice() -> Voice:
+    return Voice()
+
+
+@pytest.fixture
+def relay(voice: Voice, tmp_path: Path) -> Relay:
+    (tmp_path / "rank.log").touch()
+    return Relay(voice, tmp_path / "rank.log", tmp_path)  # type: ignore[arg-type]
+
+
+def stream(relay: Relay, what: OutputKind = OutputKind.STDOUT) -> RankStream:
+    return RankStream(relay, what, io.StringIO(), 1)
+
+
+def test_what_is_printed_in_a_cell_is_sent_in_order(relay: Relay, voice: Voice) -> None:
+    out, err = stream(relay), stream(relay, OutputKind.STDERR)
+    relay.begin(3)
+    print("one", file=out)
+    print("two", file=err)
+    print("three", file=out)
+    relay.end()
+    assert [(f["what"], f["text"]) for f in voice.said] == [
+        (OutputKind.STDOUT, "one\n"),
+        (OutputKind.STDERR, "two\n"),
+        (OutputKind.STDOUT, "three\n"),
+    ]
+    assert {f["cell"] for f in voice.said} == {3}
+
+
+def test_what_is_printed_outside_of_a_cell_goes_where_it_went_before(relay: Relay) -> None:
+    idle = io.StringIO()
+    out = RankStream(relay, OutputKind.STDOUT, idle, 1)
+    print("hello", file=out)
+    assert idle.getvalue() == "hello\n"
+
+
+def test_what_c_code_and_subprocesses_write_is_found_in_the_log(
+    relay: Relay, voice: Voice, tmp_path: Path
+) -> None:
+    with (tmp_path / "rank.log").open("a") as log:
+        log.write("before the cell\n")
+    relay.begin(1)
+    with (tmp_path / "rank.log").open("a") as log:
+        log.write("from C\n")
+    relay.end()
+    assert voice.text == "from C\n"
+
+
+def test_a_flood_is_cut_and_all_of_it_is_kept_in_a_file(
+    relay: Relay, voice: Voice, tmp_path: Path
+) -> None:
+    out = stream(relay)
+    relay.begin(7)
+    lines = [f"line {number}\n" for number in range(400_000)]
+    for line in lines:
+        out.write(line)
+    withheld = relay.end()
+    whole = "".join(lines)
+    sent = voice.text
+    assert len(sent.encode()) <= LIMIT_BYTES + 100
+    assert sent.startswith("line 0\nline 1\n")
+    assert sent.endswith(whole[-TAIL_BYTES + 10 :])
+    assert f"{withheld:,} bytes not shown" in sent
+    assert withheld == pytest.approx(len(whole) - LIMIT_BYTES, abs=TAIL_BYTES)
+    assert (tmp_path / "rank-0-cell-7.txt").read_text() == whole
+
+
+def test_output_below_the_limit_touches_no_disk(relay: Relay, tmp_path: Path) -> None:
+    out = stream(relay)
+    relay.begin(1)
+    out.write("x" * (LIMIT_BYTES - TAIL_BYTES))
+    assert relay.end() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["rank.log"]
+
+
+def test_only_text_can_be_written(relay: Relay) -> None:
+    with pytest.raises(TypeError, match="must be str, not bytes"):
+        stream(relay).write(b"x")  # type: ignore[arg-type]
