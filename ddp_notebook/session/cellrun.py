@@ -148,6 +148,14 @@ class CellRun:
         return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
 
 
+def ipython_syntax(source: str) -> str:
+    """`source` with magics and shell escapes turned into Python."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    transformed: str = TransformerManager().transform_cell(source)
+    return transformed
+
+
 def check_cell(source: str, transform: Callable[[str], str]) -> bool:
     """Compile a cell here, before any rank runs it; True when it has a top-level `await`.
 

@@ -33,7 +33,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell
+from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
 from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
@@ -167,18 +167,18 @@ class Session:
         *,
         number: int | None = None,
         magic_line: str = "%%ddp",
-        transform: Callable[[str], str] = str,
+        transform: Callable[[str], str] | None = None,
         started: Callable[[CellRun], None] | None = None,
     ) -> CellResult:
         """Run a cell on ranks and wait until each has finished it or died.
 
         `number` is the notebook's prompt number, `magic_line` the cell's first line (for
         tracebacks), `transform` turns IPython's syntax into Python's for the check that
-        comes first. Raises CellSyntaxError and UsageMistake before any rank runs; what goes
+        comes first (default: magics and shell escapes, without a shell's own). Raises CellSyntaxError and UsageMistake before any rank runs; what goes
         wrong on ranks, or an interrupt, is in the result's `error`.
         """
         cluster = self._need("%%ddp").cluster
-        is_async = check_cell(source, transform)
+        is_async = check_cell(source, transform or ipython_syntax)
         members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
         cell = next(self._cells)
         run = self.current = CellRun(cell, members)

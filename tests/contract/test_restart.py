@@ -1,0 +1,128 @@
+"""Ranks that die are named, and come back in place while the others keep what they have."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import eventually
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Status
+from ddp_notebook.session import InitOptions, Session
+
+ALL_REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    made.init(InitOptions(world_size=3, device="cpu"))
+    yield made
+    made.shutdown()
+
+
+def values(session: Session, source: str, **how: Any) -> dict[tuple[int, ...], str]:
+    result = session.run_cell(source, **how)
+    result.raise_for_error()
+    return {g.ranks: g.items[-1].data["text/plain"] for g in result.outputs}
+
+
+def kill(session: Session, rank: int) -> None:
+    os.kill(session.record.snapshot.ranks[rank].pid, signal.SIGKILL)
+    dead = session.record.wait_for(
+        lambda: session.record.snapshot.ranks[rank].status is Status.DEAD, 1.0
+    )
+    assert dead, "the death of a rank is known within a second"
+
+
+def test_a_killed_rank_is_known_with_its_signal_and_the_others_keep_their_variables(
+    session: Session,
+) -> None:
+    session.run_cell("mine = rank * 10").raise_for_error()
+    kill(session, 1)
+    assert session.status().rows[1].text == "killed by SIGKILL"
+    assert values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+
+
+def test_a_cell_on_a_dead_rank_is_refused_with_what_to_type(session: Session) -> None:
+    kill(session, 1)
+    with pytest.raises(UsageMistake) as caught:
+        session.run_cell("x = 1")
+    assert str(caught.value) == (
+        "Rank 1 is dead. Bring it back: %ddp_restart --ranks 1, or leave it out: %%ddp --ranks 0,2"
+    )
+
+
+def test_a_restarted_rank_takes_its_place_and_the_group_works(session: Session) -> None:
+    session.run_cell("mine = rank * 10").raise_for_error()
+    pids = [state.pid for state in session.record.snapshot.ranks]
+    kill(session, 1)
+    board = session.restart((1,))
+    assert board.snapshot.ready
+    now = [state.pid for state in board.snapshot.ranks]
+    assert (now[0], now[2]) == (pids[0], pids[2])
+    assert now[1] != pids[1]
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert values(session, "globals().get('mine')", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+    assert values(session, "'mine' in globals()", ranks=(1,)) == {(1,): "False"}
+    assert values(session, "rank, world_size", ranks=(1,)) == {(1,): "(1, 3)"}
+
+
+def test_all_ranks_can_be_restarted_again_and_again(session: Session) -> None:
+    for _ in range(3):
+        session.restart()
+        assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_a_rank_killed_in_a_cell_ends_the_cell_with_its_last_words(session: Session) -> None:
+    source = (
+        "import os, signal\n"
+        "print('about to go', rank)\n"
+        "if rank == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    result = session.run_cell(source)
+    assert result.error is not None
+    text = str(result.error)
+    assert "rank 1 died, killed by SIGSEGV" in text
+    assert "%ddp_restart --ranks 1" in text
+    assert "ranks 0,2 finished" in text
+
+
+def test_an_abort_of_c_code_leaves_its_message_as_last_words(session: Session) -> None:
+    source = "import os\nif rank == 2:\n    os.write(2, b'terminate called: bad\\n'); os.abort()"
+    result = session.run_cell(source)
+    assert "rank 2 died, killed by SIGABRT (last words: terminate called: bad)" in str(result.error)
+
+
+def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Session) -> None:
+    import threading
+
+    run_ended = threading.Event()
+
+    def run() -> None:
+        session.run_cell("x = torch.ones(1)\nif rank != 1:\n    dist.all_reduce(x)")
+        run_ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(
+        lambda: "all_reduce" in session.record.snapshot.ranks[0].doing, 10, "rank 0 in all_reduce"
+    )
+    kill(session, 1)
+    assert run_ended.wait(10)
+    thread.join()
+    session.restart((1,))
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_a_store_keeper_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:
+    assert session._processes is not None
+    os.kill(session._processes._keeper_pid, signal.SIGKILL)
+    eventually(lambda: session._processes and session._processes._keeper_pid == 0, 5)
+    session.restart((0,))
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}

@@ -1,0 +1,170 @@
+"""Bringing real ranks up: every stage, every way to meet, and what is said when it fails."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
+from ddp_notebook.model import Event, Stage, StageFinished, Status
+from ddp_notebook.session import InitOptions, Session
+
+ALL_REDUCE = "x = torch.ones(3) * (rank + 1)\ndist.all_reduce(x)\nx.tolist()"
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    yield made
+    made.shutdown()
+
+
+def results(session: Session, source: str) -> dict[tuple[int, ...], str]:
+    """What the last expression of a cell gives, by the ranks it is the same on."""
+    result = session.run_cell(source)
+    result.raise_for_error()
+    return {g.ranks: g.items[-1].data["text/plain"] for g in result.outputs}
+
+
+def test_every_rank_passes_every_stage_in_order(session: Session) -> None:
+    passed: dict[int, list[Stage]] = {}
+
+    def watch(events: Any) -> None:
+        for event in events:
+            if isinstance(event, StageFinished):
+                passed.setdefault(event.rank, []).append(event.stage)
+
+    session.record.subscribe(watch)
+    board = session.init(InitOptions(world_size=3, device="cpu"))
+    assert passed == {rank: list(Stage) for rank in range(3)}
+    assert board.snapshot.ready
+    assert [row.status for row in board.rows] == [Status.READY] * 3
+    assert results(session, ALL_REDUCE) == {(0, 1, 2): "[6.0, 6.0, 6.0]"}
+
+
+def test_ranks_find_the_environment_torchrun_would_give_them(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu", threads_per_rank=1))
+    shown = results(
+        session,
+        "import os\n"
+        "[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')], torch.get_num_threads(),"
+        " int(os.environ['MASTER_PORT']) > 0, os.environ['MASTER_ADDR']",
+    )
+    assert shown == {
+        (0,): "(['0', '0', '2'], 1, True, '127.0.0.1')",
+        (1,): "(['1', '1', '2'], 1, True, '127.0.0.1')",
+    }
+
+
+@pytest.mark.parametrize("init_method", ["tcp", "file"])
+def test_ranks_meet_by_other_ways_too(session: Session, init_method: str) -> None:
+    board = session.init(InitOptions(world_size=2, device="cpu", init_method=init_method))
+    assert board.snapshot.init_method.startswith(f"{init_method}://")
+    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+
+
+def test_ranks_can_be_ordinary_processes(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu", launcher="process"))
+    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+
+
+def test_the_sockets_of_a_session_listen_on_loopback_alone(session: Session) -> None:
+    import psutil
+
+    session.init(InitOptions(world_size=2, device="cpu"))
+    pids = {state.pid for state in session.record.snapshot.ranks}
+    parents = {psutil.Process(pid).ppid() for pid in pids}
+    ours = {child.pid for parent in parents for child in psutil.Process(parent).children(True)}
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.net_connections("inet")
+        if connection.pid in ours and connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_a_port_in_use_is_said_with_who_holds_it_and_nothing_is_left(session: Session) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        with pytest.raises(SetupFailed) as caught:
+            session.init(InitOptions(world_size=2, device="cpu", master_port=port))
+    text = str(caught.value)
+    assert text.startswith(f"Port {port} on 127.0.0.1 is in use by pid ")
+    assert "Leave --master-port out" in text
+    assert not session.running
+    session.init(InitOptions(world_size=2, device="cpu"))
+    assert session.record.snapshot.ready
+
+
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        ("203.0.113.7", "MASTER_ADDR 203.0.113.7 is not an address of this machine."),
+        ("no-such-host.invalid", "MASTER_ADDR 'no-such-host.invalid' does not resolve"),
+    ],
+)
+def test_an_address_that_cannot_be_is_said(session: Session, address: str, cause: str) -> None:
+    with pytest.raises(SetupFailed) as caught:
+        session.init(InitOptions(world_size=2, device="cpu", master_addr=address))
+    assert str(caught.value).startswith(cause)
+    assert "What to do: Leave --master-addr out" in str(caught.value)
+
+
+def test_a_rank_that_dies_in_setup_is_named_with_its_stage(session: Session) -> None:
+    def kill_one(events: Any) -> None:
+        import os
+        import signal
+
+        for event in events:
+            if event.rank == 1 and isinstance(event, StageFinished):
+                os.kill(event.pid, signal.SIGKILL)
+
+    session.record.subscribe(kill_one)
+    with pytest.raises(SetupFailed) as caught:
+        session.init(InitOptions(world_size=3, device="cpu"))
+    assert "Rank 1 died in stage launched, killed by SIGKILL." in str(caught.value)
+    assert caught.value.board is not None
+    assert caught.value.board.snapshot.ranks[1].status is Status.DEAD
+
+
+def test_starting_twice_says_how_to_restart(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    with pytest.raises(UsageMistake, match="2 ranks are running already") as caught:
+        session.init(InitOptions(world_size=4, device="cpu"))
+    assert "%ddp_restart" in str(caught.value)
+    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+
+
+def test_verbs_before_init_say_what_to_type(session: Session) -> None:
+    with pytest.raises(NoSession, match=r"%%ddp needs ranks.*%ddp_init --world-size 4"):
+        session.run_cell("x = 1")
+
+
+def test_a_shut_down_session_can_be_started_again(session: Session) -> None:
+    for world_size in (1, 2):
+        session.init(InitOptions(world_size=world_size, device="cpu"))
+        session.shutdown()
+        assert not session.running
+
+
+def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None:
+    import zmq
+
+    session.init(InitOptions(world_size=1, device="cpu"))
+    assert session._processes is not None
+    heard: list[Event] = []
+    session.record.subscribe(lambda events: heard.extend(events))
+    forged = b'[{"kind": "rank_exited", "rank": 0, "pid": 1, "exit_code": 1, "seq": 1}]'
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket_:
+        socket_.linger = 1000
+        socket_.connect(session._processes.listener.url)
+        socket_.send_multipart([b"0" * 32, forged])
+        session.run_cell("x = 1").raise_for_error()
+    assert not [event for event in heard if event.kind == "rank_exited"]
+    assert session.record.snapshot.ready
