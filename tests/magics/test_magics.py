@@ -1,0 +1,101 @@
+"""The magics in a real shell: values come back, displays are native, nothing is shown twice."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ddp_notebook.model import BenchResult, Board
+
+
+def test_loading_the_extension_returns_at_once_and_loads_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, time\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "import ipykernel.zmqshell, jupyter_client\n"
+        "shell = InteractiveShell.instance()\n"
+        "began = time.perf_counter()\n"
+        "shell.run_line_magic('load_ext', 'ddp_notebook')\n"
+        "print(time.perf_counter() - began, 'torch' in sys.modules)\n"
+        "shell.run_line_magic('unload_ext', 'ddp_notebook')\n"
+        "print('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *_, first, last = shown.stdout.split("\n")[:-1]
+    assert first.split()[1] == last == "False"
+
+
+def test_init_and_status_return_a_board_that_shows_itself(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = shell.run_cell("%ddp_init --world-size 2 --device cpu")
+    assert isinstance(result.result, Board)
+    assert "2 ranks, gloo" in capsys.readouterr().out
+    board = shell.run_cell("b = %ddp_status\nb").result
+    assert isinstance(board, Board)
+    assert board.snapshot.ready
+    assert capsys.readouterr().out.count("6/6 verified") == 2
+
+
+def test_a_cell_shows_equal_output_once(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_cell("%ddp_init --world-size 2 --device cpu")
+    capsys.readouterr()
+    assert shell.run_cell("%%ddp\nprint('hello')\nrank").success
+    shown = capsys.readouterr().out
+    assert shown == "── rank 0 ──\nhello\n0\n── rank 1 ──\nhello\n1\n"
+    assert shell.run_cell("%%ddp\nprint('hello')").success
+    assert capsys.readouterr().out == "── ranks 0-1 ──\nhello\n"
+
+
+def test_values_move_both_ways(shell: Any) -> None:
+    shell.run_cell("%ddp_init --world-size 2 --device cpu")
+    shell.run_cell("table = {'lr': 0.5}\n%ddp_push table")
+    shell.run_cell("%%ddp\nlr = table['lr'] * (rank + 1)")
+    assert shell.run_cell("%ddp_pull lr").result == {0: 0.5, 1: 1.0}
+    assert shell.run_cell("%ddp_pull lr --ranks 1 --as second").result == 1.0
+    assert shell.user_ns["second"] == 1.0
+
+
+def test_bench_returns_a_result_that_shows_figure_and_table(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell("%ddp_init --world-size 2 --device cpu")
+    capsys.readouterr()
+    began = time.monotonic()
+    result = shell.run_cell("%ddp_bench --max 64K --budget 3").result
+    assert time.monotonic() - began < 60
+    assert isinstance(result, BenchResult)
+    assert [point.size_bytes for point in result.points][:2] == [4, 16]
+    assert all(point.wrong == 0 for point in result.points)
+    assert all(point.latency_us > 0 for point in result.points)
+    shown = capsys.readouterr().out
+    assert "all_reduce of float32, 2 ranks, gloo on cpu" in shown
+
+
+def test_output_that_was_too_long_can_be_saved(
+    shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    shell.run_cell("%ddp_init --world-size 1 --device cpu")
+    capsys.readouterr()
+    shell.run_cell("%%ddp\nfor i in range(200_000):\n    print('number', i)")
+    shown = capsys.readouterr().out
+    assert "Rank 0 wrote" in shown
+    assert "%ddp_output --ranks 0" in shown
+    shell.run_cell(f"%ddp_output --ranks 0 --save {tmp_path}/all.txt")
+    assert (tmp_path / "all.txt").read_text().count("\n") == 200_000
+    shell.run_cell("%ddp_output --ranks 0 --tail 1")
+    assert capsys.readouterr().out.endswith("number 199999\n")
+
+
+def test_shutting_down_twice_is_fine(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_cell("%ddp_init --world-size 1 --device cpu")
+    capsys.readouterr()
+    assert shell.run_cell("%ddp_shutdown").success
+    assert capsys.readouterr().out == "All ranks have ended.\n"
+    assert shell.run_cell("%ddp_shutdown").success
+    assert capsys.readouterr().out == "There were no ranks.\n"

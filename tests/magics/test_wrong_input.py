@@ -1,0 +1,154 @@
+"""Wrong input gets a clear error with the call to type, and nothing is lost. In a real shell."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+
+def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
+    """What the user reads after a call that fails; the error's name first."""
+    capsys.readouterr()
+    result = shell.run_cell(source)
+    assert not result.success, f"{source} should have failed"
+    shown = capsys.readouterr()
+    lines = (shown.out + shown.err).strip()
+    assert "Traceback" not in lines, "a wrong call is no place for a stack"
+    return lines
+
+
+INIT = "%ddp_init --world-size 4"
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            "%ddp_init --world-size 0",
+            "UsageError: World size 0 makes no sense: it is the number of ranks, 1 or more. "
+            f"Type: {INIT}",
+        ),
+        (
+            "%ddp_init --world-size -1",
+            "UsageError: World size -1 makes no sense: it is the number of ranks, 1 or more. "
+            f"Type: {INIT}",
+        ),
+        (
+            "%ddp_init --world-size four",
+            "UsageError: argument -n/--world-size: invalid int value: 'four'. "
+            f"For example: {INIT}   (all options: %ddp_init -h)",
+        ),
+        (
+            "%ddp_init --world-size 10000",
+            "UsageError: World size 10,000 is more than one machine can hold: at most 256 ranks "
+            f"here. Type: {INIT}",
+        ),
+        (
+            "%ddp_init --backend nccl --device cpu",
+            "UsageError: NCCL moves data between GPUs only, so --backend nccl cannot go with "
+            "--device cpu. Type: %ddp_init --world-size 4 --backend gloo --device cpu",
+        ),
+        (
+            "%ddp_init --master-port 70000",
+            "UsageError: --master-port 70000 is not a port: ports are 1 to 65535. "
+            "Leave it out and a free one is chosen.",
+        ),
+        (
+            "%ddp_init --wrld-size 4",
+            "UsageError: unrecognized arguments: --wrld-size 4. "
+            f"For example: {INIT}   (all options: %ddp_init -h)",
+        ),
+        ("%ddp_init --timeout 0", "UsageError: --timeout is in seconds and must be more than 0"),
+        (
+            "%%ddp\nx = 1",
+            f"UsageError: %%ddp needs ranks, and there are none. Start them first: {INIT}",
+        ),
+        (
+            "%ddp_pull x",
+            f"UsageError: %ddp_pull needs ranks, and there are none. Start them first: {INIT}",
+        ),
+        (
+            "%ddp_restart --ranks 1",
+            f"UsageError: %ddp_restart needs ranks, and there are none. Start them first: {INIT}",
+        ),
+        (
+            "%ddp_bench",
+            f"UsageError: %ddp_bench needs ranks, and there are none. Start them first: {INIT}",
+        ),
+    ],
+)
+def test_a_wrong_call_without_ranks_says_what_to_type(
+    shell: Any, capsys: pytest.CaptureFixture[str], call: str, expected: str
+) -> None:
+    assert said(shell, capsys, call).startswith(expected)
+
+
+def test_nccl_without_a_gpu_says_what_can_be_done(
+    shell: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    text = said(shell, capsys, "%ddp_init --world-size 2 --backend nccl")
+    assert text.startswith("UsageError: --backend nccl needs GPUs, and none is visible here")
+    assert text.endswith("The ranks can run on CPUs: %ddp_init --world-size 2 --backend gloo")
+
+
+def test_help_is_shown_and_nothing_is_done(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert shell.run_cell("%ddp_init -h").success
+    text = capsys.readouterr().out
+    assert "usage: %ddp_init" in text
+    for option in ("--world-size", "--backend", "--master-port", "--gpus", "--threads-per-rank"):
+        assert option in text
+
+
+def test_wrong_calls_with_ranks_lose_nothing(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.run_cell("%ddp_init --world-size 2 --device cpu").success
+    assert shell.run_cell("%%ddp\nkept = 10 + rank").success
+    shell.user_ns["gen"] = (i for i in range(3))
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        for call, expected in (
+            ("%ddp_init --world-size 4", "UsageError: 2 ranks are running already. Fresh ranks: "),
+            (
+                "%%ddp --ranks 7\nx = 1",
+                "UsageError: Rank 7 does not exist: world size is 2, so ranks are 0 to 1.",
+            ),
+            (
+                "%%ddp --ranks two\nx = 1",
+                "UsageError: 'two' is not a set of ranks: write 0, 0,2, 1-3 or all.",
+            ),
+            (
+                "%%ddp\nkept = 0\nfor x in\n",
+                "CellSyntaxError: invalid syntax (cell line 3); no rank ran the cell",
+            ),
+            ("%ddp_push gen", "UsageError: gen is a generator, which cannot be sent to the ranks"),
+            ("%ddp_push nothing", "UsageError: The notebook has no variable 'nothing'."),
+            (
+                "%ddp_push",
+                "UsageError: the following arguments are required: names. "
+                "For example: %ddp_push batch",
+            ),
+            ("%ddp_pull nothing", "UsageError: nothing cannot be pulled (ranks 0-1: there is no"),
+            ("%ddp_bench --max 1X", "UsageError: "),
+            ("%ddp_restart --ranks 5", "UsageError: Rank 5 does not exist: world size is 2"),
+        ):
+            text = said(shell, capsys, call)
+            assert text.startswith(expected), f"{call}: {text}"
+    assert shell.run_cell("%ddp_pull kept").success
+    assert shell.user_ns["kept"] == {0: 10, 1: 11}
+
+
+def test_a_cell_that_fails_on_a_rank_fails_in_the_notebook(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.run_cell("%ddp_init --world-size 2 --device cpu").success
+    capsys.readouterr()
+    result = shell.run_cell("%%ddp\nif rank == 1:\n    raise ValueError('boom')\nprint('fine')")
+    assert not result.success
+    shown = capsys.readouterr().out
+    assert shown.index("── rank 1 ──") < shown.index("fine"), "the traceback comes first"
+    assert "CellFailed: rank 1 raised ValueError: boom (cell line 3); rank 0 finished." in shown
