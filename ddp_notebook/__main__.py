@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ddp-notebook", description="Tools of ddp_notebook, the debugger for DDP in Jupyter."
+        prog="ddp-notebook",
+        description="Tools of ddp_notebook, the debugger for DDP in Jupyter.",
+        allow_abbrev=False,
     )
     version = f"ddp-notebook {metadata.version('ddp-notebook')}"
     parser.add_argument("--version", action="version", version=version)
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         help="open the tutorial in JupyterLab, or run it with --headless",
         description="Copy the tutorial into a folder and open it in JupyterLab. "
         "Options that are not listed here go to JupyterLab.",
+        allow_abbrev=False,
     )
     demo.add_argument(
         "--dir",

@@ -32,8 +32,9 @@ _E = TypeVar("_E", bound=Event)
 class Beacon:
     """Sends this rank's events. One per process; `emit` may be called from any thread.
 
-    `sources` are called by the sending thread before each sending, so that buffered output
-    leaves in order; `pulse` makes the sign of life.
+    `collect` is called by the sending thread before each sending, so that buffered output
+    leaves in order; what it returns is after how many seconds it wants to be called again.
+    `pulse` makes the sign of life.
     """
 
     def __init__(self, rank: int, url: str, key: str) -> None:
@@ -46,7 +47,7 @@ class Beacon:
         self._flushed = threading.Condition()
         self._sent_seq = 0
         self._closing = False
-        self.collect: Callable[[], None] | None = None
+        self.collect: Callable[[], float | None] = lambda: None
         self.pulse: Callable[[], dict[str, Any]] = dict
         self._pid = os.getpid()
         self._thread = threading.Thread(
@@ -90,12 +91,16 @@ class Beacon:
         socket.linger = _LINGER_MS
         socket.connect(url)
         try:
+            again_s: float | None = None
+            pulse_at = time.monotonic() + PULSE_S
             while not self._closing:
-                if not self._wake.wait(PULSE_S):
-                    self.emit(Pulse, **self.pulse())
+                self._wake.wait(max(0.0, min(again_s or PULSE_S, pulse_at - time.monotonic())))
                 self._wake.clear()
-                if self.collect is not None:
-                    self.collect()
+                again_s = self.collect()
+                if time.monotonic() >= pulse_at:
+                    self.emit(Pulse, **self.pulse())
+                    self._wake.clear()
+                    pulse_at = time.monotonic() + PULSE_S
                 self._send_pending(socket)
         finally:
             socket.close()

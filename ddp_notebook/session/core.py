@@ -172,10 +172,10 @@ class Session:
     ) -> CellResult:
         """Run a cell on ranks and wait until each has finished it or died.
 
-        `number` is the notebook's prompt number, `magic_line` the cell's first line (for
-        tracebacks), `transform` turns IPython's syntax into Python's for the check that
-        comes first (default: magics and shell escapes, without a shell's own). Raises CellSyntaxError and UsageMistake before any rank runs; what goes
-        wrong on ranks, or an interrupt, is in the result's `error`.
+        `number` is the notebook's prompt number and `magic_line` the cell's first line, for
+        tracebacks. `transform` turns IPython's syntax into Python's for the check that comes
+        first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
+        before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
         """
         cluster = self._need("%%ddp").cluster
         is_async = check_cell(source, transform or ipython_syntax)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_notebook.agent.relay import LIMIT_BYTES, TAIL_BYTES, RankStream, Relay
+from ddp_notebook.agent.relay import (
+    FLOOD_POLL_S,
+    FLOOD_WRITES,
+    LIMIT_BYTES,
+    TAIL_BYTES,
+    RankStream,
+    Relay,
+)
 from ddp_notebook.model import OutputKind
 
 
@@ -105,6 +113,61 @@ def test_output_below_the_limit_touches_no_disk(relay: Relay, tmp_path: Path) ->
     out.write("x" * (LIMIT_BYTES - TAIL_BYTES))
     assert relay.end() == 0
     assert [path.name for path in tmp_path.iterdir()] == ["rank.log"]
+
+
+def test_a_flood_keeps_the_order_of_both_streams(relay: Relay, voice: Voice) -> None:
+    out, err = stream(relay), stream(relay, OutputKind.STDERR)
+    relay.begin(1)
+    for _ in range(FLOOD_WRITES + 1):
+        out.write(".")
+    assert relay.collect() == FLOOD_POLL_S
+    written = ""
+    for number in range(300):
+        print(number, file=out)
+        written += f"{number}\n"
+        if number % 100 == 50:
+            print("now", number, file=err)
+            relay.collect()
+    relay.end()
+    texts = dict.fromkeys((OutputKind.STDOUT, OutputKind.STDERR), "")
+    for fields in voice.said:
+        texts[fields["what"]] += fields["text"]
+    assert texts[OutputKind.STDOUT] == "." * (FLOOD_WRITES + 1) + written
+    assert texts[OutputKind.STDERR] == "now 50\nnow 150\nnow 250\n"
+
+
+def test_after_a_flood_a_single_line_is_sent_at_once_again(relay: Relay, voice: Voice) -> None:
+    out = stream(relay)
+    relay.begin(1)
+    for _ in range(FLOOD_WRITES + 1):
+        out.write(".")
+    polls = 0
+    while relay.collect() is not None:
+        polls += 1
+        assert polls < 100
+    out.write("calm")
+    assert relay.nudged
+    relay.end()
+    assert voice.text.endswith("calm")
+
+
+def test_writers_in_two_threads_lose_nothing_in_a_flood(relay: Relay, voice: Voice) -> None:
+    out = stream(relay)
+    relay.begin(1)
+    done = threading.Event()
+
+    def collector() -> None:
+        while not done.is_set():
+            relay.collect()
+
+    thread = threading.Thread(target=collector)
+    thread.start()
+    for number in range(60_000):
+        out.write(f"{number}\n")
+    done.set()
+    thread.join()
+    relay.end()
+    assert voice.text == "".join(f"{number}\n" for number in range(60_000))
 
 
 def test_only_text_can_be_written(relay: Relay) -> None:
