@@ -21,7 +21,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from ddp_notebook.agent import beacon, boot, where
+from ddp_notebook.agent import beacon, boot, progressbars, where
 from ddp_notebook.agent.relay import RankStream, Relay
 from ddp_notebook.model import CellFinished, CellStarted, OutputKind
 
@@ -42,8 +42,7 @@ class CellRunner:
         self._replace_streams()
         self._replace_displays()
         self._replace_compiler()
-        # Libraries take this entry for a front end of the rank's own: tqdm would draw widgets.
-        shell.config.pop("IPKernelApp", None)
+        progressbars.prefer_text()
         shell.user_ns_hidden[_RESULT_NAME] = None
         shell.user_ns[_RESULT_NAME] = self.show_result
         self.voice.collect = self.relay.collect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from ddp_notebook.magics.parsing import PARSERS, HelpShown
 from ddp_notebook.model import (
     BenchResult,
     Board,
+    Event,
+    Pulse,
     Ranks,
     Status,
     name_ranks,
@@ -40,6 +42,11 @@ _REGION_DELAY_S = 0.06
 """A cell that is over sooner shows its output once, without a live region before it."""
 
 
+def is_news(events: Sequence[Event]) -> bool:
+    """False for signs of life alone: a region is looked at once a second anyway."""
+    return not events or any(not isinstance(event, Pulse) for event in events)
+
+
 @magics_class
 class DDPMagics(Magics):  # type: ignore[misc]
     """The verbs of one notebook, on one session."""
@@ -50,7 +57,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.displays = Displays(shell)
         self.displays.register()
         self._board_region: LiveRegion | None = None
-        session.record.subscribe(lambda _: self._nudge_board())
+        session.record.subscribe(self._board_may_change)
 
     # -- verbs -------------------------------------------------------------------------
 
@@ -216,8 +223,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 )
                 region.open(_REGION_DELAY_S)
 
-        def nudge(_: object) -> None:
-            if region is not None:
+        def nudge(events: Sequence[Event]) -> None:
+            if region is not None and is_news(events):
                 region.nudge()
 
         unsubscribe = self.session.record.subscribe(nudge)
@@ -310,6 +317,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         region, self._board_region = self._board_region, None
         if region is not None:
             region.close(board_bundle(final) if final is not None else None)
+
+    def _board_may_change(self, events: Sequence[Event]) -> None:
+        if is_news(events):
+            self._nudge_board()
 
     def _nudge_board(self) -> None:
         if self._board_region is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ class Session:
         self._cells = itertools.count(1)
         self._lock = threading.RLock()
         self._lost_reason = ""
+        self._owner_pid = os.getpid()
         self.record.subscribe(self._watch)
 
     # -- starting ----------------------------------------------------------------------
@@ -83,8 +85,8 @@ class Session:
     def init(self, options: InitOptions) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.
 
-        Raises UsageMistake when it cannot work as asked, SetupFailed when a rank failed
-        (nothing is left running then), KeyboardInterrupt when interrupted (likewise).
+        Raises UsageMistake when it cannot work as asked, SetupFailed when a rank failed or
+        the user interrupted; nothing is left running then.
         """
         if self._processes is not None and not self._lost_reason:
             raise UsageMistake(
@@ -116,11 +118,7 @@ class Session:
             self.record.note(ended="set-up did not finish.")
             if mode == "fork":
                 self._warm_fork_server(mode)  # for the next try
-            if isinstance(error, SetupFailed):
-                raise SetupFailed(
-                    f"{error}\nNothing is left running. Try again with %ddp_init.", failed
-                ) from None
-            raise
+            raise SetupFailed(_why(error), failed) from None
         return self.status()
 
     def _warm_fork_server(self, mode: str) -> ForkServerClient:
@@ -278,6 +276,8 @@ class Session:
 
     def shutdown(self) -> None:
         """End the ranks and everything started for them. Does nothing when there is nothing."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child of the notebook, on its way out
         self._close_processes()
         with self._lock:
             warm, self._fork_server = self._fork_server, None
@@ -364,6 +364,18 @@ def _answer(answer: Any, timeout_s: float = _VALUE_TIMEOUT_S) -> Any:
         raise
     except Exception as error:  # noqa: BLE001  # whatever the rank raised, under its own name
         raise UsageMistake(f"The rank could not answer: {error}") from None
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong in set-up, and that it can be tried again."""
+    what = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        what = "Set-up was interrupted."
+    elif isinstance(error, TimeoutError):
+        what = "The fork server that starts ranks did not get ready: is the machine very busy?"
+    elif isinstance(error, OSError):
+        what = f"The ranks could not be started: {error}."
+    return f"{what}\nNothing is left running. Try again with %ddp_init."
 
 
 def _launch_mode(launcher: str) -> str:

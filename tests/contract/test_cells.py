@@ -107,6 +107,12 @@ def test_a_progress_bar_leaves_one_line(ranks4: Session) -> None:
     assert outputs(ranks4, source, ranks=(0,))[(0,)][0] == "3/3"
 
 
+def test_tqdm_writes_text_on_ranks(ranks4: Session) -> None:
+    source = "from tqdm.auto import tqdm\nfor _ in tqdm(range(3), ascii=True):\n    pass"
+    got = outputs(ranks4, source, ranks=(0,))[(0,)]
+    assert "100%|##########| 3/3" in got[0]
+
+
 def test_figures_are_shown_as_figures(ranks4: Session) -> None:
     result = ranks4.run_cell("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", (0,))
     result.raise_for_error()
