@@ -53,6 +53,7 @@ _ENGINE_ARGS = [
     "--IPEngine.out_stream_factory=ddp_notebook.launch.engine.EngineStream",
 ]
 _POLL_S = 0.002
+_REPLY_GRACE_S = 0.2
 
 
 class RankCluster(Protocol):
@@ -105,6 +106,7 @@ class IPyParallelCluster:
         self._logs = folder / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
+        self._last_reply: dict[int, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
         self._thread.start()
@@ -183,9 +185,11 @@ class IPyParallelCluster:
 
     def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
         """Run code in the IPython of ranks, silently: no history, no output of its own."""
-        return {
+        replies = {
             rank: self._client[rank].execute(code(rank), silent=True, block=False) for rank in ranks
         }
+        self._last_reply.update(replies)
+        return replies
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks. Raises what pickling or the ranks raise."""
@@ -202,6 +206,10 @@ class IPyParallelCluster:
 
     def stop(self, rank: int) -> None:
         """Kill the process of `rank` and wait until it is gone and forgotten."""
+        if rank in self._last_reply:
+            # A rank says that its cell is over before it replies; ipyparallel would print a
+            # complaint about a reply from an engine that it was told to forget.
+            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
         engine = self._cluster.engines.get(f"rank-{rank}")
         if engine is not None and engine.state == "running":
             engine.signal(signal.SIGKILL)
