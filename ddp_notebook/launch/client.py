@@ -21,8 +21,12 @@ ENGINE_MODULES = (
     "ipyparallel.controller.app",
     "ipykernel.kernelapp",
     "ipykernel.control",
+    "ipykernel.debugger",  # half of the time an engine takes to start
     "ipykernel.comm.manager",
     "IPython.core.completer",
+    "IPython.core.completerlib",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
     "IPython.core.magics",
     "matplotlib.pyplot",  # the backend itself must be loaded where the shell is
     "zmq.asyncio",
