@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -21,10 +22,25 @@ def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
     """
     global _log, _spool
     _log, _spool = Path(log), Path(spool)
+    keep_temporary_files_in(_spool.parent)
     beacon.start(rank, url, key)
     beacon.current().emit(
         StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname()
     )
+
+
+def keep_temporary_files_in(folder: Path) -> None:
+    """Have multiprocessing put its sockets and folders there: a killed rank cannot remove them.
+
+    Uses `_config["tempdir"]`, where multiprocessing itself keeps the place; without it,
+    they are in the system's temporary folder as ever. The user's own temporary files stay
+    where they are: they may be worth keeping.
+    """
+    config = getattr(multiprocessing.current_process(), "_config", None)
+    if isinstance(config, dict):
+        own = folder / f"mp-{os.getpid()}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        config["tempdir"] = str(own)
 
 
 def log_file() -> Path:

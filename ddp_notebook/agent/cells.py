@@ -238,12 +238,16 @@ def publish(**names: Any) -> None:
 def run(cell: int, number: int, magic_line: str, source: str) -> None:
     """Run a cell without top-level `await`, to its end; reports through the beacon."""
     runner = attach()
-    # While the cell runs an interrupt raises; before and after, there is nothing to stop.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came_early: list[int] = []
+    # While the cell runs an interrupt raises. One that comes before is kept until then, and
+    # after the cell there is nothing to stop.
+    previous = signal.signal(signal.SIGINT, lambda number, _: came_early.append(number))
     result, stopped = None, None
     try:
         runner.begin(cell, number, magic_line)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came_early:
+            raise KeyboardInterrupt
         result = runner.shell.run_cell(source, store_history=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt as interrupt:  # it came between two statements of IPython's
@@ -276,9 +280,9 @@ async def _run_async(cell: int, number: int, magic_line: str, source: str) -> No
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(task.cancel)
 
-    runner.begin(cell, number, magic_line)
     previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
+        runner.begin(cell, number, magic_line)
         result = await shell.run_cell_async(
             source, store_history=True, transformed_cell=shell.transform_cell(source)
         )

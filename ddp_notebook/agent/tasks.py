@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.agent import beacon
-from ddp_notebook.model import Progress
+from ddp_notebook.model import CellFinished, CellStarted, Progress
 
 
 def bench(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -17,5 +17,10 @@ def bench(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     def report(done: int, total: int, value: Mapping[str, Any]) -> None:
         beacon.current().emit(Progress, task="bench", done=done, total=total, value=dict(value))
 
-    result: dict[str, Any] = loop.measure(plan, device, report)
+    voice = beacon.current()
+    voice.emit(CellStarted, cell=0)
+    try:
+        result: dict[str, Any] = loop.measure(plan, device, report)
+    finally:
+        voice.emit(CellFinished, cell=0, outcome="ok")
     return result

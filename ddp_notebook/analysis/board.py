@@ -65,7 +65,7 @@ def describe(state: RankState) -> str:
         case Status.READY:
             return ""
         case Status.RUNNING:
-            return state.doing or f"cell {state.cell}"
+            return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
         case Status.FAILED:
             stage = f"{state.entering.value}: " if state.entering else ""
             return f"{stage}{state.cause}"

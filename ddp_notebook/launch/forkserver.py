@@ -37,6 +37,7 @@ from ddp_notebook.launch import child
 GRACE_S = 0.5
 """How long a child may take to end after SIGTERM before it is killed."""
 _PARENT_CHECK_S = 2.0
+_LOOK_AGAIN_S = 0.02
 
 # numpy's BLAS starts a pool of threads when it is loaded; a forking process must have none.
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -61,6 +62,35 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def end_sessions(leaders: Iterable[int]) -> None:
+    """End what the processes `leaders`, now dead, left behind in their sessions.
+
+    Resource trackers of multiprocessing end by themselves, and remove shared memory, when
+    everybody who shares it is gone: they get some time for it.
+    """
+    left = list(leaders)
+    for leader in left:
+        kill_members(leader, spare_trackers=True)
+    deadline = time.monotonic() + GRACE_S
+    while any(session_members(leader) for leader in left) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
+    for leader in left:
+        kill_members(leader)
+
+
+def kill_members(leader: int, *, spare_trackers: bool = False) -> None:
+    """Kill what is left in the session of `leader`."""
+    for member in session_members(leader):
+        if not (spare_trackers and _is_resource_tracker(member)):
+            send_signal(member, signal.SIGKILL)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 class ForkServer:
     """The loop of the process. `mode` is fork or process."""
 
@@ -77,6 +107,8 @@ class ForkServer:
         self.parent_pid = os.getppid()
         self.children: dict[int, subprocess.Popen[bytes] | None] = {}
         self.folders: list[str] = []
+        self.orphaned: dict[int, float] = {}
+        """Sessions whose leader is dead, and until when their members may end by themselves."""
         self.buffer = b""
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
@@ -116,9 +148,11 @@ class ForkServer:
     def loop(self) -> None:
         """Serve until the session is gone."""
         while True:
-            readable, _, _ = select.select([self.commands, self.wake_read], [], [], _PARENT_CHECK_S)
+            wait_s = GRACE_S if self.orphaned else _PARENT_CHECK_S
+            readable, _, _ = select.select([self.commands, self.wake_read], [], [], wait_s)
             if self.wake_read in readable:
                 self.reap()
+            self.end_orphans()
             if self.commands in readable:
                 data = os.read(self.commands, 1 << 16)
                 if not data:
@@ -202,8 +236,15 @@ class ForkServer:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 process.stdin.close()
             self.send(event="exited", pid=pid, code=os.waitstatus_to_exitcode(status))
-            for orphan in session_members(pid):
-                send_signal(orphan, signal.SIGKILL)
+            kill_members(pid, spare_trackers=True)
+            self.orphaned[pid] = time.monotonic() + GRACE_S
+
+    def end_orphans(self) -> None:
+        """End what dead children left behind, when its time is over."""
+        now = time.monotonic()
+        for leader in [pid for pid, until in self.orphaned.items() if until <= now]:
+            del self.orphaned[leader]
+            kill_members(leader)
 
     def end(self) -> None:
         """End all children and what they started; remove the session's folders."""
@@ -214,13 +255,13 @@ class ForkServer:
         while self.children and time.monotonic() < deadline:
             select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
             self.reap()
-        for pid in leaders:
-            for member in session_members(pid) or [pid] * (pid in self.children):
-                send_signal(member, signal.SIGKILL)
+        for pid in self.children:
+            send_signal(pid, signal.SIGKILL)
         deadline = time.monotonic() + GRACE_S
         while self.children and time.monotonic() < deadline:
             select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
             self.reap()
+        end_sessions({*leaders, *self.orphaned})
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 

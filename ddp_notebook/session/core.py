@@ -36,6 +36,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
 from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
+from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import interrupt, run_to_end
@@ -183,12 +184,14 @@ class Session:
         function = "start_async" if is_async else "run"
         arguments = (cell, number or cell, magic_line, source)
         code = f"__import__('ddp_notebook.agent.cells', fromlist=['cells']).{function}{arguments!r}"
-        try:
+        with noted() as interrupted:
             if started is not None:
                 started(run)
-            run_to_end(run, code, cluster, self.record, lambda: bool(self._lost_reason))
-        except KeyboardInterrupt:
-            return run.result(interrupt(run, cluster, self.record))
+            run_to_end(
+                run, code, cluster, self.record, lambda: bool(self._lost_reason) or interrupted()
+            )
+            if interrupted() and not run.done:
+                return run.result(interrupt(run, cluster, self.record))
         if self._lost_reason:
             return run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
         return run.result()
@@ -311,8 +314,15 @@ class Session:
                 lambda _: {"plan": plan.to_json(), "device": device},
             )
             per_rank = [_answer(answers[rank], 10 * plan.budget_s + 60) for rank in members]
+        except KeyboardInterrupt:
+            raise DDPError(
+                "The benchmark was interrupted. The ranks end it together, within "
+                f"{plan.budget_s:g} s or so; %ddp_status shows when."
+            ) from None
         finally:
             unsubscribe()
+        # The last word of a rank travels apart from its result; it is busy until then.
+        self.record.wait_for(lambda: self.record.snapshot.ready, 1.0)
         return stats.summarise(per_rank, processes.devices.device, cores=cores())
 
     # -- inside ------------------------------------------------------------------------

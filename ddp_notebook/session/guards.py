@@ -52,7 +52,8 @@ def doings(ranks: Ranks, snapshot: Snapshot) -> Mapping[str, list[int]]:
     """What busy ranks do, and which of them."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
-        doing = snapshot.ranks[rank].doing or f"cell {snapshot.ranks[rank].cell}"
+        state = snapshot.ranks[rank]
+        doing = state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
         found.setdefault(doing, []).append(rank)
     return found
 

@@ -11,6 +11,7 @@ from ddp_notebook.errors import CellInterrupted
 from ddp_notebook.model import format_ranks, name_ranks
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.guards import doings
+from ddp_notebook.session.interrupts import LOOK_EVERY_S
 from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
 INTERRUPT_GRACE_S = 0.7
 """How long interrupted ranks may take to stop before control goes back without them."""
+_SIGNAL_AGAIN_S = 0.3
 _RESEND_AFTER_S = 2.0
 
 
 def run_to_end(
-    run: CellRun, code: str, cluster: RankCluster, record: Record, lost: Callable[[], bool]
+    run: CellRun, code: str, cluster: RankCluster, record: Record, given_up: Callable[[], bool]
 ) -> None:
-    """Send the cell and wait until no rank is in it, or the session is `lost`.
+    """Send the cell and wait until no rank is in it, or it is `given_up`.
 
     A reply without a start means that the engine dropped the message (it does after an
     interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
@@ -32,7 +34,7 @@ def run_to_end(
     replies = cluster.execute(run.ranks, lambda _: code)
     sent_s = dict.fromkeys(run.ranks, time.monotonic())
     resent: set[int] = set()
-    while not record.wait_for(lambda: run.done or lost(), _RESEND_AFTER_S):
+    while not record.wait_for(lambda: run.done or given_up(), LOOK_EVERY_S):
         for rank in run.pending:
             waited_s = time.monotonic() - sent_s[rank]
             if rank in run.started or not replies[rank].done() or waited_s < _RESEND_AFTER_S:
@@ -48,12 +50,14 @@ def run_to_end(
 def interrupt(run: CellRun, cluster: RankCluster, record: Record) -> CellInterrupted:
     """Stop the cell on its ranks; control goes back whether they stop or not."""
     deadline = time.monotonic() + INTERRUPT_GRACE_S
-    signalled: set[int] = set()
+    signal_at_s: dict[int, float] = {}
     while run.pending and (left_s := deadline - time.monotonic()) > 0:
-        # Only a rank that is in the cell: one that is about to start it would lose it.
-        for rank in set(run.pending) & run.started - signalled:
-            cluster.signal(rank, signal.SIGINT)
-            signalled.add(rank)
+        # Only a rank that is in the cell: one that is about to start it would lose it. Again
+        # after a while: Python swallows an interrupt that arrives in a callback or a __del__.
+        for rank in set(run.pending) & run.started:
+            if time.monotonic() >= signal_at_s.get(rank, 0.0):
+                cluster.signal(rank, signal.SIGINT)
+                signal_at_s[rank] = time.monotonic() + _SIGNAL_AGAIN_S
         record.wait_for(lambda: run.done, min(left_s, 0.05))
     return CellInterrupted(f"The cell was interrupted: {_who_does_what(run, record)}.", run.pending)
 

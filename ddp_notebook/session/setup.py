@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.cluster import (
@@ -24,6 +25,7 @@ from ddp_notebook.cluster import (
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
+from ddp_notebook.launch.forkserver import end_sessions
 from ddp_notebook.launch.launchers import child_environment
 from ddp_notebook.listener import Listener
 from ddp_notebook.model import (
@@ -73,7 +75,7 @@ class Processes:
         self._keeper_pid = 0
         self._closing = False
         fork_server.own(str(self.folder))
-        (self.folder / "owner").write_text(str(fork_server.pid))
+        (self.folder / "owner").write_text(_owner(fork_server.pid))
         self.spool.mkdir(mode=0o700)
         self.listener = Listener(self.folder, record.add)
         self._unsubscribe = record.subscribe(self._watch_store)
@@ -335,11 +337,7 @@ class Processes:
         if self._closing:
             return
         # Its children were told by the kernel to die with it; what they started was not.
-        from ddp_notebook.launch.forkserver import send_signal, session_members
-
-        for state in self.record.snapshot.ranks:
-            for pid in session_members(state.pid) if state.pid else ():
-                send_signal(pid, signal.SIGKILL)
+        end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         self._on_lost("The fork server that held the ranks ended.")
 
 
@@ -348,16 +346,19 @@ def sweep_stale_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         owner = folder / "owner"
         with contextlib.suppress(OSError, ValueError):
-            pid = int(owner.read_text())
-            if not _alive(pid):
+            if not _alive(owner.read_text()):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def _owner(pid: int) -> str:
+    """A process, told apart from a later one with the same number."""
+    return f"{pid} {psutil.Process(pid).create_time()}"
+
+
+def _alive(owner: str) -> bool:
+    pid = int(owner.split()[0])
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        process = psutil.Process(pid)
+        return _owner(pid) == owner and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        return True
-    return True
