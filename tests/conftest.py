@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 import support
-from support import GONE_WITHIN_S, Leftovers, eventually, kill_our_processes, leftovers
+from support import (
+    GONE_WITHIN_S,
+    Leftovers,
+    clear_away,
+    eventually,
+    ipython_shell,
+    leftovers,
+)
 
 # Before anything starts a process: children inherit both. The folder's name is short,
 # because the path of a socket must be.
@@ -23,13 +30,10 @@ os.environ["TMPDIR"] = tempfile.tempdir = str(_RUN_FOLDER)
 os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
-_shared: dict[int, str] = {}
-"""Sessions that outlive a test: process of the fork server to folder."""
-
 
 def pytest_sessionfinish() -> None:
     """Take away the folder of this run."""
-    kill_our_processes()
+    clear_away(Leftovers())
     shutil.rmtree(_RUN_FOLDER, ignore_errors=True)
 
 
@@ -38,20 +42,20 @@ def _check(before: Leftovers) -> None:
 
     def nothing() -> bool:
         nonlocal left
-        left = leftovers(_shared).beyond(before)
+        left = leftovers().beyond(before)
         return not left
 
     try:
         eventually(nothing, GONE_WITHIN_S)
     except AssertionError:
-        kill_our_processes()
+        clear_away(left)
         pytest.fail(f"left behind after {GONE_WITHIN_S:g} s:\n{left}", pytrace=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind_by_the_module() -> Iterator[None]:
     """A module's shared sessions leave nothing when the module is over."""
-    before = leftovers(_shared)
+    before = leftovers()
     yield
     _check(before)
 
@@ -60,9 +64,9 @@ def nothing_left_behind_by_the_module() -> Iterator[None]:
 def nothing_left_behind(nothing_left_behind_by_the_module: None) -> Iterator[None]:
     """No process, session folder, socket, shared memory or thread outlives a test.
 
-    Except those of a session that the module shares (`ranks2`, `ranks4`).
+    Except those of a session that the module shares (`ranks2`, `ranks4`, `support.spared`).
     """
-    before = leftovers(_shared)
+    before = leftovers()
     yield
     _check(before)
 
@@ -70,18 +74,8 @@ def nothing_left_behind(nothing_left_behind_by_the_module: None) -> Iterator[Non
 @pytest.fixture
 def shell() -> Iterator[Any]:
     """A fresh real IPython shell with the extension loaded; its ranks end with the test."""
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    InteractiveShell.clear_instance()
-    ipython = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    ipython.run_line_magic("load_ext", "ddp_notebook")
-    try:
+    with ipython_shell() as ipython:
         yield ipython
-    finally:
-        ipython.run_line_magic("unload_ext", "ddp_notebook")
-        ipython.restore_sys_module_state()
-        InteractiveShell.clear_instance()
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +96,7 @@ def _shared_session(world_size: int) -> Iterator[Any]:
     session = Session()
     try:
         session.init(InitOptions(world_size=world_size, device="cpu"))
-        pids = support.pids_of(session)
-        _shared[pids.fork_server] = pids.folder
-        yield session
-        _shared.pop(pids.fork_server, None)
+        with support.spared(session):
+            yield session
     finally:
         session.shutdown()

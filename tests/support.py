@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import queue
+import shutil
 import signal
 import stat
 import tempfile
@@ -27,23 +28,28 @@ ROUNDS = int(os.environ.get("DDP_NOTEBOOK_ROUNDS", "2"))
 GONE_WITHIN_S = 10.0
 """How long after an end something of ours may still be alive."""
 FOLDER_PREFIX = "ddp_notebook-"
-_POLL_S = 0.02
 _SHARED_MEMORY = Path("/dev/shm")
 
 T = TypeVar("T")
 
 
-def eventually(predicate: Callable[[], T], deadline_s: float = GONE_WITHIN_S, what: str = "") -> T:
+def eventually(
+    predicate: Callable[[], T],
+    deadline_s: float = GONE_WITHIN_S,
+    what: str = "",
+    *,
+    poll_s: float = 0.02,
+) -> T:
     """The first true value of `predicate`. Raises AssertionError when there is none in time.
 
-    `what` says what was waited for.
+    `what` says what was waited for; `predicate` is looked at every `poll_s`.
     """
     deadline = time.monotonic() + deadline_s
     pause = threading.Event()
     while not (value := predicate()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {deadline_s:g} s: {what or predicate}")
-        pause.wait(_POLL_S)
+        pause.wait(poll_s)
     return value
 
 
@@ -77,17 +83,26 @@ class Leftovers:
         return "\n".join([*lines, *sorted(self.files), *sorted(self.threads)])
 
 
-def leftovers(spared: Mapping[int, str] | None = None) -> Leftovers:
-    """What there is of ours now.
+_spared: dict[int, str] = {}
+"""Sessions that may outlive a test: process of the fork server to folder."""
 
-    `spared` maps the process of a fork server to its session's folder: that process, its
-    descendants and that folder do not count.
-    """
-    spared = spared or {}
-    alive = our_processes(spared)
+
+@contextlib.contextmanager
+def spared(session: Any) -> Iterator[None]:
+    """Meanwhile the processes and the folder of `session` do not count as left over."""
+    pids = pids_of(session)
+    _spared[pids.fork_server] = pids.folder
+    try:
+        yield
+    finally:
+        del _spared[pids.fork_server]
+
+
+def leftovers() -> Leftovers:
+    """What there is of ours now."""
     return Leftovers(
-        frozenset((p.pid, _describe(p)) for p in alive),
-        frozenset((*_files(spared), *_shared_memory())),
+        frozenset((p.pid, _describe(p)) for p in our_processes()),
+        frozenset((*_files(), *_shared_memory())),
         frozenset(
             f"thread {t.name}"
             for t in threading.enumerate()
@@ -96,7 +111,7 @@ def leftovers(spared: Mapping[int, str] | None = None) -> Leftovers:
     )
 
 
-def our_processes(spared: Mapping[int, str] | None = None) -> list[psutil.Process]:
+def our_processes() -> list[psutil.Process]:
     """Live processes that this test process started, or that those started, however deep.
 
     Found by the tag in the environment they began with, so that an orphan is found too.
@@ -109,7 +124,7 @@ def our_processes(spared: Mapping[int, str] | None = None) -> list[psutil.Proces
                 found[process.pid] = process
     for process in psutil.Process().children(recursive=True):
         found[process.pid] = process
-    for pid in spared or {}:
+    for pid in _spared:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)
             for process in (root, *root.children(recursive=True)):
@@ -117,11 +132,18 @@ def our_processes(spared: Mapping[int, str] | None = None) -> list[psutil.Proces
     return [p for p in found.values() if _is_alive(p)]
 
 
-def kill_our_processes() -> None:
-    """End everything this test run started: what a failed test leaves must not fail the next."""
+def clear_away(left: Leftovers) -> None:
+    """End and remove what a failed test left: it must not fail the next."""
     for process in our_processes():
         with contextlib.suppress(psutil.Error):
             process.kill()
+    for each in left.files:
+        path = Path(each[each.index("/") :])
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def is_alive(pid: int) -> bool:
@@ -150,8 +172,8 @@ def session_folders() -> list[Path]:
     return sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"))
 
 
-def _files(spared: Mapping[int, str]) -> Iterator[str]:
-    kept = set(spared.values())
+def _files() -> Iterator[str]:
+    kept = set(_spared.values())
     for folder in session_folders():
         if str(folder) not in kept:
             yield f"folder {folder}"
@@ -166,13 +188,15 @@ def _files(spared: Mapping[int, str]) -> Iterator[str]:
 
 
 def _shared_memory() -> list[str]:
-    """Entries of /dev/shm of this user that nobody outside of this test run holds."""
+    """Entries of /dev/shm made during this test run that nobody outside of it holds."""
+    started_at = psutil.Process().create_time()
     if not _SHARED_MEMORY.is_dir():
         return []
     mine = []
     for path in _SHARED_MEMORY.iterdir():
         with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid():
+            status = path.lstat()
+            if status.st_uid == os.getuid() and status.st_ctime >= started_at:
                 mine.append(str(path))
     if not mine:
         return []
@@ -228,7 +252,29 @@ def pids_of(session: Any) -> Pids:
     return Pids(**{**fields, "ranks": tuple(fields["ranks"])})
 
 
-# --------------------------------------------------------------------------- a real kernel
+# --------------------------------------------------------------------------- shells
+
+
+@contextlib.contextmanager
+def ipython_shell() -> Iterator[Any]:
+    """A fresh real IPython shell in this process, with the extension loaded until the end."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+    shell.run_line_magic("load_ext", "ddp_notebook")
+    try:
+        yield shell
+    finally:
+        shell.run_line_magic("unload_ext", "ddp_notebook")
+        shell.restore_sys_module_state()
+        InteractiveShell.clear_instance()
+
+
+def session_of(shell: Any) -> Any:
+    """The session behind the magics of a shell."""
+    return shell._ddp_notebook_magics.session
 
 
 @dataclass
@@ -254,6 +300,16 @@ class Kernel:
     """
 
     def __init__(self) -> None:
+        self.start()
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start a kernel; the one before, if any, must have ended."""
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel()
         self._connect()
@@ -298,10 +354,17 @@ class Kernel:
             if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
                 return
 
+    def read_for(self, duration_s: float) -> None:
+        """Let time pass, reading what the kernel publishes as a front end would."""
+        deadline = time.monotonic() + duration_s
+        with contextlib.suppress(queue.Empty):
+            while (left_s := deadline - time.monotonic()) > 0:
+                self.client.get_iopub_msg(timeout=left_s)
+
     def wait_for_text(self, message_id: str, wanted: str, timeout_s: float = 60) -> None:
         """Read until the cell has shown `wanted`."""
         for message in self.listen(message_id, timeout_s):
-            if wanted in text_of(message):
+            if wanted in seen_in(message):
                 return
             assert message["msg_type"] != "error", "\n".join(message["content"]["traceback"])
         raise AssertionError(f"{wanted!r} did not appear within {timeout_s:g} s")
@@ -381,6 +444,13 @@ def text_of(message: Mapping[str, Any]) -> str:
     if message["msg_type"] == "stream":
         return str(content["text"])
     return str(content.get("data", {}).get("text/plain", ""))
+
+
+def seen_in(message: Mapping[str, Any]) -> str:
+    """Everything that a front end might show of one message, whatever its form."""
+    data = message["content"].get("data", {})
+    rich = [value for value in data.values() if isinstance(value, str)]
+    return "\n".join([text_of(message), *rich])
 
 
 def text_of_all(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -1,0 +1,87 @@
+"""Memory of four ranks against four stock engines that have imported torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+
+import psutil
+from rows import Numbers, Row
+from support import Kernel, eventually, our_processes
+
+
+class Memory:
+    """PSS: a page that several processes share counts for each by its part."""
+
+    name = "memory"
+
+    def round(self) -> Numbers:
+        """Ours, then the stock ones; never both at once, because they would share pages."""
+        with Kernel() as kernel:
+            others = {p.pid for p in our_processes()}
+            kernel.init(4)
+            kernel.run_well("%%ddp\nimport torch\nx = torch.ones(1)\ndist.all_reduce(x)")
+            ranks = kernel.pids().ranks
+            ours = {
+                "ranks": pss(ranks),
+                "all": pss(p.pid for p in our_processes() if p.pid not in others),
+            }
+        eventually(lambda: not our_processes(), what="the end of our ranks")
+        stock = stock_engines()
+        eventually(lambda: not our_processes(), what="the end of the stock engines")
+        return {
+            "ranks_bytes": ours["ranks"],
+            "all_bytes": ours["all"],
+            "stock_engines_bytes": stock["engines"],
+            "stock_all_bytes": stock["all"],
+        }
+
+    def rows(self, medians: Numbers) -> list[Row]:
+        """The bar, and what everything started takes."""
+        ratio = medians["ranks_bytes"] / medians["stock_engines_bytes"]
+        whole = medians["all_bytes"] / medians["stock_all_bytes"]
+        return [
+            Row(
+                "memory (PSS) of four ranks, torch imported",
+                megabytes(medians["ranks_bytes"]),
+                f"stock engines {megabytes(medians['stock_engines_bytes'])}",
+                ratio,
+                "at most 0.5x",
+                ratio <= 0.5,
+            ),
+            Row(
+                "  with everything started for them",
+                megabytes(medians["all_bytes"]),
+                f"stock cluster {megabytes(medians['stock_all_bytes'])}",
+                whole,
+            ),
+        ]
+
+
+def stock_engines() -> dict[str, float]:
+    """The memory of `ipyparallel.Cluster(n=4)`, started as its documentation says."""
+    import ipyparallel as ipp
+
+    others = {p.pid for p in our_processes()}
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = ipp.Cluster(n=4, profile_dir=folder, log_level=40)
+        try:
+            client = cluster.start_and_connect_sync()
+            client[:].execute("import torch", block=True)
+            engines = client[:].apply_sync(os.getpid)
+            everything = [p.pid for p in our_processes() if p.pid not in others]
+            return {"engines": pss(engines), "all": pss(everything)}
+        finally:
+            cluster.stop_cluster_sync()
+            client.close()
+
+
+def pss(pids: Iterable[int]) -> float:
+    """The proportional set size of processes, in bytes."""
+    return float(sum(psutil.Process(pid).memory_full_info().pss for pid in pids))
+
+
+def megabytes(count: float) -> str:
+    """A number of bytes in MB."""
+    return f"{count / 1e6:.0f} MB"

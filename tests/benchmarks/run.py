@@ -1,0 +1,93 @@
+"""Measures every bar in one run and prints one table.
+
+    python tests/benchmarks/run.py [--rounds 5] [--only start,cells] [--kills] [--json FILE]
+
+Numbers are medians over rounds; what is compared is measured in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+import uuid
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import robustness
+from cells import TrivialCells
+from flood import Flood
+from memory import Memory
+from printing import Printing
+from rows import Measurement, Numbers, medians, table
+from starting import Starting
+from support import RUN_TAG
+
+MEASUREMENTS: tuple[type[Measurement], ...] = (Starting, TrivialCells, Printing, Flood, Memory)
+NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "kills")
+
+
+def main() -> int:
+    """Measure what was asked for; 0 when every bar is met."""
+    arguments = read_arguments()
+    os.environ[RUN_TAG] = uuid.uuid4().hex
+    load = [os.getloadavg()[0]]
+    started = time.monotonic()
+    chosen = [each() for each in MEASUREMENTS if each.name in arguments.only]
+    rounds: dict[str, list[Numbers]] = {each.name: [] for each in chosen}
+    for number in range(arguments.rounds):
+        for each in chosen:
+            say(f"round {number + 1} of {arguments.rounds}: {each.name}")
+            rounds[each.name].append(each.round())
+            load.append(os.getloadavg()[0])
+    rows = [row for each in chosen for row in each.rows(medians(rounds[each.name]))]
+    if "interrupts" in arguments.only:
+        rows += robustness.interrupts(arguments.tries)
+    if "kills" in arguments.only:
+        rows += robustness.kills(arguments.kill_rounds)
+    facts = {**machine(), "load": max(load), "minutes": (time.monotonic() - started) / 60}
+    print(table(rows))
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    if arguments.json is not None:
+        report = {"facts": facts, "rows": [row.to_json() for row in rows], "rounds": rounds}
+        arguments.json.write_text(json.dumps(report, indent=1))
+    return int(any(row.met is False for row in rows))
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--rounds", type=int, default=5, help="rounds of each measurement (default 5)")
+    add("--only", default="", help=f"of {','.join(NAMES)} (default: all but kills)")
+    add("--kills", action="store_true", help="the rounds of kills too: about half an hour")
+    add("--kill-rounds", type=int, default=20, help="rounds of each kill (default 20)")
+    add("--tries", type=int, default=50, help="cells after interrupted ones (default 50)")
+    add("--json", type=Path, default=None, help="write all numbers to this file")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else list(NAMES[:-1])
+    unknown = set(wanted) - set(NAMES)
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    arguments.only = {*wanted, *(["kills"] if arguments.kills else [])}
+    return arguments
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    packages = {name: version(name) for name in ("torch", "ipyparallel", "ipykernel")}
+    return {"cores": os.cpu_count(), "python": platform.python_version(), **packages}
+
+
+def say(text: str) -> None:
+    """Tell how far it is, beside the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

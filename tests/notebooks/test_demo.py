@@ -1,0 +1,128 @@
+"""`ddp-notebook demo`: what it copies, keeps, prints and returns."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from ddp_notebook import __main__ as script
+
+TUTORIAL = "01_first_light.ipynb"
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the package's notebooks, with one quick notebook."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    monkeypatch.setattr(script, "_notebooks_folder", lambda: folder)
+    write(folder, "print('accuracy 99 %')")
+    return folder
+
+
+def write(folder: Path, source: str) -> None:
+    """Put a notebook of one cell, tagged as the tutorial's, into `folder`."""
+    cell = new_code_cell(source, metadata={"tags": ["accuracy"]})
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(new_notebook(cells=[cell], metadata=metadata), folder / "01_quick.ipynb")
+
+
+def test_the_tutorials_of_a_checkout_are_found() -> None:
+    assert TUTORIAL in {path.name for path in script._notebooks_folder().iterdir()}
+
+
+def test_the_tutorials_are_copied_into_a_new_folder(tmp_path: Path) -> None:
+    copies = script.copy_notebooks(tmp_path / "new" / "demo")
+    assert copies[0] == tmp_path / "new" / "demo" / TUTORIAL
+    assert all(copy.exists() for copy in copies)
+
+
+def test_a_notebook_that_is_there_is_kept_and_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / TUTORIAL
+    mine.write_text("mine")
+    script.copy_notebooks(tmp_path)
+    assert mine.read_text() == "mine"
+    assert f"{mine} is there already and is kept." in capsys.readouterr().out
+
+
+def test_a_folder_that_is_a_file_is_refused_with_the_call_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "demo").write_text("")
+    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
+    assert "ddp-notebook demo --dir my-demo" in capsys.readouterr().err
+
+
+def test_the_headless_demo_prints_what_the_notebook_found_and_writes_it_beside(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1" in out
+    assert "accuracy 99 %" in out
+    executed = nbformat.read(tmp_path / "demo" / "01_quick.executed.ipynb", as_version=4)
+    assert executed.cells[0].outputs[0].text == "accuracy 99 %\n"
+
+
+def test_the_headless_demo_fails_when_a_claim_does_not_hold(
+    notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(notebooks, "print('accuracy 12 %')\nassert False, 'over 90 % was claimed'")
+    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 1
+    captured = capsys.readouterr()
+    assert "accuracy 12 %" in captured.out
+    assert "FAILED" in captured.out
+    assert "over 90 % was claimed" in captured.err
+    assert (tmp_path / "demo" / "01_quick.executed.ipynb").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "missing", "named"),
+    [
+        ([], "jupyterlab", "jupyterlab"),
+        (["--headless"], "nbclient", "nbclient"),
+        (["--headless"], "sklearn", "scikit-learn"),
+    ],
+)
+def test_what_the_demo_needs_is_named_with_the_command_to_type(
+    options: list[str],
+    missing: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there = script.find_spec
+    monkeypatch.setattr(script, "find_spec", lambda name: None if name == missing else there(name))
+    assert script.main(["demo", *options, "--dir", str(tmp_path / "demo")]) == 2
+    error = capsys.readouterr().err
+    assert f"The demo needs {named}, which this Python does not have." in error
+    assert f'{sys.executable} -m pip install "ddp-notebook[demo]"' in error
+    assert not (tmp_path / "demo").exists()
+
+
+def test_options_that_nobody_takes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        script.main(["demo", "--headless", "--headles"])
+    assert "unrecognized arguments: --headles" in capsys.readouterr().err
+
+
+def test_the_console_script_knows_its_version() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "ddp_notebook", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == f"ddp-notebook {importlib.metadata.version('ddp-notebook')}"

@@ -1,0 +1,95 @@
+"""The tutorials do what they say, and their saved outputs are what a reader sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+MOST_BYTES = 500_000
+CELL_TIMEOUT_S = 200
+FAILS_ON_PURPOSE = "raises-exception"
+
+LOCAL_PATH = re.compile(r"/(?:home|root|Users|tmp|work|usr|opt|var|private|mnt)/\w|site-packages")
+IMAGES = ("image/png", "image/jpeg")
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    """The cells that run."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def fails_on_purpose(cell: Any) -> bool:
+    """True for a cell that shows an error."""
+    return FAILS_ON_PURPOSE in cell.metadata.get("tags", ())
+
+
+def errors(cell: Any) -> list[str]:
+    """What the cell raised."""
+    return [f"{o.ename}: {o.evalue}" for o in cell.outputs if o.output_type == "error"]
+
+
+def shown(cell: Any) -> str:
+    """All that the cell has shown, without its images."""
+    outputs = json.loads(json.dumps(cell.outputs))
+    for output in outputs:
+        for mime in IMAGES:
+            output.get("data", {}).pop(mime, None)
+    return json.dumps(outputs)
+
+
+def test_there_are_tutorials() -> None:
+    assert NOTEBOOKS
+
+
+@each_notebook
+@pytest.mark.timeout(CELL_TIMEOUT_S + 100)
+def test_a_tutorial_runs_and_its_claims_hold(path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(path, tmp_path))
+    notebook = nbformat.read(copy, as_version=4)
+    nbclient.NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
+    saved = nbformat.read(path, as_version=4)
+    for now, then in zip(code_cells(notebook), code_cells(saved), strict=True):
+        assert bool(errors(now)) == fails_on_purpose(now), now.source
+        assert bool(now.outputs) == bool(then.outputs), now.source
+    assert list(tmp_path.iterdir()) == [copy], "a tutorial leaves no file"
+
+
+@each_notebook
+def test_a_tutorial_is_saved_as_it_ran_from_top_to_bottom(path: Path) -> None:
+    cells = code_cells(nbformat.read(path, as_version=4))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        assert bool(errors(cell)) == fails_on_purpose(cell), errors(cell)
+
+
+@each_notebook
+def test_saved_outputs_say_nothing_of_the_machine_they_came_from(path: Path) -> None:
+    for cell in code_cells(nbformat.read(path, as_version=4)):
+        assert not LOCAL_PATH.search(shown(cell)), cell.source
+        assert "widget-view" not in shown(cell), "a reader has no kernel behind the widget"
+        assert "execution" not in cell.metadata, "times of the run"
+
+
+@each_notebook
+def test_a_tutorial_is_small_and_says_why_before_each_step(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert path.stat().st_size < MOST_BYTES
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.cells[0].cell_type == "markdown"
+    assert notebook.cells[0].source.startswith("# ")
