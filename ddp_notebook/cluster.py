@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import pickle
 import signal
 import socket
 import threading
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 
 import ipyparallel as ipp
 
-from ddp_notebook.errors import SessionLost
+from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
@@ -73,8 +74,11 @@ class RankCluster(Protocol):
     ) -> dict[int, Future[Any]]:
         """Call ``module:function`` on ranks, each with its own arguments."""
 
+    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+
     def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
-        """Run code in the rank's IPython, where `await` is possible."""
+        """Run code in the rank's IPython."""
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks."""
@@ -182,6 +186,20 @@ class IPyParallelCluster:
             rank: self._client[rank].apply_async(child.call, name, dict(arguments(rank)))
             for rank in ranks
         }
+
+    def value_of(self, answer: Any, timeout_s: float) -> Any:
+        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+        try:
+            return answer.get(timeout_s)
+        except TimeoutError:
+            raise UsageMistake(f"The rank did not answer within {timeout_s:g} s.") from None
+        except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
+            raise UsageMistake(f"The rank could not answer: {error}") from None
+        except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+            raise UsageMistake(
+                f"What the rank sent cannot be read here: {error}. A class of its own must be "
+                "known to the notebook too."
+            ) from None
 
     def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
         """Run code in the IPython of ranks, silently: no history, no output of its own."""

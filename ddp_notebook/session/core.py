@@ -230,7 +230,7 @@ class Session:
         values: dict[int, Any] = {}
         problems: dict[str, list[int]] = {}
         for rank, answer in answers.items():
-            reply = _answer(answer)
+            reply = processes.cluster.value_of(answer, _VALUE_TIMEOUT_S)
             if "error" in reply:
                 problems.setdefault(reply["error"], []).append(rank)
             else:
@@ -313,7 +313,8 @@ class Session:
                 "ddp_notebook.agent.tasks:bench",
                 lambda _: {"plan": plan.to_json(), "device": device},
             )
-            per_rank = [_answer(answers[rank], 10 * plan.budget_s + 60) for rank in members]
+            limit_s = 10 * plan.budget_s + 60
+            per_rank = [processes.cluster.value_of(answers[rank], limit_s) for rank in members]
         except KeyboardInterrupt:
             raise DDPError(
                 "The benchmark was interrupted. The ranks end it together, within "
@@ -364,16 +365,6 @@ class Session:
             processes, self._processes = self._processes, None
         if processes is not None:
             processes.close()
-
-
-def _answer(answer: Any, timeout_s: float = _VALUE_TIMEOUT_S) -> Any:
-    """The value of an answer from a rank. Raises UsageMistake when the rank raised."""
-    try:
-        return answer.get(timeout_s)
-    except (DDPError, KeyboardInterrupt):
-        raise
-    except Exception as error:  # noqa: BLE001  # whatever the rank raised, under its own name
-        raise UsageMistake(f"The rank could not answer: {error}") from None
 
 
 def _why(error: BaseException) -> str:
