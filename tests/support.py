@@ -417,8 +417,9 @@ class Kernel:
         reply = self.run_well(
             f"{definitions}\nimport json; print('answer', json.dumps({expression}))"
         )
-        line = next(line for line in reply.text.splitlines() if line.startswith("answer "))
-        return json.loads(line.removeprefix("answer "))
+        lines = [line for line in reply.text.splitlines() if line.startswith("answer ")]
+        assert lines, f"{expression!r} printed {reply.text!r}, {len(reply.messages)} messages"
+        return json.loads(lines[-1].removeprefix("answer "))
 
     def kill(self) -> None:
         """End the kernel's process with SIGKILL, and nothing else."""

@@ -173,7 +173,7 @@ class CellRunner:
         self.shell.execution_count = number
         self.shell.user_ns.setdefault(_RESULT_NAME, self.show_result)
         self.relay.begin(cell)
-        self.voice.emit(CellStarted, cell=cell)
+        self.voice.emit(CellStarted, cell=cell, number=number)
 
     def end(self, cell: int, result: Any, stopped: BaseException | None = None) -> None:
         """The cell is over: say how."""

@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     Snapshot,
     Stage,
     Status,
+    format_ranks,
     name_ranks,
 )
 
@@ -134,14 +135,27 @@ def _notes(snapshot: Snapshot) -> tuple[str, ...]:
             notes.append(f"Rank {state.rank}: {state.remedy}")
         if state.lost_events:
             notes.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
-    dead = snapshot.with_status(Status.DEAD)
-    if dead and not snapshot.ended:
-        ranks = ",".join(map(str, dead))
-        notes.append(
-            f"{name_ranks(dead).capitalize()} can be brought back, the others keep their "
-            f"variables: %ddp_restart --ranks {ranks}"
-        )
+    if not snapshot.ended:
+        notes += _what_to_restart(snapshot)
     return tuple(dict.fromkeys(notes))
+
+
+def _what_to_restart(snapshot: Snapshot) -> list[str]:
+    dead = snapshot.with_status(Status.DEAD)
+    if not dead:
+        return []
+    restart = f"%ddp_restart --ranks {format_ranks(dead)}"
+    running = snapshot.with_status(Status.RUNNING)
+    if not running:
+        return [
+            f"{name_ranks(dead).capitalize()} can be brought back, the others keep their "
+            f"variables: {restart}"
+        ]
+    return [
+        f"{name_ranks(dead).capitalize()} can be brought back when {name_ranks(running)} left "
+        f"the cell: {restart}. If that waits for {name_ranks(dead)}, interrupt it and restart "
+        f"both: %ddp_restart --ranks {format_ranks((*dead, *running))}"
+    ]
 
 
 def stages_passed(state: RankState) -> tuple[Stage, ...]:

@@ -95,7 +95,7 @@ def _living(state: RankState, event: Event) -> RankState:
                 remedy=event.remedy,
             )
         case CellStarted():
-            return replace(state, status=Status.RUNNING, cell=event.cell, doing="")
+            return replace(state, status=Status.RUNNING, cell=event.number or event.cell, doing="")
         case CellFinished():
             idle = Status.READY if state.stage is Stage.VERIFIED else Status.FAILED
             return replace(state, status=idle, doing="")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ddp_notebook.analysis.board import FOLD_FROM
 from ddp_notebook.bench.plan import Plan, parse_bytes
@@ -98,10 +98,16 @@ class DDPMagics(Magics):  # type: ignore[misc]
         """The board now: %ddp_status"""
         return self._verb("ddp_status", line, lambda _: self.session.status())
 
-    @cell_magic
-    def ddp(self, line: str, cell: str) -> None:
+    @line_cell_magic
+    def ddp(self, line: str, cell: str | None = None) -> None:
         """Run a cell on the ranks: %%ddp, or %%ddp --ranks 0,2-3"""
-        self._verb("ddp", line, lambda args: self._run_cell(line, cell, self._ranks(args)))
+
+        def run(args: argparse.Namespace) -> None:
+            if cell is None:
+                raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
+            self._run_cell(line, cell, self._ranks(args))
+
+        self._verb("ddp", line, run)
 
     @line_magic
     def ddp_push(self, line: str) -> None:
@@ -232,7 +238,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             result = self.session.run_cell(
                 cell,
                 ranks,
-                number=self.shell.execution_count,
+                number=self._prompt_number(),
                 magic_line=f"%%ddp {line}".rstrip(),
                 transform=self.shell.transform_cell,
                 started=begin,
@@ -248,7 +254,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
         first = traceback_bundle(result.tracebacks) if result.tracebacks else None
         if region is not None:
             # The region stands above everything else this cell shows.
-            region.close(first or {"text/plain": f"finished in {elapsed_s:.1f} s"})
+            took = f"finished in {elapsed_s:.1f} s" if elapsed_s >= 1 else ""
+            region.close(first or {"text/plain": took})
         if first is not None and (region is None or not region.shown):
             publisher.publish(data=first, metadata={})
         show_outputs(publisher, result.outputs)
@@ -290,6 +297,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
             return parse_ranks(args.ranks, world_size)
         except ValueError as error:
             raise UsageMistake(str(error)) from None
+
+    def _prompt_number(self) -> int:
+        """The n of this cell's ``In [n]``; IPython counts on before a cell runs, or after."""
+        inputs = self.shell.user_ns.get("In", ())
+        return len(inputs) - 1 if len(inputs) > 1 else int(self.shell.execution_count)
 
     def _require_ranks(self, verb: str) -> None:
         self.session.require(verb)

@@ -68,10 +68,14 @@ class StageFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellStarted(Event):
-    """The rank began to run cell number `cell` (counted by the session from 1)."""
+    """The rank began to run a cell.
+
+    `cell` is counted by the session from 1, 0 for its benchmark; `number` is the prompt's.
+    """
 
     kind: ClassVar[str] = "cell_started"
     cell: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ class RankState:
     pid: int = 0
     host: str = ""
     cell: int = 0
+    """The prompt's number of the cell it runs, or ran last; 0 for the benchmark."""
     doing: str = ""
     cause: str = ""
     remedy: str = ""

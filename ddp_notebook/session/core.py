@@ -109,7 +109,7 @@ class Session:
 
         try:
             fork_server = self._warm_fork_server(mode)
-            fork_server.ready.result(options.timeout_s + 60)
+            self._await_ready(fork_server, options)
             self._fork_server = None  # from now on it is this session's, and ends with it
             self._processes = Processes(options, devices, fork_server, self.record, self._lose)
             self._processes.start()
@@ -131,6 +131,14 @@ class Session:
             if warm is None:
                 warm = self._fork_server = ForkServerClient(mode)
             return warm
+
+    def _await_ready(self, fork_server: ForkServerClient, options: InitOptions) -> None:
+        """Wait until torch is loaded, and say so on the board meanwhile."""
+        notes = self.record.snapshot.notes
+        if not fork_server.ready.done():
+            self.record.note(notes=("Loading torch, once for all ranks: a few seconds.", *notes))
+        fork_server.ready.result(options.timeout_s + 60)
+        self.record.note(notes=notes)
 
     # -- looking -----------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
 
@@ -78,10 +80,21 @@ class InitOptions:
 
 
 def cores() -> int:
-    """CPU cores this process may use."""
+    """CPU cores this process may use: by its affinity, and by the quota of its container."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, math.ceil(_container_quota(Path("/sys/fs/cgroup/cpu.max")))))
+
+
+def _container_quota(cpu_max: Path) -> float:
+    """Cores a cgroup (version 2) may use; infinity without a limit. Its form: ``200000 100000``."""
+    try:
+        quota, period = cpu_max.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return 1e9
 
 
 def _check_world_size(world_size: int) -> None:

@@ -68,9 +68,10 @@ def _who_does_what(run: CellRun, record: Record) -> str:
     stopped = tuple(r for r, f in run.finished.items() if f.outcome == "interrupted")
     if stopped:
         lines.append(f"{name_ranks(stopped)} stopped{_at_lines(run)}")
-    finished = tuple(r for r, f in run.finished.items() if f.outcome != "interrupted")
-    if finished:
-        lines.append(f"{name_ranks(finished)} had finished")
+    for outcome, what in (("ok", "had finished"), ("error", "had raised an error")):
+        before = tuple(r for r, f in run.finished.items() if f.outcome == outcome)
+        if before:
+            lines.append(f"{name_ranks(before)} {what}")
     if run.died:
         lines.append(f"{name_ranks(run.died)} died")
     for doing, ranks in doings(pending, record.snapshot).items():

@@ -58,6 +58,7 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup]) -> None:
         sys.stdout.write(f"── {name_ranks(group.ranks)} ──\n")
         for item in group.items:
             if item.what in _STREAM_OF:
+                sys.stdout.flush()  # what comes on stderr belongs under its header
                 stream = getattr(sys, _STREAM_OF[item.what])
                 stream.write(item.text if item.text.endswith("\n") else item.text + "\n")
                 stream.flush()

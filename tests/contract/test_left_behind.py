@@ -91,6 +91,7 @@ def in_rounds(kernel: Kernel, attempt: Attempt, record_property: Record) -> None
             attempt(random.Random(f"{SEED}/{number}"))
         except Exception as error:  # noqa: BLE001  # any failure is this round's alone
             failures.append(f"round {number + 1}: {type(error).__name__}: {error}")
+            print(failures[-1], flush=True)
             kernel.close(now=True)
             clear_away(leftovers().beyond(before))
             kernel.start()
@@ -111,6 +112,18 @@ def running_session(kernel: Kernel) -> Pids:
     kernel.run_well("%load_ext ddp_notebook")
     running = kernel.ask("get_ipython()._ddp_notebook_magics.session.running")
     return kernel.pids() if running else start_at_once(kernel)
+
+
+def shut_down(kernel: Kernel) -> None:
+    """`%ddp_shutdown`, after which nothing may be left."""
+    kernel.run("%ddp_shutdown")
+    try:
+        assert_nothing_left(kernel)
+    except AssertionError:
+        kernel.close(now=True)
+        clear_away(leftovers())
+        kernel.start()
+        raise
 
 
 def train_until_a_random_moment(kernel: Kernel, rng: random.Random) -> str:
@@ -261,8 +274,7 @@ def test_a_killed_rank_is_named_and_comes_back_while_the_others_keep_their_varia
         assert after.ranks[victim] != pids.ranks[victim]
 
     in_rounds(kernel, attempt, record_property)
-    kernel.run_well("%ddp_shutdown")
-    assert_nothing_left(kernel)
+    shut_down(kernel)
 
 
 @pytest.mark.parametrize("victim", ["fork server", "controller"])
@@ -304,5 +316,4 @@ def test_a_killed_store_keeper_disturbs_no_cell_and_a_restart_opens_the_store_ag
         assert again.ranks[1 - victim] == pids.ranks[1 - victim]
 
     in_rounds(kernel, attempt, record_property)
-    kernel.run_well("%ddp_shutdown")
-    assert_nothing_left(kernel)
+    shut_down(kernel)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.model import BenchResult, Board
+from ddp_notebook.views.ansi import strip_ansi
 
 
 def test_loading_the_extension_returns_at_once_and_loads_no_torch() -> None:
@@ -50,6 +51,26 @@ def test_a_cell_shows_equal_output_once(shell: Any, capsys: pytest.CaptureFixtur
     assert shown == "── rank 0 ──\nhello\n0\n── rank 1 ──\nhello\n1\n"
     assert shell.run_cell("%%ddp\nprint('hello')").success
     assert capsys.readouterr().out == "── ranks 0-1 ──\nhello\n"
+
+
+def test_a_traceback_has_the_number_of_the_notebooks_own_prompt(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source in ("1", "2", "%ddp_init --world-size 1 --device cpu"):
+        shell.run_cell(source, store_history=True)
+    capsys.readouterr()
+    shell.run_cell("%%ddp\n1 / 0", store_history=True)
+    assert "In[4]" in strip_ansi(capsys.readouterr().out)
+
+
+def test_a_cell_magic_without_a_cell_says_so_and_has_help(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert shell.run_cell("%ddp -h").success
+    assert "usage: %%ddp" in capsys.readouterr().out
+    assert not shell.run_cell("%ddp --ranks 0").success
+    assert "%%ddp takes a cell" in capsys.readouterr().err
 
 
 def test_values_move_both_ways(shell: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import DevicePlan, plan_devices, visible_gpus
-from ddp_notebook.session.options import InitOptions, cores
+from ddp_notebook.session.options import InitOptions, _container_quota, cores
 
 
 def plan(
@@ -119,6 +119,15 @@ def test_threads_are_cores_divided_by_ranks_and_at_least_one() -> None:
     assert InitOptions(world_size=1).threads == cores()
     assert InitOptions(world_size=200).threads == 1
     assert InitOptions(world_size=2, threads_per_rank=3).threads == 3
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "quota"), [("150000 100000", 1.5), ("max 100000", 1e9), ("", 1e9)]
+)
+def test_a_containers_quota_limits_the_cores(tmp_path: Path, cpu_max: str, quota: float) -> None:
+    (tmp_path / "cpu.max").write_text(cpu_max)
+    assert _container_quota(tmp_path / "cpu.max") == quota
+    assert _container_quota(tmp_path / "absent") == 1e9
 
 
 def test_more_ranks_than_cores_is_said() -> None:

@@ -91,6 +91,19 @@ def test_a_failed_stage_keeps_its_cause_and_remedy() -> None:
     assert board(snapshot).notes == ("Rank 0: %ddp_init",)
 
 
+def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell() -> None:
+    running = [*life(0, 100)[:-1], *life(1, 101)]
+    killed = RankExited(rank=1, pid=101, exit_code=-9)
+    (note,) = board(fold(session(2), [*running, killed])).notes
+    assert note.startswith("Rank 1 can be brought back when rank 0 left the cell: ")
+    assert note.endswith("%ddp_restart --ranks 0-1")
+
+
+def test_a_cell_is_named_by_the_number_of_its_prompt() -> None:
+    started = CellStarted(rank=0, cell=1, number=12)
+    assert describe(fold(session(1), [*life(0)[:-3], started]).ranks[0]) == "cell 12"
+
+
 def test_lost_messages_are_said() -> None:
     snapshot = fold(session(1), [*life(0), EventsLost(rank=0, count=3)])
     assert "Rank 0: 3 messages were lost." in board(snapshot).notes
