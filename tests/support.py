@@ -459,9 +459,10 @@ def text_of_all(messages: Sequence[Mapping[str, Any]]) -> str:
     parts: list[tuple[str, str]] = []
     for message in messages:
         shown_as = message["content"].get("transient", {}).get("display_id", "")
-        text = text_of(message)
+        # A stream comes in pieces, cut anywhere; everything else has lines of its own.
+        text = text_of(message) + ("" if message["msg_type"] == "stream" else "\n")
         if message["msg_type"] == "update_display_data":
             parts = [(i, text if i == shown_as else old) for i, old in parts]
-        elif text:
+        elif text.strip("\n") or message["msg_type"] == "stream":
             parts.append((shown_as, text))
-    return "\n".join(text for _, text in parts)
+    return "".join(text for _, text in parts)

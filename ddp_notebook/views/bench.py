@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -17,6 +18,9 @@ _HEADERS = (
     "wrong",
 )
 
+_MOST_DECIMALS = 9
+"""Of a bandwidth in GB/s: one byte per second."""
+
 _TABLE_STYLE = "border-collapse: collapse; font-variant-numeric: tabular-nums"
 _CELL_STYLE = "text-align: right; padding: 2px 10px; white-space: nowrap"
 _WRONG_STYLE = f"{_CELL_STYLE}; font-weight: bold; color: #fff; background: #b3261e"
@@ -24,7 +28,7 @@ _WRONG_STYLE = f"{_CELL_STYLE}; font-weight: bold; color: #fff; background: #b32
 
 def table_text(result: BenchResult) -> str:
     """The result as a table of fixed width, its notes below it."""
-    rows = [_HEADERS, *(_cells(p) for p in result.points)]
+    rows = [_HEADERS, *_rows(result.points)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
     lines = [title(result), "", *(_line(row, widths) for row in rows)]
     if not result.points:
@@ -37,7 +41,8 @@ def table_text(result: BenchResult) -> str:
 def table_html(result: BenchResult) -> str:
     """The result as an HTML table, its notes below it. Needs no style sheet."""
     head = "".join(f'<th scope="col" style="{_CELL_STYLE}">{escape(h)}</th>' for h in _HEADERS)
-    body = "".join(_html_row(p) for p in result.points)
+    rows = zip(result.points, _rows(result.points), strict=True)
+    body = "".join(_html_row(row, wrong=point.wrong > 0) for point, row in rows)
     if not result.points:
         body = f'<tr><td colspan="{len(_HEADERS)}">Nothing was measured.</td></tr>'
     notes = "".join(f"<p>{escape(note)}</p>" for note in result.notes)
@@ -54,17 +59,37 @@ def title(result: BenchResult) -> str:
     return f"{result.op} of {result.dtype}, {ranks}, {result.backend} on {result.device}"
 
 
-def _cells(point: BenchPoint) -> tuple[str, ...]:
-    """One size as text, in the order of `_HEADERS`."""
-    return (
-        format_bytes(point.size_bytes),
-        f"{point.iterations:,}",
-        f"{point.latency_us:,.1f}",
-        f"{point.p10_us:,.1f} – {point.p90_us:,.1f}",
-        f"{point.algbw_gb_per_s:,.3f}",
-        f"{point.busbw_gb_per_s:,.3f}",
-        f"{point.wrong:,}",
-    )
+def _rows(points: Sequence[BenchPoint]) -> list[tuple[str, ...]]:
+    """The sizes as text, each in the order of `_HEADERS`."""
+    algbw = _on_the_point([_three_digits(p.algbw_gb_per_s) for p in points])
+    busbw = _on_the_point([_three_digits(p.busbw_gb_per_s) for p in points])
+    return [
+        (
+            format_bytes(p.size_bytes),
+            f"{p.iterations:,}",
+            f"{p.latency_us:,.1f}",
+            f"{p.p10_us:,.1f} – {p.p90_us:,.1f}",
+            algbw[number],
+            busbw[number],
+            f"{p.wrong:,}",
+        )
+        for number, p in enumerate(points)
+    ]
+
+
+def _three_digits(value: float) -> str:
+    """A number to three significant digits, without an exponent: ``0.000420``, ``2.81``."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}"
+    power = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:,.{min(max(2 - power, 0), _MOST_DECIMALS)}f}"
+
+
+def _on_the_point(numbers: Sequence[str]) -> list[str]:
+    """The numbers with spaces behind them, so that aligned right their points are in line."""
+    behind = [len(number) - len(number.partition(".")[0]) for number in numbers]
+    most = max(behind, default=0)
+    return [number + " " * (most - n) for number, n in zip(numbers, behind, strict=True)]
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -72,12 +97,17 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
-def _html_row(point: BenchPoint) -> str:
+def _html_row(row: Sequence[str], *, wrong: bool) -> str:
     """One size as a table row; wrong results stand out."""
-    *cells, wrong = _cells(point)
-    style = _WRONG_STYLE if point.wrong else _CELL_STYLE
-    return (
-        "<tr>"
-        + "".join(f'<td style="{_CELL_STYLE}">{escape(cell)}</td>' for cell in cells)
-        + f'<td style="{style}">{escape(wrong)}</td></tr>'
+    styles = [_CELL_STYLE] * (len(row) - 1) + [_WRONG_STYLE if wrong else _CELL_STYLE]
+    body = "".join(
+        f'<td style="{style}">{_as_wide_as_digits(escape(cell))}</td>'
+        for style, cell in zip(styles, row, strict=True)
     )
+    return f"<tr>{body}</tr>"
+
+
+def _as_wide_as_digits(cell: str) -> str:
+    """A cell whose last spaces a page keeps, each as wide as a digit."""
+    text = cell.rstrip(" ")
+    return text + "\N{FIGURE SPACE}" * (len(cell) - len(text))

@@ -2,6 +2,9 @@
 
 Colours come from the notebook's theme (its ``--jp-*`` variables); where there is none, as in
 an exported page, text has the page's own colour. Whatever a colour says, a word says too.
+
+A notebook that is not trusted loses the style sheet and every ``var()``. So what a reader
+needs stands on the elements, in colours for light and dark pages, and the sheet overrides it.
 """
 
 from __future__ import annotations
@@ -35,8 +38,28 @@ _CHARACTERS_PER_LINE = 200
 _IMAGE_LINES = 20
 """An image takes the place of this many lines."""
 
-_MARKS = {OutputKind.STDERR: "ddp-stderr"}
 _IMAGES = ("image/png", "image/jpeg")
+
+_OK, _BUSY, _BAD, _IDLE = "43, 154, 75", "47, 127, 224", "217, 60, 60", "128, 128, 128"
+"""Colours without a theme: the red, green and blue of middle tones."""
+_MARKS = {OutputKind.STDERR: f'class="ddp-stderr" style="background: rgba({_BAD}, 0.12)"'}
+_STATUS_COLOURS = {
+    Status.READY: _OK,
+    Status.RUNNING: _BUSY,
+    Status.SETTING_UP: _BUSY,
+    Status.FAILED: _BAD,
+    Status.DEAD: _BAD,
+}
+_MUTED = "opacity: 0.72"
+_ALIGNED = "text-align: left; vertical-align: baseline; padding: 5px 12px"
+_CELL = f"{_ALIGNED}; white-space: nowrap"
+_STRIP = "display: inline-block; margin-right: 8px; white-space: nowrap"
+_SEGMENT = (
+    "display: inline-block; box-sizing: border-box; width: 9px; height: 9px;"
+    " margin-right: 2px; border-radius: 2px"
+)
+_CHIP = "display: inline-block; padding: 0 8px; border-radius: 9px"
+_GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({_IDLE}, 0.3)"
 
 
 # --------------------------------------------------------------------------- board
@@ -47,9 +70,10 @@ def board(board: Board) -> str:
 
     A column in which no rank has anything is left out.
     """
-    notes = "".join(f"<li>{_text(note)}</li>" for note in board.notes)
+    notes = "".join(f'<li style="white-space: pre-wrap">{_text(n)}</li>' for n in board.notes)
     return (
-        f'<div class="ddp-view">{_STYLE}<div class="ddp-headline">{_text(board.headline)}</div>'
+        f'<div class="ddp-view">{_STYLE}<div class="ddp-headline"'
+        f' style="font-weight: 600; margin-bottom: 6px">{_text(board.headline)}</div>'
         + (_table(board.rows) if board.rows else "")
         + (f'<ul class="ddp-notes">{notes}</ul>' if notes else "")
         + "</div>"
@@ -60,10 +84,12 @@ def _table(rows: Sequence[BoardRow]) -> str:
     """The rows under their headers."""
     words = [cells(row) for row in rows]
     columns = used_columns(words)
-    head = "".join(f'<th scope="col">{HEADERS[c]}</th>' for c in columns)
+    style = f"{_CELL}; {_MUTED}"
+    head = "".join(f'<th scope="col" style="{style}">{HEADERS[c]}</th>' for c in columns)
     body = "".join(_row(row, text, columns) for row, text in zip(rows, words, strict=True))
     return (
-        f'<div class="ddp-scroll"><table class="ddp-board"><thead><tr>{head}</tr></thead>'
+        f'<div class="ddp-scroll" style="overflow-x: auto"><table class="ddp-board"'
+        f' style="border-collapse: collapse"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -73,7 +99,8 @@ def _row(row: BoardRow, words: Sequence[str], columns: Sequence[int]) -> str:
     state = row.status.name.lower().replace("_", "-")
     silent = " ddp-silent" if row.silent else ""
     body = "".join(_cell(row, HEADERS[c], words[c]) for c in columns)
-    return f'<tr class="ddp-{state}{silent}">{body}</tr>'
+    tint = f' style="background: rgba({_BAD}, 0.09)"' if _failed(row) else ""
+    return f'<tr class="ddp-{state}{silent}"{tint}>{body}</tr>'
 
 
 def _cell(row: BoardRow, header: str, words: str) -> str:
@@ -81,31 +108,57 @@ def _cell(row: BoardRow, header: str, words: str) -> str:
     text = escape(words, quote=False)
     match header:
         case "ranks":
-            return f'<th scope="row"><div>{text.replace(",", ",<wbr>")}</div></th>'
+            text = text.replace(",", ",<wbr>")
+            return f'<th scope="row" style="{_ALIGNED}; font-weight: 600"><div>{text}</div></th>'
         case "stage":
-            return f'<td class="ddp-stage">{_strip(row)}<span>{text}</span></td>'
+            return f'<td class="ddp-stage" style="{_CELL}">{_strip(row)}<span>{text}</span></td>'
         case "state":
-            return f'<td><span class="ddp-chip">{text}</span></td>'
+            return f'<td style="{_CELL}">{_chip(row, text)}</td>'
         case "doing":
-            return f'<td class="ddp-doing"><div>{text}</div></td>'
+            style = f"{_ALIGNED}; white-space: pre-wrap; min-width: 15em"
+            return f'<td class="ddp-doing" style="{style}"><div>{text}</div></td>'
         case "host":
-            return f'<td class="ddp-host"><div title="{escape(words)}">{text}</div></td>'
+            title = escape(words)
+            return f'<td class="ddp-host" style="{_CELL}"><div title="{title}">{text}</div></td>'
         case _:
-            return f'<td class="ddp-{header}">{text}</td>'
+            style = f"{_CELL}; font-weight: 600" if header == "heard" and row.silent else _CELL
+            return f'<td class="ddp-{header}" style="{style}">{text}</td>'
+
+
+def _chip(row: BoardRow, text: str) -> str:
+    """The ranks' status in a frame of its colour."""
+    colour = _STATUS_COLOURS.get(row.status, _IDLE)
+    style = f"{_CHIP}; border: 1px solid rgb({colour}); background: rgba({colour}, 0.16)"
+    return f'<span class="ddp-chip" style="{style}">{text}</span>'
 
 
 def _strip(row: BoardRow) -> str:
     """The stages as a strip of segments, each with its name; the words stand beside it."""
-    failed = row.status in (Status.FAILED, Status.DEAD)
     passed = stages_passed(row)
+    done = f"background: rgb({_IDLE if row.status is Status.DEAD else _OK})"
+    looks = {
+        "passed": done,
+        "entering": f"border: 2px solid rgb({_BUSY})",
+        "failed": f"background: rgb({_BAD})",
+        "to come": f"border: 1px solid rgba({_IDLE}, 0.7)",
+    }
     segments = []
     for stage in Stage:
         state = "passed" if stage.number <= passed else "to come"
         if stage is row.entering:
-            state = "failed" if failed else "entering"
+            state = "failed" if _failed(row) else "entering"
         title = f"{stage.number} {stage.value}: {state}"
-        segments.append(f'<i class="ddp-{state.replace(" ", "-")}" title="{title}"></i>')
-    return f'<span class="ddp-strip" aria-hidden="true">{"".join(segments)}</span>'
+        segments.append(
+            f'<i class="ddp-{state.replace(" ", "-")}" title="{title}"'
+            f' style="{_SEGMENT}; {looks[state]}"></i>'
+        )
+    strip = "".join(segments)
+    return f'<span class="ddp-strip" aria-hidden="true" style="{_STRIP}">{strip}</span>'
+
+
+def _failed(row: BoardRow) -> bool:
+    """Whether the ranks will do nothing more."""
+    return row.status in (Status.FAILED, Status.DEAD)
 
 
 def _text(words: str) -> str:
@@ -129,7 +182,8 @@ def live(
     shown = "".join(_group(group, tail_lines) for group in groups)
     return (
         f'<div class="ddp-view ddp-live">{style}{shown}'
-        f'<div class="ddp-elapsed">{_text(elapsed_text)}</div>{board_html}</div>'
+        f'<div class="ddp-elapsed" style="{_MUTED}; margin-bottom: 8px">'
+        f"{_text(elapsed_text)}</div>{board_html}</div>"
     )
 
 
@@ -137,10 +191,11 @@ def _group(group: OutputGroup, tail_lines: int) -> str:
     """The end of one group's output under its ranks. It stays scrolled to its last line."""
     tail = _tail(group.items, max(tail_lines, 1))
     above = tail.left_out()
-    left_out = f'<span class="ddp-left-out"> · {above}</span>' if above else ""
+    left_out = f'<span class="ddp-left-out" style="{_MUTED}"> · {above}</span>' if above else ""
     return (
-        f'<div class="ddp-group"><div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}'
-        f'</div><div class="ddp-tail"><div>{_blocks(tail.items)}</div></div></div>'
+        f'<div class="ddp-group" style="{_GROUP}">'
+        f'<div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}</div>'
+        f'<div class="ddp-tail"><div>{_blocks(tail.items)}</div></div></div>'
     )
 
 
@@ -222,7 +277,7 @@ def _blocks(items: Sequence[OutputItem]) -> str:
         else:
             run.append(item)
     blocks.append(_pre(run))
-    return "".join(blocks) or '<pre class="ddp-nothing">no output yet</pre>'
+    return "".join(blocks) or f'<pre class="ddp-nothing" style="{_MUTED}">no output yet</pre>'
 
 
 def _pre(items: Sequence[OutputItem]) -> str:
@@ -233,7 +288,7 @@ def _pre(items: Sequence[OutputItem]) -> str:
         newline = "\n" if line_open and item.what not in STREAMS else ""
         text = ansi_to_html(item.text)
         mark = _MARKS.get(item.what)
-        parts.append(newline + (f'<span class="{mark}">{text}</span>' if mark else text))
+        parts.append(newline + (f"<span {mark}>{text}</span>" if mark else text))
         line_open = not item.text.endswith("\n")
     return f"<pre>{''.join(parts)}</pre>" if parts else ""
 
@@ -252,7 +307,8 @@ def _image(item: OutputItem) -> str:
 
 # --------------------------------------------------------------------------- style
 
-# `.ddp-view` stands twice where the notebook's own rules for tables and code must not win.
+# `.ddp-view` stands twice where the notebook's own rules for tables and code must not win;
+# `!important` stands where the theme's colour goes before the one on the element.
 _STYLE = """<style>
 .ddp-view {
   --ddp-ok: var(--jp-success-color1, #2b9a4b); --ddp-busy: var(--jp-brand-color1, #2f7fe0);
@@ -264,59 +320,48 @@ _STYLE = """<style>
   line-height: 1.45; padding: 4px 0; scrollbar-width: thin;
   scrollbar-color: var(--ddp-idle) transparent }
 .ddp-view .ddp-view { padding: 0 }
-.ddp-headline { font-weight: 600; font-size: 1.08em; margin-bottom: 6px }
-.ddp-scroll { overflow-x: auto }
-.ddp-view.ddp-view table.ddp-board { border-collapse: collapse; table-layout: auto; margin: 0;
-  border: 0; font-size: 1em; font-variant-numeric: tabular-nums }
-.ddp-view.ddp-view .ddp-board :is(th, td) { text-align: left; vertical-align: baseline;
-  padding: 5px 15px 5px 0; border: 0; white-space: nowrap; background: none; color: inherit;
+.ddp-headline { font-size: 1.08em }
+.ddp-view.ddp-view table.ddp-board { table-layout: auto; margin: 0; border: 0;
+  font-size: 1em; font-variant-numeric: tabular-nums }
+.ddp-view.ddp-view .ddp-board :is(th, td) { border: 0; background: none; color: inherit;
   font-weight: inherit; line-height: inherit; max-width: none }
-.ddp-view.ddp-view .ddp-board :is(th, td):first-child { padding-left: 12px }
-.ddp-view.ddp-view .ddp-board :is(th, td):last-child { padding-right: 12px }
-.ddp-view.ddp-view .ddp-board thead th { opacity: 0.72; font-size: 0.88em; padding-bottom: 4px }
+.ddp-view.ddp-view .ddp-board thead th { font-size: 0.88em }
 .ddp-view.ddp-view .ddp-board thead, .ddp-view.ddp-view .ddp-board thead tr { border: 0 }
 .ddp-view.ddp-view .ddp-board tbody tr { --ddp-c: var(--ddp-idle); background: none;
   border-top: 1px solid var(--ddp-line) }
-.ddp-view.ddp-view .ddp-board tbody th { font-weight: 600 }
 .ddp-board tbody th div { width: max-content; max-width: 12em; white-space: normal }
 .ddp-view.ddp-view .ddp-board tr.ddp-ready { --ddp-c: var(--ddp-ok) }
 .ddp-view.ddp-view .ddp-board tr:is(.ddp-running, .ddp-setting-up) { --ddp-c: var(--ddp-busy) }
 .ddp-view.ddp-view .ddp-board tbody tr:is(.ddp-failed, .ddp-dead) { --ddp-c: var(--ddp-bad);
-  background: color-mix(in srgb, var(--ddp-bad) 9%, transparent);
+  background: color-mix(in srgb, var(--ddp-bad) 9%, transparent) !important;
   box-shadow: inset 3px 0 var(--ddp-bad) }
-.ddp-view.ddp-view .ddp-board td.ddp-doing { white-space: normal; min-width: 15em;
-  max-width: 48em }
-.ddp-doing div { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 12em;
+.ddp-view.ddp-view .ddp-board td.ddp-doing { max-width: 48em }
+.ddp-doing div { overflow-wrap: anywhere; max-height: 12em;
   overflow-y: auto; font-family: var(--ddp-mono); font-size: 0.92em }
 .ddp-host div { max-width: 12em; overflow: hidden; text-overflow: ellipsis }
-.ddp-chip { display: inline-block; padding: 0 8px; border-radius: 9px; font-size: 0.92em;
-  font-weight: 500; border: 1px solid var(--ddp-c);
-  background: color-mix(in srgb, var(--ddp-c) 16%, transparent) }
-.ddp-strip { display: inline-flex; gap: 2px; margin-right: 8px; vertical-align: baseline }
-.ddp-strip i { width: 9px; height: 9px; box-sizing: border-box; border-radius: 2px;
-  border: 1px solid color-mix(in srgb, currentColor 30%, transparent) }
-.ddp-strip .ddp-passed { background: var(--ddp-ok); border-color: transparent }
-.ddp-dead .ddp-strip .ddp-passed { background: var(--ddp-idle) }
-.ddp-strip .ddp-entering { border: 2px solid var(--ddp-busy);
+.ddp-chip { font-size: 0.92em; font-weight: 500; border-color: var(--ddp-c) !important;
+  background: color-mix(in srgb, var(--ddp-c) 16%, transparent) !important }
+.ddp-strip .ddp-passed { background: var(--ddp-ok) !important }
+.ddp-dead .ddp-strip .ddp-passed { background: var(--ddp-idle) !important }
+.ddp-strip .ddp-entering { border-color: var(--ddp-busy) !important;
   animation: ddp-pulse 1.4s ease-in-out infinite }
-.ddp-strip .ddp-failed { background: var(--ddp-bad); border-color: transparent }
-.ddp-view.ddp-view .ddp-board .ddp-silent td.ddp-heard { font-weight: 600;
+.ddp-strip .ddp-failed { background: var(--ddp-bad) !important }
+.ddp-view.ddp-view .ddp-board .ddp-silent td.ddp-heard {
   text-decoration: underline 2px var(--ddp-warn); text-underline-offset: 4px }
 .ddp-view.ddp-view ul.ddp-notes { margin: 8px 0 0; padding: 0 0 0 12px; list-style: none }
-.ddp-view.ddp-view .ddp-notes li { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0;
+.ddp-view.ddp-view .ddp-notes li { overflow-wrap: anywhere; margin: 0;
   padding-left: 12px; text-indent: -12px; opacity: 0.85 }
 .ddp-notes li::before { content: "•"; display: inline-block; width: 12px; text-indent: 0 }
-.ddp-group { margin-bottom: 10px; border-left: 3px solid var(--ddp-line); padding-left: 9px }
 .ddp-who { font-size: 0.92em; margin-bottom: 2px }
-.ddp-left-out { opacity: 0.72 }
 .ddp-tail { max-height: 24em; overflow: auto; display: flex; flex-direction: column-reverse }
 .ddp-view.ddp-view .ddp-tail pre { margin: 0; padding: 0; border: 0; background: none;
   color: inherit; font-family: var(--ddp-mono); font-size: var(--jp-code-font-size, 13px);
   line-height: 1.35; white-space: pre-wrap; overflow-wrap: anywhere }
 .ddp-tail img { display: block; max-width: 100%; margin: 4px 0 }
-.ddp-view.ddp-view .ddp-tail pre.ddp-nothing { opacity: 0.72; font-style: italic }
-.ddp-stderr { background: var(--jp-rendermime-error-background, rgba(217, 60, 60, 0.12)) }
-.ddp-elapsed { opacity: 0.85; font-variant-numeric: tabular-nums; margin-bottom: 8px }
+.ddp-view.ddp-view .ddp-tail pre.ddp-nothing { font-style: italic }
+.ddp-stderr { background: var(--jp-rendermime-error-background, rgba(217, 60, 60, 0.12))
+  !important }
+.ddp-elapsed { font-variant-numeric: tabular-nums }
 .ddp-fg { color: color-mix(in srgb, var(--ddp-fg) 70%, currentColor) }
 .ddp-bg { background: color-mix(in srgb, var(--ddp-bg) 35%, transparent) }
 .ddp-bold { font-weight: 700 }

@@ -202,6 +202,25 @@ def test_ranks_that_train_when_interrupted_each_stop_or_are_said_to_wait(
     assert {r for text in told for r in parse_ranks(text, WORLD_SIZE)} == EVERYBODY, back.message
 
 
+def test_it_is_known_where_a_rank_awaits_and_its_cancellation_is_no_traceback(
+    shell: Any, ranks: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_and_interrupt(shell, AWAIT, in_the_cell(ranks, EVERYBODY, "line 3"))
+    assert "CancelledError" not in capsys.readouterr().out
+
+
+def test_what_a_cell_does_about_an_interrupt_is_not_interrupted_in_turn(
+    shell: Any, ranks: Any
+) -> None:
+    code = (
+        "import time\nsaved = False\ntry:\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    time.sleep(0.4)\n    saved = True\n    raise"
+    )
+    back = run_and_interrupt(shell, code, in_the_cell(ranks, EVERYBODY))
+    assert back.after_s < BACK_WITHIN_S
+    assert ranks.pull("saved") == dict.fromkeys(range(WORLD_SIZE), True)
+
+
 # --------------------------------------------------------------------------- nothing is lost
 
 

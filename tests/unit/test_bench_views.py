@@ -59,12 +59,41 @@ def test_the_table_is_exactly_this() -> None:
         all_reduce of float32, 4 ranks, gloo on cpu
 
           size  iterations  latency (µs)       p10 – p90 (µs)  algbw (GB/s)  busbw (GB/s)  wrong
-           4 B         600         150.0        135.0 – 225.0         0.000         0.000      0
-         1 KiB         600         290.0        261.0 – 435.0         0.004         0.006      0
-        64 MiB         600      36,000.0  32,400.0 – 54,000.0         1.875         2.812      2
+           4 B         600         150.0        135.0 – 225.0       0             0            0
+         1 KiB         600         290.0        261.0 – 435.0       0.00400       0.00600      0
+        64 MiB         600      36,000.0  32,400.0 – 54,000.0       1.88          2.81         2
 
         Note: 4 ranks on 2 cores: patience."""
     )
+
+
+@pytest.mark.parametrize(
+    ("busbw", "shown"),
+    [
+        (0.0, "0"),
+        (1e-12, "0.000000000"),
+        (0.0000138, "0.0000138"),
+        (0.00042, "0.000420"),
+        (0.9996, "1.00"),
+        (2.8125, "2.81"),
+        (99.96, "100"),
+        (450.2, "450"),
+        (1234.5, "1,234"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_bandwidth_has_three_digits_however_small_it_is(busbw: float, shown: str) -> None:
+    result = replace(RESULT, points=(point(4, 1, busbw),), notes=())
+    assert table_text(result).split()[-2] == shown
+    assert Cells(table_html(result)).rows[-1][-2].strip() == shown
+
+
+def test_bandwidths_are_in_line_on_their_points() -> None:
+    points = tuple(point(4, 1, busbw) for busbw in (1234.5, 0.0000138, 2.8125))
+    lines = table_text(replace(RESULT, points=points, notes=())).splitlines()[3:]
+    first = lines[1].rindex(".")
+    assert lines[0][first - 5 : first + 1] == "1,234 "
+    assert lines[2].rindex(".") == first
 
 
 def test_a_table_of_nothing_says_so() -> None:
@@ -98,8 +127,8 @@ class Cells(HTMLParser):
 def test_the_html_table_has_the_same_cells_as_the_text() -> None:
     rows = Cells(table_html(replace(RESULT, notes=()))).rows
     assert rows[0][0] == "size"
-    assert rows[-1] == [
-        "64 MiB", "600", "36,000.0", "32,400.0 – 54,000.0", "1.875", "2.812", "2",
+    assert [cell.rstrip("\u2007") for cell in rows[-1]] == [
+        "64 MiB", "600", "36,000.0", "32,400.0 – 54,000.0", "1.88", "2.81", "2",
     ]  # fmt: skip
     assert len(rows) == 4
 

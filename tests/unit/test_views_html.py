@@ -145,6 +145,25 @@ def test_a_board_says_in_words_what_it_says_in_colour() -> None:
     ]
 
 
+def test_a_board_without_its_style_sheet_is_aligned_and_coloured() -> None:
+    page = re.sub(r"<style>.*</style>", "", drawn(row([0]), row([1], Status.DEAD)), flags=re.S)
+    styles = [style for name, style in Page(page).attributes if name == "style" and style]
+    assert page.count("text-align: left") == page.count("<th ") + page.count("<td ")
+    assert page.count("width: 9px") == 2 * len(Stage)
+    assert sum("border-radius: 9px" in style for style in styles) == 2
+    assert page.count("<tr") == 3
+    assert page.count('style="background: rgba(217, 60, 60, 0.09)"') == 1
+
+
+def test_what_is_on_the_elements_is_no_variable() -> None:
+    page = html.live(
+        [OutputGroup((0,), (stream("a", OutputKind.STDERR),))], drawn(row([0], silent=True)), "1 s"
+    )
+    styles = [style for name, style in Page(page).attributes if name == "style" and style]
+    assert styles
+    assert not any("var(" in style or "color-mix(" in style for style in styles)
+
+
 @pytest.mark.parametrize(
     ("status", "stage", "entering", "states"),
     [
@@ -302,7 +321,7 @@ def test_each_group_is_named_by_its_ranks_and_the_board_comes_last() -> None:
         *("ranks 0-1,3", "epoch 1\n", "rank 2", "no", "rank 4", "no output yet", "12.4 s")
     ]
     assert page.count("<style>") == 1
-    assert '<span class="ddp-stderr">no</span>' in page
+    assert re.search(r'<span class="ddp-stderr" style="background: rgba\([^"]*">no</span>', page)
 
 
 def test_only_the_last_lines_are_shown_and_the_others_are_counted() -> None:
