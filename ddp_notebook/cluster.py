@@ -77,9 +77,6 @@ class RankCluster(Protocol):
     def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
 
-    def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
-        """Run code in the rank's IPython."""
-
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks."""
 
@@ -111,6 +108,7 @@ class IPyParallelCluster:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
         self._last_reply: dict[int, Any] = {}
+        self._views: dict[int, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
         self._thread.start()
@@ -182,10 +180,12 @@ class IPyParallelCluster:
         self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
     ) -> dict[int, Future[Any]]:
         """Call ``module:function`` on ranks."""
-        return {
-            rank: self._client[rank].apply_async(child.call, name, dict(arguments(rank)))
+        answers = {
+            rank: self._view(rank).apply_async(child.call, name, dict(arguments(rank)))
             for rank in ranks
         }
+        self._last_reply.update(answers)
+        return answers
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
@@ -201,21 +201,19 @@ class IPyParallelCluster:
                 "known to the notebook too."
             ) from None
 
-    def execute(self, ranks: Ranks, code: Callable[[int], str]) -> dict[int, Future[Any]]:
-        """Run code in the IPython of ranks, silently: no history, no output of its own."""
-        replies = {
-            rank: self._client[rank].execute(code(rank), silent=True, block=False) for rank in ranks
-        }
-        self._last_reply.update(replies)
-        return replies
-
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks. Raises what pickling or the ranks raise."""
         self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
 
     def pull(self, rank: int, name: str, timeout_s: float) -> Any:
         """The value of a variable. Raises ipyparallel's RemoteError, TimeoutError."""
-        return self._client[rank].pull(name, block=False).get(timeout_s)
+        return self._view(rank).pull(name, block=False).get(timeout_s)
+
+    def _view(self, rank: int) -> Any:
+        """ipyparallel's view of one engine; making one takes a while, and it stays valid."""
+        if rank not in self._views:
+            self._views[rank] = self._client[rank]
+        return self._views[rank]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""

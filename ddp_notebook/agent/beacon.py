@@ -50,21 +50,35 @@ class Beacon:
         self.collect: Callable[[], float | None] = lambda: None
         self.pulse: Callable[[], dict[str, Any]] = dict
         self._pid = os.getpid()
-        self._thread = threading.Thread(
-            target=self._send_loop, args=(url,), name="ddp-beacon", daemon=True
-        )
+        self._sending = threading.Lock()
+        """Whoever holds it may use the socket and takes events from `_pending`."""
+        self._context = zmq.Context()  # our own: the engine may end its instance before us
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.sndhwm = _QUEUE_MESSAGES
+        self._socket.linger = _LINGER_MS
+        self._socket.connect(url)
+        self._thread = threading.Thread(target=self._send_loop, name="ddp-beacon", daemon=True)
         self._thread.start()
 
     def emit(self, kind: type[_E], **fields: Any) -> None:
         """Say an event of `kind` about this rank."""
+        if self._append(kind, fields):
+            self._wake.set()
+
+    def emit_now(self, kind: type[_E], **fields: Any) -> None:
+        """Like `emit`, and send it from this thread: nobody has to be woken for it."""
+        if self._append(kind, fields):
+            self._send_pending()
+
+    def _append(self, kind: type[_E], fields: dict[str, Any]) -> bool:
         if os.getpid() != self._pid:
-            return  # a forked child (a DataLoader worker) is not the rank
+            return False  # a forked child (a DataLoader worker) is not the rank
         with self._lock:
             self._seq += 1
             self._pending.append(
                 kind(rank=self.rank, seq=self._seq, time_ns=time.time_ns(), **fields)
             )
-        self._wake.set()
+        return True
 
     def nudge(self) -> None:
         """Have the sending thread collect output soon."""
@@ -84,12 +98,7 @@ class Beacon:
         self._wake.set()
         self._thread.join(1.0)
 
-    def _send_loop(self, url: str) -> None:
-        context = zmq.Context()  # our own: the engine may end its instance before us
-        socket = context.socket(zmq.PUSH)
-        socket.sndhwm = _QUEUE_MESSAGES
-        socket.linger = _LINGER_MS
-        socket.connect(url)
+    def _send_loop(self) -> None:
         try:
             again_s: float | None = None
             pulse_at = time.monotonic() + PULSE_S
@@ -105,26 +114,28 @@ class Beacon:
                 except Exception as error:  # noqa: BLE001  # the one boundary: see _take_out
                     again_s = None
                     self._take_out(error)
-                self._send_pending(socket)
+                self._send_pending()
         finally:
-            socket.close()
-            context.term()
+            with self._sending:
+                self._socket.close()
+            self._context.term()
 
     def _take_out(self, error: Exception) -> None:
         """A defect of ours must not hurt the rank: stop observing, say so, go on sending."""
         self.collect = lambda: None
         self.pulse = lambda: {"doing": f"(its observer failed and took itself out: {error!r})"}
 
-    def _send_pending(self, socket: Any) -> None:
-        with self._lock:
-            events = list(self._pending)
-            self._pending.clear()
-        if not events:
-            return
-        payload = json.dumps([encode(event) for event in events], default=repr).encode()
-        signature = hmac.digest(self._key, payload, "sha256")
-        with contextlib.suppress(zmq.Again):
-            socket.send_multipart([signature, payload], flags=zmq.NOBLOCK)
+    def _send_pending(self) -> None:
+        with self._sending:
+            with self._lock:
+                events = list(self._pending)
+                self._pending.clear()
+            if not events or self._socket.closed:
+                return
+            payload = json.dumps([encode(event) for event in events], default=repr).encode()
+            signature = hmac.digest(self._key, payload, "sha256")
+            with contextlib.suppress(zmq.Again):
+                self._socket.send_multipart([signature, payload], flags=zmq.NOBLOCK)
         with self._flushed:
             self._sent_seq = events[-1].seq
             self._flushed.notify_all()

@@ -16,6 +16,7 @@ import linecache
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,8 @@ class CellRunner:
         shell.user_ns[_RESULT_NAME] = self.show_result
         self.voice.collect = self.relay.collect
         self.voice.pulse = self.pulse
+        self._unraisable = sys.unraisablehook
+        sys.unraisablehook = self.interrupt_again
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
 
@@ -95,7 +98,7 @@ class CellRunner:
                 show_traceback(etype, value, stb)
                 return
             self.shell._last_traceback = stb
-            if not isinstance(value, KeyboardInterrupt):
+            if not _is_interrupt(value):
                 lines = [stb] if isinstance(stb, str) else stb
                 self.relay.show(what=OutputKind.ERROR, text="\n".join(lines))
 
@@ -173,7 +176,7 @@ class CellRunner:
         self.shell.execution_count = number
         self.shell.user_ns.setdefault(_RESULT_NAME, self.show_result)
         self.relay.begin(cell)
-        self.voice.emit(CellStarted, cell=cell, number=number)
+        self.voice.emit_now(CellStarted, cell=cell, number=number)
 
     def end(self, cell: int, result: Any, stopped: BaseException | None = None) -> None:
         """The cell is over: say how."""
@@ -184,7 +187,7 @@ class CellRunner:
         outcome = "ok"
         if error is not None:
             outcome = "interrupted" if _is_interrupt(error) else "error"
-        self.voice.emit(
+        self.voice.emit_now(
             CellFinished,
             cell=cell,
             outcome=outcome,
@@ -193,7 +196,6 @@ class CellRunner:
             line=self._line_of(error),
             withheld_bytes=withheld,
         )
-        self.voice.flush()
 
     def _line_of(self, error: BaseException | None) -> int:
         """The last line of the cell itself that `error` passed through; 0 for none."""
@@ -204,10 +206,22 @@ class CellRunner:
             trace = trace.tb_next
         return line
 
+    def interrupt_again(self, unraisable: Any) -> None:
+        """Python swallowed an exception in a callback; an interrupt is made up for."""
+        if self.relay.cell and issubclass(unraisable.exc_type, KeyboardInterrupt):
+            again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            self._unraisable(unraisable)
+
     def pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""
+        doing = ""
+        if self.relay.cell:
+            doing = where.describe_main_thread() or where.describe_task(_task)
         return {
-            "doing": where.describe_main_thread() if self.relay.cell else "",
+            "doing": doing,
             "cell": self.relay.cell,
             "withheld_bytes": self.relay.withheld_bytes,
         }
@@ -219,7 +233,7 @@ class CellRunner:
 
 
 _runner: CellRunner | None = None
-_task: asyncio.Future[None] | None = None
+_task: asyncio.Task[None] | None = None
 
 
 def attach() -> CellRunner:
@@ -266,7 +280,7 @@ def start_async(cell: int, number: int, magic_line: str, source: str) -> None:
     engines do not have), so the cell is a task of ours.
     """
     global _task
-    _task = asyncio.ensure_future(_run_async(cell, number, magic_line, source))
+    _task = asyncio.get_running_loop().create_task(_run_async(cell, number, magic_line, source))
 
 
 async def _run_async(cell: int, number: int, magic_line: str, source: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 """File name of a cell's code on every rank; the number is the notebook's ``In [n]``."""
@@ -52,6 +54,17 @@ def describe_main_thread() -> str:
     """What the main thread does now, empty when it runs none of the user's code."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return describe(frame)
+
+
+def describe_task(task: asyncio.Task[None] | None) -> str:
+    """Where a cell with top-level `await` waits: nothing of it is on the main thread's stack."""
+    awaited: Any = task.get_coro() if task is not None and not task.done() else None
+    place = ""
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        if is_users(frame.f_code.co_filename):
+            place = f"await ({_place(frame.f_code.co_filename, frame.f_lineno)})"
+        awaited = awaited.cr_await
+    return place
 
 
 def describe(frame: FrameType | None) -> str:

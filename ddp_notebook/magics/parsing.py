@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import cache
 from typing import NoReturn
 
 from IPython.core.error import UsageError
@@ -134,3 +135,9 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_status": _status,
 }
 """By the name of the magic; the README's table of verbs is compared with these."""
+
+
+@cache
+def parser_of(name: str) -> Parser:
+    """The parser of a magic, made once: making one takes as long as a short cell may."""
+    return PARSERS[name]()

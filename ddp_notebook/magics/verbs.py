@@ -15,7 +15,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from ddp_notebook.analysis.board import FOLD_FROM
 from ddp_notebook.bench.plan import Plan, parse_bytes
 from ddp_notebook.errors import SetupFailed, UsageMistake
-from ddp_notebook.magics.parsing import PARSERS, HelpShown
+from ddp_notebook.magics.parsing import HelpShown, parser_of
 from ddp_notebook.model import (
     BenchResult,
     Board,
@@ -280,7 +280,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any:
         try:
-            return act(PARSERS[name]().read(line))
+            return act(parser_of(name).read(line))
         except HelpShown as help_text:
             self._say(str(help_text))
             return None
@@ -319,7 +319,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if not self._has_front_end:
             return
         region = LiveRegion(
-            self.shell.display_pub, lambda: board_bundle(self.session.status()), BOARD_INTERVAL_S
+            self.shell.display_pub,
+            lambda: board_bundle(self.session.status()),
+            BOARD_INTERVAL_S,
+            settle_s=BOARD_INTERVAL_S,
         )
         self._board_region = region
         self.displays.board_is_live()

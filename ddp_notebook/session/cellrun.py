@@ -54,6 +54,8 @@ class CellRun:
         self.withheld: dict[int, int] = {}
         self._logs = {rank: OutputLog() for rank in ranks}
         self._lock = threading.Lock()
+        self.over = threading.Event()
+        """Set when no rank is in the cell any more."""
         self.changes = 0
         """Grows with every piece of output."""
 
@@ -63,6 +65,8 @@ class CellRun:
             for event in events:
                 if event.rank in self._logs:
                     self._take(event)
+        if self.done:
+            self.over.set()
 
     def _take(self, event: Event) -> None:
         match event:

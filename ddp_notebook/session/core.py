@@ -189,15 +189,16 @@ class Session:
         members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
         cell = next(self._cells)
         run = self.current = CellRun(cell, members)
-        function = "start_async" if is_async else "run"
-        arguments = (cell, number or cell, magic_line, source)
-        code = f"__import__('ddp_notebook.agent.cells', fromlist=['cells']).{function}{arguments!r}"
+        function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
+        told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
+
+        def send(to: Ranks) -> dict[int, Any]:
+            return dict(cluster.call(to, function, lambda _: told))
+
         with noted() as interrupted:
             if started is not None:
                 started(run)
-            run_to_end(
-                run, code, cluster, self.record, lambda: bool(self._lost_reason) or interrupted()
-            )
+            run_to_end(run, send, lambda: bool(self._lost_reason) or interrupted())
             if interrupted() and not run.done:
                 return run.result(interrupt(run, cluster, self.record))
         if self._lost_reason:

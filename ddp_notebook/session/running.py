@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import CellInterrupted
-from ddp_notebook.model import format_ranks, name_ranks
+from ddp_notebook.model import Ranks, format_ranks, name_ranks
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.guards import doings
 from ddp_notebook.session.interrupts import LOOK_EVERY_S
@@ -19,22 +21,44 @@ if TYPE_CHECKING:
 
 INTERRUPT_GRACE_S = 0.7
 """How long interrupted ranks may take to stop before control goes back without them."""
-_SIGNAL_AGAIN_S = 0.3
 _RESEND_AFTER_S = 2.0
+_SWITCH_S = 0.0005
 
 
-def run_to_end(
-    run: CellRun, code: str, cluster: RankCluster, record: Record, given_up: Callable[[], bool]
-) -> None:
+Send = Callable[[Ranks], dict[int, Any]]
+"""Sends the cell to ranks; per rank, what is `done()` when the rank replied."""
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Let threads change places often while this one only waits for what others receive.
+
+    By default Python lets a thread run on for 5 ms when another one waits. With a message
+    passing through three threads, that was half of the time of a short cell.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_to_end(run: CellRun, send: Send, given_up: Callable[[], bool]) -> None:
     """Send the cell and wait until no rank is in it, or it is `given_up`.
 
     A reply without a start means that the engine dropped the message (it does after an
     interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
     """
-    replies = cluster.execute(run.ranks, lambda _: code)
+    with quick_switches():
+        _run_to_end(run, send, given_up)
+
+
+def _run_to_end(run: CellRun, send: Send, given_up: Callable[[], bool]) -> None:
+    replies = send(run.ranks)
     sent_s = dict.fromkeys(run.ranks, time.monotonic())
     resent: set[int] = set()
-    while not record.wait_for(lambda: run.done or given_up(), LOOK_EVERY_S):
+    while not run.over.wait(LOOK_EVERY_S) and not run.done and not given_up():
         for rank in run.pending:
             waited_s = time.monotonic() - sent_s[rank]
             if rank in run.started or not replies[rank].done() or waited_s < _RESEND_AFTER_S:
@@ -44,20 +68,19 @@ def run_to_end(
                 continue
             resent.add(rank)
             sent_s[rank] = time.monotonic()
-            replies.update(cluster.execute((rank,), lambda _: code))
+            replies.update(send((rank,)))
 
 
 def interrupt(run: CellRun, cluster: RankCluster, record: Record) -> CellInterrupted:
     """Stop the cell on its ranks; control goes back whether they stop or not."""
     deadline = time.monotonic() + INTERRUPT_GRACE_S
-    signal_at_s: dict[int, float] = {}
+    signalled: set[int] = set()
     while run.pending and (left_s := deadline - time.monotonic()) > 0:
-        # Only a rank that is in the cell: one that is about to start it would lose it. Again
-        # after a while: Python swallows an interrupt that arrives in a callback or a __del__.
-        for rank in set(run.pending) & run.started:
-            if time.monotonic() >= signal_at_s.get(rank, 0.0):
-                cluster.signal(rank, signal.SIGINT)
-                signal_at_s[rank] = time.monotonic() + _SIGNAL_AGAIN_S
+        # Only a rank that is in the cell: one that is about to start it would lose it. And
+        # once: what the cell does about an interrupt must not be interrupted in turn.
+        for rank in set(run.pending) & run.started - signalled:
+            cluster.signal(rank, signal.SIGINT)
+            signalled.add(rank)
         record.wait_for(lambda: run.done, min(left_s, 0.05))
     return CellInterrupted(f"The cell was interrupted: {_who_does_what(run, record)}.", run.pending)
 

@@ -26,13 +26,17 @@ class LiveRegion:
     """One region, alive from `open` to `close`.
 
     `render` is called on the painter's thread. Paintings are `interval_s` apart, or eight
-    times as long as painting takes, whichever is more.
+    times as long as painting takes, whichever is more. A change is painted `settle_s` after
+    it was noticed: what lasts no longer is not worth a painting.
     """
 
-    def __init__(self, publisher: Any, render: Render, interval_s: float) -> None:
+    def __init__(
+        self, publisher: Any, render: Render, interval_s: float, settle_s: float = 0.0
+    ) -> None:
         self._publisher = publisher
         self._render = render
         self._interval_s = interval_s
+        self._settle_s = settle_s
         self._display_id = uuid.uuid4().hex
         self._shown: Mapping[str, str] | None = None
         self._wake = threading.Event()
@@ -93,7 +97,8 @@ class LiveRegion:
             self.paint()
             cost_s = time.monotonic() - started
             # A quiet region is looked at once a second: silence is news too.
-            rest_s = max(self._interval_s, _COST_FACTOR * cost_s)
+            rest_s = max(self._interval_s - self._settle_s, _COST_FACTOR * cost_s)
             if not self._closed:
                 time.sleep(rest_s)
-                self._wake.wait(1.0)
+            if not self._closed and self._wake.wait(1.0) and self._settle_s:
+                time.sleep(self._settle_s)
