@@ -227,10 +227,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 region = LiveRegion(
                     self.shell.display_pub, lambda: self._live(run, started), OUTPUT_INTERVAL_S
                 )
-                region.open(_REGION_DELAY_S)
 
         def nudge(events: Sequence[Event]) -> None:
-            if region is not None and is_news(events):
+            if region is None:
+                return
+            if not region.opened:
+                # A cell that is over by then has no region, and no thread was started for it.
+                if time.monotonic() - started > _REGION_DELAY_S:
+                    region.open()
+            elif is_news(events):
                 region.nudge()
 
         unsubscribe = self.session.record.subscribe(nudge)

@@ -49,10 +49,13 @@ class LiveRegion:
         """True once something is in the notebook."""
         return self._shown is not None
 
+    @property
+    def opened(self) -> bool:
+        """True once painting was started."""
+        return self._thread is not None
+
     def open(self, delay_s: float = 0.0) -> None:
-        """Start painting, after `delay_s`: a cell that is over by then needs no region."""
-        if delay_s == 0.0:
-            self.paint()
+        """Start painting, after `delay_s`, on a thread of its own."""
         self._thread = threading.Thread(
             target=self._paint_loop, args=(delay_s,), name="ddp-painter", daemon=True
         )

@@ -49,6 +49,7 @@ def test_a_nudge_paints_from_another_thread_and_closing_shows_the_end() -> None:
     publisher, value = Publisher(), ["a"]
     region = LiveRegion(publisher, lambda: {"text/plain": value[0]}, 0.001)
     region.open()
+    eventually(lambda: publisher.texts == ["a"], 5)
     value[0] = "b"
     region.nudge()
     eventually(lambda: publisher.texts[-1] == "b", 5)
