@@ -74,6 +74,14 @@ class RankCluster(Protocol):
     ) -> dict[int, Future[Any]]:
         """Call ``module:function`` on ranks, each with its own arguments."""
 
+    def tell(
+        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+    ) -> dict[int, Callable[[], bool]]:
+        """Call ``module:function`` on ranks with the same arguments; per rank, whether it replied.
+
+        What the function gives is not to be had: it reports by other ways.
+        """
+
     def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
 
@@ -108,7 +116,7 @@ class IPyParallelCluster:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
         self._last_reply: dict[int, Any] = {}
-        self._views: dict[int, Any] = {}
+        self._views: dict[int | Ranks, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
         self._thread.start()
@@ -187,6 +195,22 @@ class IPyParallelCluster:
         self._last_reply.update(answers)
         return answers
 
+    def tell(
+        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+    ) -> dict[int, Callable[[], bool]]:
+        """Call ``module:function`` on ranks, with one of ipyparallel's results for all of them."""
+        client = self._client
+        answer = self._view(ranks).apply_async(child.call, name, dict(arguments))
+        self._last_reply.update(dict.fromkeys(ranks, answer))
+
+        def replied(message_id: str) -> bool:
+            return message_id not in client.outstanding
+
+        return {
+            rank: partial(replied, message_id)
+            for rank, message_id in zip(ranks, answer.msg_ids, strict=True)
+        }
+
     def value_of(self, answer: Any, timeout_s: float) -> Any:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
         try:
@@ -209,11 +233,11 @@ class IPyParallelCluster:
         """The value of a variable. Raises ipyparallel's RemoteError, TimeoutError."""
         return self._view(rank).pull(name, block=False).get(timeout_s)
 
-    def _view(self, rank: int) -> Any:
-        """ipyparallel's view of one engine; making one takes a while, and it stays valid."""
-        if rank not in self._views:
-            self._views[rank] = self._client[rank]
-        return self._views[rank]
+    def _view(self, ranks: int | Ranks) -> Any:
+        """ipyparallel's view of engines; making one takes a while, and it stays valid."""
+        if ranks not in self._views:
+            self._views[ranks] = self._client[ranks if isinstance(ranks, int) else list(ranks)]
+        return self._views[ranks]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""

@@ -28,7 +28,12 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.cellrun import CellResult, CellRun
-from ddp_notebook.views.live import BOARD_INTERVAL_S, OUTPUT_INTERVAL_S, LiveRegion
+from ddp_notebook.views.live import (
+    BOARD_INTERVAL_S,
+    OUTPUT_INTERVAL_S,
+    OUTPUT_SETTLE_S,
+    LiveRegion,
+)
 from ddp_notebook.views.notebook import (
     Displays,
     board_bundle,
@@ -225,7 +230,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
             nonlocal region
             if self._has_front_end:
                 region = LiveRegion(
-                    self.shell.display_pub, lambda: self._live(run, started), OUTPUT_INTERVAL_S
+                    self.shell.display_pub,
+                    lambda: self._live(run, started),
+                    OUTPUT_INTERVAL_S,
+                    settle_s=OUTPUT_SETTLE_S,
                 )
 
         def nudge(events: Sequence[Event]) -> None:

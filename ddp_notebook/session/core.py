@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,12 +193,10 @@ class Session:
         function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
         told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
 
-        def send(to: Ranks) -> dict[int, Any]:
-            return dict(cluster.call(to, function, lambda _: told))
-
         with noted() as interrupted:
             if started is not None:
                 started(run)
+            send = partial(cluster.tell, name=function, arguments=told)
             run_to_end(run, send, lambda: bool(self._lost_reason) or interrupted())
             if interrupted() and not run.done:
                 return run.result(interrupt(run, cluster, self.record))

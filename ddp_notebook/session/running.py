@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellInterrupted
 from ddp_notebook.model import Ranks, format_ranks, name_ranks
@@ -25,8 +25,8 @@ _RESEND_AFTER_S = 2.0
 _SWITCH_S = 0.0005
 
 
-Send = Callable[[Ranks], dict[int, Any]]
-"""Sends the cell to ranks; per rank, what is `done()` when the rank replied."""
+Send = Callable[[Ranks], dict[int, Callable[[], bool]]]
+"""Sends the cell to ranks; per rank, whether it replied."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _run_to_end(run: CellRun, send: Send, given_up: Callable[[], bool]) -> None:
     while not run.over.wait(LOOK_EVERY_S) and not run.done and not given_up():
         for rank in run.pending:
             waited_s = time.monotonic() - sent_s[rank]
-            if rank in run.started or not replies[rank].done() or waited_s < _RESEND_AFTER_S:
+            if rank in run.started or not replies[rank]() or waited_s < _RESEND_AFTER_S:
                 continue
             if rank in resent:
                 run.lost.add(rank)

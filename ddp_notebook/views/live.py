@@ -19,6 +19,8 @@ BOARD_INTERVAL_S = 0.1
 """A board is painted at most ten times a second, whatever the number of ranks."""
 OUTPUT_INTERVAL_S = 0.02
 """Output may be painted more often: what a rank prints should be seen at once."""
+OUTPUT_SETTLE_S = 0.003
+"""Ranks print at about the same time: one painting shows what all of them wrote."""
 _COST_FACTOR = 8
 
 
