@@ -17,19 +17,22 @@ Render = Callable[[], Mapping[str, str]]
 
 BOARD_INTERVAL_S = 0.1
 """A board is painted at most ten times a second, whatever the number of ranks."""
-OUTPUT_INTERVAL_S = 0.02
+OUTPUT_INTERVAL_S = 0.008
 """Output may be painted more often: what a rank prints should be seen at once."""
-OUTPUT_SETTLE_S = 0.003
+OUTPUT_SETTLE_S = 0.001
 """Ranks print at about the same time: one painting shows what all of them wrote."""
-_COST_FACTOR = 8
+_COST_FACTOR = 2
+_LARGE_CHARACTERS = 20_000
+_LARGE_INTERVAL_S = 0.1
+"""A browser needs long for a large region; nobody reads ten screens a second anyway."""
 
 
 class LiveRegion:
     """One region, alive from `open` to `close`.
 
-    `render` is called on the painter's thread. Paintings are `interval_s` apart, or eight
-    times as long as painting takes, whichever is more. A change is painted `settle_s` after
-    it was noticed: what lasts no longer is not worth a painting.
+    `render` is called on the painter's thread. Paintings are `interval_s` apart, or twice as
+    long as painting takes, whichever is more; large ones a tenth of a second. A change is
+    painted `settle_s` after it was noticed: what lasts no longer is not worth a painting.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class LiveRegion:
             cost_s = time.monotonic() - started
             # A quiet region is looked at once a second: silence is news too.
             rest_s = max(self._interval_s - self._settle_s, _COST_FACTOR * cost_s)
+            if sum(map(len, (self._shown or {}).values())) > _LARGE_CHARACTERS:
+                rest_s = max(rest_s, _LARGE_INTERVAL_S)
             if not self._closed:
                 time.sleep(rest_s)
             if not self._closed and self._wake.wait(1.0) and self._settle_s:
