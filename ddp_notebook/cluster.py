@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -319,6 +320,8 @@ def rank_environment(
         # The store is the session's: rank 0 of a user's own init must not open another.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        # Figures appear in the notebook, also when matplotlib is first loaded in the rank.
+        "MPLBACKEND": os.environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
     }
     return {**environment, **extra}
 

@@ -28,7 +28,6 @@ ENGINE_MODULES = (
     "IPython.core.oinspect",
     "IPython.extensions.storemagic",
     "IPython.core.magics",
-    "matplotlib.pyplot",  # the backend itself must be loaded where the shell is
     "zmq.asyncio",
     "psutil",
 )
@@ -45,6 +44,8 @@ TORCH_MODULES = (
     # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
     "torch._dynamo",
 )
+LATER_MODULES = ("matplotlib.pyplot",)
+"""Imported when nothing else is to do; the backend itself must be loaded where the shell is."""
 
 ExitHandler = Callable[[int], None]
 
@@ -77,7 +78,13 @@ class ForkServerClient:
         self._lost = False
         self._lock = threading.Lock()
         preload = (*ENGINE_MODULES, *TORCH_MODULES) if mode == "fork" else ()
-        arguments = {"mode": mode, "preload": list(preload), "python_path": _python_path()}
+        later = LATER_MODULES if mode == "fork" else ()
+        arguments = {
+            "mode": mode,
+            "preload": list(preload),
+            "later": list(later),
+            "python_path": _python_path(),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(arguments)],
             stdin=subprocess.PIPE,

@@ -10,6 +10,9 @@ It reads commands and writes events as JSON lines on its standard input and outp
     -> {"event": "exited", "pid": p, "code": c}         as soon as SIGCHLD arrives
     -> {"event": "error", "tag": n, "text": "..."}
 
+It also serves between two imports: a controller, which needs no torch, can be started
+while torch is being loaded. What is nice to have is imported when nothing is asked of it.
+
 When its input closes, the session is gone (also by SIGKILL): it ends its children with
 everything they started, removes the session's folder and leaves. It stays single
 threaded, and it never touches CUDA: both are conditions for forking safely.
@@ -37,6 +40,8 @@ from ddp_notebook.launch import child
 GRACE_S = 0.5
 """How long a child may take to end after SIGTERM before it is killed."""
 _PARENT_CHECK_S = 2.0
+_IDLE_S = 1.0
+"""After how long without a command it imports what is nice to have."""
 _LOOK_AGAIN_S = 0.02
 
 # numpy's BLAS starts a pool of threads when it is loaded; a forking process must have none.
@@ -91,6 +96,18 @@ def _is_resource_tracker(pid: int) -> bool:
     return False
 
 
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError):  # an older release without this module
+        importlib.import_module(name)
+
+
+def _freeze() -> None:
+    """Children share these pages until they write to them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 class ForkServer:
     """The loop of the process. `mode` is fork or process."""
 
@@ -110,6 +127,9 @@ class ForkServer:
         self.orphaned: dict[int, float] = {}
         """Sessions whose leader is dead, and until when their members may end by themselves."""
         self.buffer = b""
+        self.later: list[str] = []
+        """Modules to import when there is nothing else to do."""
+        self.closed = False
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
             os.set_blocking(fd, False)
@@ -124,46 +144,58 @@ class ForkServer:
             while data:
                 data = data[os.write(self.events, data) :]
 
-    def preload(self, modules: Iterable[str]) -> None:
-        """Import what ranks will need, so that forked ones have it."""
+    def preload(self, modules: Iterable[str], later: Iterable[str] = ()) -> None:
+        """Import what ranks will need, so that forked ones have it; `later` when idle."""
         started = time.monotonic()
         kept = {name: os.environ.get(name) for name in _SINGLE_THREADED}
         os.environ.update(dict.fromkeys(_SINGLE_THREADED, "1"))
         # matplotlib reads it once, when it is loaded; ranks draw as a notebook does.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+        self.later = list(later)
+        gc.disable()  # it looks at all that importing makes, again and again: a third of the time
         for name in modules:
-            with contextlib.suppress(ImportError):  # an older release without this module
-                importlib.import_module(name)
+            _import(name)
+            self.turn(0)
+            if self.closed:
+                return
         for name, value in kept.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        gc.collect()
-        gc.freeze()  # children share these pages until they write to them
+        _freeze()
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
         seconds = round(time.monotonic() - started, 3)
         self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
 
     def loop(self) -> None:
         """Serve until the session is gone."""
-        while True:
-            wait_s = GRACE_S if self.orphaned else _PARENT_CHECK_S
-            readable, _, _ = select.select([self.commands, self.wake_read], [], [], wait_s)
-            if self.wake_read in readable:
-                self.reap()
-            self.end_orphans()
-            if self.commands in readable:
-                data = os.read(self.commands, 1 << 16)
-                if not data:
-                    return
-                self.buffer += data
-                while b"\n" in self.buffer:
-                    line, self.buffer = self.buffer.split(b"\n", 1)
-                    self.serve(json.loads(line))
-            # A process forked by the notebook can hold our input open after the notebook died.
-            if os.getppid() != self.parent_pid:
-                return
+        while not self.closed:
+            wait_s = GRACE_S if self.orphaned else _IDLE_S if self.later else _PARENT_CHECK_S
+            idle = not self.turn(wait_s)
+            if idle and self.later and not self.orphaned:
+                _import(self.later.pop(0))
+                _freeze()
+
+    def turn(self, wait_s: float) -> bool:
+        """Serve what comes within `wait_s` and look after the children; False when nothing came.
+
+        `closed` is set when the session is gone.
+        """
+        readable, _, _ = select.select([self.commands, self.wake_read], [], [], wait_s)
+        if self.wake_read in readable:
+            self.reap()
+        self.end_orphans()
+        if self.commands in readable:
+            data = os.read(self.commands, 1 << 16)
+            self.closed = not data
+            self.buffer += data
+            while b"\n" in self.buffer:
+                line, self.buffer = self.buffer.split(b"\n", 1)
+                self.serve(json.loads(line))
+        # A process forked by the notebook can hold our input open after the notebook died.
+        self.closed = self.closed or os.getppid() != self.parent_pid
+        return bool(readable)
 
     def serve(self, command: dict[str, Any]) -> None:
         """Carry out one command."""
@@ -198,6 +230,7 @@ class ForkServer:
         for fd in (self.commands, self.events, self.wake_read, self.wake_write):
             os.close(fd)
         gc.unfreeze()
+        gc.enable()
         child.become(spec, os.getppid())
         child.reseed()
         child.run(spec)
@@ -266,11 +299,13 @@ class ForkServer:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(mode: str, preload: Sequence[str], python_path: Sequence[str]) -> None:
+def main(
+    mode: str, preload: Sequence[str], later: Sequence[str], python_path: Sequence[str]
+) -> None:
     """Run the fork server in this process until its standard input closes."""
     server = ForkServer(mode, python_path)
     try:
-        server.preload(preload)
+        server.preload(preload, later)
         server.loop()
     finally:
         server.end()

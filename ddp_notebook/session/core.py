@@ -110,7 +110,6 @@ class Session:
 
         try:
             fork_server = self._warm_fork_server(mode)
-            self._await_ready(fork_server, options)
             self._fork_server = None  # from now on it is this session's, and ends with it
             self._processes = Processes(options, devices, fork_server, self.record, self._lose)
             self._processes.start()
@@ -132,14 +131,6 @@ class Session:
             if warm is None:
                 warm = self._fork_server = ForkServerClient(mode)
             return warm
-
-    def _await_ready(self, fork_server: ForkServerClient, options: InitOptions) -> None:
-        """Wait until torch is loaded, and say so on the board meanwhile."""
-        notes = self.record.snapshot.notes
-        if not fork_server.ready.done():
-            self.record.note(notes=("Loading torch, once for all ranks: a few seconds.", *notes))
-        fork_server.ready.result(options.timeout_s + 60)
-        self.record.note(notes=notes)
 
     # -- looking -----------------------------------------------------------------------
 
@@ -380,8 +371,6 @@ def _why(error: BaseException) -> str:
     what = str(error)
     if isinstance(error, KeyboardInterrupt):
         what = "Set-up was interrupted."
-    elif isinstance(error, TimeoutError):
-        what = "The fork server that starts ranks did not get ready: is the machine very busy?"
     elif isinstance(error, OSError):
         what = f"The ranks could not be started: {error}."
     return f"{what}\nNothing is left running. Try again with %ddp_init."

@@ -96,12 +96,29 @@ class Processes:
     # -- bringing up -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything and bring the process group up. Raises SetupFailed, SessionLost."""
-        self._open_store()
+        """Start everything and bring the process group up. Raises SetupFailed, SessionLost.
+
+        What needs no torch is started while the fork server still loads it.
+        """
         self.cluster.start()
+        self._await_torch()
+        self._open_store()
         everyone = tuple(range(self.options.world_size))
         self.launch(everyone)
         self.bring_up()
+
+    def _await_torch(self) -> None:
+        """Wait until the fork server has torch loaded, and say so on the board meanwhile."""
+        notes = self.record.snapshot.notes
+        if not self.fork_server.ready.done():
+            self.record.note(notes=("Loading torch, once for all ranks: a few seconds.", *notes))
+        try:
+            self.fork_server.ready.result(self.options.timeout_s + 60)
+        except TimeoutError:
+            raise SetupFailed(
+                "The fork server that starts ranks did not get ready: is the machine very busy?"
+            ) from None
+        self.record.note(notes=notes)
 
     def launch(self, ranks: Ranks) -> None:
         """Start the processes of `ranks` and wait until they take calls. Raises SetupFailed."""
