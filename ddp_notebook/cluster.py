@@ -2,7 +2,9 @@
 
 Private API of ipyparallel used here, each checked in `check_private_api`: sending a message
 to the hub to forget an engine whose process is known to be gone (ipyparallel itself would
-find out by missed heartbeats, half a minute later).
+find out by missed heartbeats, half a minute later); and `_output_futures`, where a client
+keeps what belongs to a message until the engine says that it is idle again, which ours do
+not say after a cell.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import QUIET, Ranks
 
 ExitCallback = Callable[[int, int, int], None]
 """Called with rank (CONTROLLER for the controller), pid and exit code."""
@@ -117,7 +119,7 @@ class IPyParallelCluster:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
         self._last_reply: dict[int, Any] = {}
-        self._views: dict[int | Ranks, Any] = {}
+        self._views: dict[object, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
         self._thread.start()
@@ -201,8 +203,9 @@ class IPyParallelCluster:
     ) -> dict[int, Callable[[], bool]]:
         """Call ``module:function`` on ranks, with one of ipyparallel's results for all of them."""
         client = self._client
-        answer = self._view(ranks).apply_async(child.call, name, dict(arguments))
+        answer = self._quiet_view(ranks).apply_async(child.call, name, dict(arguments))
         self._last_reply.update(dict.fromkeys(ranks, answer))
+        forget_outputs(client, answer.msg_ids)
 
         def replied(message_id: str) -> bool:
             return message_id not in client.outstanding
@@ -239,6 +242,15 @@ class IPyParallelCluster:
         if ranks not in self._views:
             self._views[ranks] = self._client[ranks if isinstance(ranks, int) else list(ranks)]
         return self._views[ranks]
+
+    def _quiet_view(self, ranks: Ranks) -> Any:
+        """A view whose messages are labelled for `agent.engine_private`: no word of their state."""
+        key = ("quiet", ranks)
+        if key not in self._views:
+            view = self._views[key] = self._client[list(ranks)]
+            if hasattr(self._client, "_output_futures"):
+                view.label = QUIET
+        return self._views[key]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""
@@ -292,6 +304,14 @@ class IPyParallelCluster:
             raise SessionLost(
                 "The ipyparallel controller did not answer. Start again: %ddp_init"
             ) from None
+
+
+def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:
+    """Do not keep what belongs to these messages until an engine says that it is idle again."""
+    for message_id in message_ids:
+        output = getattr(client, "_output_futures", {}).get(message_id)
+        if output is not None and not output.done():
+            output.set_result(None)
 
 
 def has_private_api(client: Any) -> bool:

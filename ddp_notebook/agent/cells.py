@@ -22,7 +22,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from ddp_notebook.agent import beacon, boot, progressbars, where
+from ddp_notebook.agent import beacon, boot, engine_private, progressbars, where
 from ddp_notebook.agent.relay import RankStream, Relay
 from ddp_notebook.model import CellFinished, CellStarted, OutputKind
 
@@ -44,6 +44,7 @@ class CellRunner:
         self._replace_displays()
         self._replace_compiler()
         progressbars.prefer_text()
+        engine_private.keep_quiet(getattr(shell, "kernel", None))
         shell.user_ns_hidden[_RESULT_NAME] = None
         shell.user_ns[_RESULT_NAME] = self.show_result
         self.voice.collect = self.relay.collect

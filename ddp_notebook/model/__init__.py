@@ -41,6 +41,7 @@ from ddp_notebook.model.state import (
     Snapshot,
 )
 from ddp_notebook.model.words import (
+    QUIET,
     SESSION,
     OutputKind,
     Ranks,
@@ -68,6 +69,7 @@ __all__ = [
     "OutputKind",
     "Progress",
     "Pulse",
+    "QUIET",
     "RankExited",
     "RankSpawned",
     "RankState",

@@ -13,6 +13,9 @@ Ranks: TypeAlias = tuple[int, ...]
 SESSION = -1
 """The `rank` of an event that no rank emitted: the session or its store keeper did."""
 
+QUIET = "ddp_notebook quiet"
+"""Label of messages to an engine of whose begin and end it need not tell the world."""
+
 _RANK_PART = re.compile(r"(\d+)(?:-(\d+))?")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import eventually
 
 from ddp_notebook.cluster import has_private_api
 from ddp_notebook.session import InitOptions, Session
@@ -85,3 +86,28 @@ def test_ipython_still_has_what_running_a_cell_as_one_module_needs(session: Sess
     expected = ["self", "nodelist", "cell_name", "interactivity", "compiler", "result"]
     assert session.pull("names")[0] == expected
     assert session.pull("there")[0] == [True] * 4
+
+
+def test_ipykernel_still_lets_a_rank_keep_its_state_to_itself(session: Session) -> None:
+    session.run_cell(
+        "kernel = get_ipython().kernel\n"
+        "states = []\n"
+        "send = kernel.session.send\n"
+        "def spy(stream, kind, content=None, *a, **k):\n"
+        "    if kind == 'status': states.append(content['execution_state'])\n"
+        "    return send(stream, kind, content, *a, **k)\n"
+        "kernel.session.send = spy"
+    ).raise_for_error()
+    session.run_cell("x = 1").raise_for_error()
+    assert session.pull("states")[0] == ["busy"], "a cell says nothing, a call for a value does"
+
+
+def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> None:
+    client: Any = session._processes.cluster._client  # type: ignore[union-attr]
+    for _ in range(5):
+        session.run_cell("x = 1").raise_for_error()
+
+    def kept() -> int:
+        return len(client._output_futures) + len(client._futures) + len(client.outstanding)
+
+    eventually(lambda: not kept(), 5, "the client forgot the messages of the cells")
