@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -27,6 +28,7 @@ from ddp_notebook.agent.relay import RankStream, Relay
 from ddp_notebook.model import CellFinished, CellStarted, OutputKind
 
 _RESULT_NAME = "__ddp_result__"
+_BEGIN_NAME = "__ddp_begin__"
 
 
 class CellRunner:
@@ -38,21 +40,26 @@ class CellRunner:
         self.relay = Relay(self.voice, boot.log_file(), boot.spool_folder())
         self.file_name = ""
         self.magic_line = ""
-        self.error: BaseException | None = None
         self._name_pending = False
+        self._interrupted_early = False
         self._replace_streams()
         self._replace_displays()
         self._replace_compiler()
         progressbars.prefer_text()
         engine_private.keep_quiet(getattr(shell, "kernel", None))
-        shell.user_ns_hidden[_RESULT_NAME] = None
-        shell.user_ns[_RESULT_NAME] = self.show_result
+        for name, function in self._helpers():
+            shell.user_ns_hidden[name] = None
+            shell.user_ns[name] = function
         self.voice.collect = self.relay.collect
         self.voice.pulse = self.pulse
         self._unraisable = sys.unraisablehook
         sys.unraisablehook = self.interrupt_again
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
+
+    def _helpers(self) -> tuple[tuple[str, Callable[..., None]], ...]:
+        """What a cell's own code calls."""
+        return ((_RESULT_NAME, self.show_result), (_BEGIN_NAME, self.raise_early_interrupt))
 
     # -- what the shell calls ---------------------------------------------------------
 
@@ -133,6 +140,7 @@ class CellRunner:
     async def _run_as_module(self, nodes: list[ast.stmt], compiler: Any, result: Any) -> bool:
         if not nodes:
             return False
+        nodes = list(nodes)
         if isinstance(nodes[-1], ast.Expr):
             last = nodes[-1]
             call = ast.Call(ast.Name(_RESULT_NAME, ast.Load()), [last.value], [])
@@ -140,6 +148,8 @@ class CellRunner:
             shown = ast.copy_location(ast.Expr(ast.copy_location(call, last.value)), last)
             ast.copy_location(call.func, last.value)
             nodes = [*nodes[:-1], shown]
+        first = _first_after_future_imports(nodes)
+        nodes.insert(first, _call_at(_BEGIN_NAME, nodes[min(first, len(nodes) - 1)]))
         module = ast.Module(nodes, [])
         ast.increment_lineno(module, 1)
         lines = linecache.getlines(self.file_name)
@@ -155,6 +165,23 @@ class CellRunner:
         is_async = bool(code.co_flags & inspect.CO_COROUTINE)
         raised: bool = await self.shell.run_code(code, result, async_=is_async)
         return raised
+
+    def interrupt(self, _: int, frame: FrameType | None) -> None:
+        """SIGINT: raise in the cell's own code, and nowhere else.
+
+        Around it IPython swallows a KeyboardInterrupt (in the callbacks before a cell), and
+        after it there is nothing to stop.
+        """
+        while frame is not None:
+            if frame.f_code.co_filename == self.file_name:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+        self._interrupted_early = True
+
+    def raise_early_interrupt(self) -> None:
+        """The first thing a cell's code does: an interrupt that came before it stops it here."""
+        if self._interrupted_early:
+            raise KeyboardInterrupt
 
     def show_result(self, value: Any) -> None:
         """The value of a cell's last expression."""
@@ -175,7 +202,9 @@ class CellRunner:
         self.magic_line = magic_line
         self._name_pending = True
         self.shell.execution_count = number
-        self.shell.user_ns.setdefault(_RESULT_NAME, self.show_result)
+        self._interrupted_early = False
+        for name, function in self._helpers():
+            self.shell.user_ns.setdefault(name, function)
         self.relay.begin(cell)
         self.voice.emit_now(CellStarted, cell=cell, number=number)
 
@@ -253,19 +282,12 @@ def publish(**names: Any) -> None:
 def run(cell: int, number: int, magic_line: str, source: str) -> None:
     """Run a cell without top-level `await`, to its end; reports through the beacon."""
     runner = attach()
-    came_early: list[int] = []
-    # While the cell runs an interrupt raises. One that comes before is kept until then, and
-    # after the cell there is nothing to stop.
-    previous = signal.signal(signal.SIGINT, lambda number, _: came_early.append(number))
     result, stopped = None, None
+    previous = signal.signal(signal.SIGINT, runner.interrupt)
     try:
         runner.begin(cell, number, magic_line)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came_early:
-            raise KeyboardInterrupt
         result = runner.shell.run_cell(source, store_history=True)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except KeyboardInterrupt as interrupt:  # it came between two statements of IPython's
+    except KeyboardInterrupt as interrupt:  # it came while IPython handled an error of the cell
         stopped = interrupt
     finally:
         with contextlib.suppress(KeyboardInterrupt):
@@ -289,10 +311,11 @@ async def _run_async(cell: int, number: int, magic_line: str, source: str) -> No
     shell, result, stopped = runner.shell, None, None
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
 
-    def on_interrupt(*_: object) -> None:
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
         assert task is not None
         if asyncio.current_task(loop) is task:
-            raise KeyboardInterrupt
+            runner.interrupt(number, frame)
+            return
         loop.call_soon_threadsafe(task.cancel)
 
     previous = signal.signal(signal.SIGINT, on_interrupt)
@@ -307,6 +330,26 @@ async def _run_async(cell: int, number: int, magic_line: str, source: str) -> No
         signal.signal(signal.SIGINT, previous)
         shell.events.trigger("post_execute")
         runner.end(cell, result, stopped)
+
+
+def _first_after_future_imports(nodes: list[ast.stmt]) -> int:
+    """Where a statement may be put first: after the docstring and ``from __future__``."""
+    for place, node in enumerate(nodes):
+        docstring = (
+            place == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        )
+        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if not docstring and not future:
+            return place
+    return len(nodes)
+
+
+def _call_at(name: str, other: ast.stmt) -> ast.stmt:
+    """A statement that calls `name`, at the place of another one."""
+    call = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], []))
+    for node in ast.walk(call):
+        ast.copy_location(node, other)
+    return call
 
 
 def _is_interrupt(error: BaseException) -> bool:

@@ -54,6 +54,8 @@ class CellRun:
         self.withheld: dict[int, int] = {}
         self._logs = {rank: OutputLog() for rank in ranks}
         self._lock = threading.Lock()
+        self.interrupted = False
+        self._signalled: set[int] = set()
         self.over = threading.Event()
         """Set when no rank is in the cell any more."""
         self.changes = 0
@@ -95,6 +97,15 @@ class CellRun:
     def done(self) -> bool:
         """True when no rank is in the cell any more."""
         return not self.pending
+
+    def to_stop(self) -> Ranks:
+        """Ranks that are in an interrupted cell and were not told so yet; they count as told."""
+        if not self.interrupted:
+            return ()
+        with self._lock:
+            ranks = tuple(sorted(set(self.pending) & self.started - self._signalled))
+            self._signalled.update(ranks)
+        return ranks
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
         """The output so far, a rank that is only behind counted as equal."""

@@ -40,7 +40,7 @@ from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.running import interrupt, run_to_end
+from ddp_notebook.session.running import interrupt, run_to_end, stop_started
 
 if TYPE_CHECKING:
     from ddp_notebook.session.setup import Processes
@@ -344,6 +344,9 @@ class Session:
             return
         told = [self._with_last_words(run, e) if isinstance(e, RankExited) else e for e in events]
         run.take(told)
+        processes = self._processes
+        if run.interrupted and processes is not None:
+            stop_started(run, processes.cluster)
 
     def _with_last_words(self, run: CellRun, event: RankExited) -> RankExited:
         if event.last_words.strip():

@@ -74,15 +74,21 @@ def _run_to_end(run: CellRun, send: Send, given_up: Callable[[], bool]) -> None:
 def interrupt(run: CellRun, cluster: RankCluster, record: Record) -> CellInterrupted:
     """Stop the cell on its ranks; control goes back whether they stop or not."""
     deadline = time.monotonic() + INTERRUPT_GRACE_S
-    signalled: set[int] = set()
+    run.interrupted = True
     while run.pending and (left_s := deadline - time.monotonic()) > 0:
-        # Only a rank that is in the cell: one that is about to start it would lose it. And
-        # once: what the cell does about an interrupt must not be interrupted in turn.
-        for rank in set(run.pending) & run.started - signalled:
-            cluster.signal(rank, signal.SIGINT)
-            signalled.add(rank)
+        stop_started(run, cluster)
         record.wait_for(lambda: run.done, min(left_s, 0.05))
     return CellInterrupted(f"The cell was interrupted: {_who_does_what(run, record)}.", run.pending)
+
+
+def stop_started(run: CellRun, cluster: RankCluster) -> None:
+    """Interrupt the ranks that are in an interrupted cell; also one that begins it only now.
+
+    Only a rank that is in the cell: one that is about to start it would lose it. And once:
+    what the cell does about an interrupt must not be interrupted in turn.
+    """
+    for rank in run.to_stop():
+        cluster.signal(rank, signal.SIGINT)
 
 
 def _who_does_what(run: CellRun, record: Record) -> str:
@@ -97,11 +103,15 @@ def _who_does_what(run: CellRun, record: Record) -> str:
             lines.append(f"{name_ranks(before)} {what}")
     if run.died:
         lines.append(f"{name_ranks(run.died)} died")
-    for doing, ranks in doings(pending, record.snapshot).items():
+    begun = tuple(rank for rank in pending if rank in run.started)
+    for doing, ranks in doings(begun, record.snapshot).items():
         lines.append(f"{name_ranks(ranks)} still in {doing}")
-    if pending:
-        it = "it" if len(pending) == 1 else "them"
-        lines.append(f"get {it} back with %ddp_restart --ranks {format_ranks(pending)}")
+    if begun:
+        it = "it" if len(begun) == 1 else "them"
+        lines.append(f"get {it} back with %ddp_restart --ranks {format_ranks(begun)}")
+    late = tuple(rank for rank in pending if rank not in run.started)
+    if late:
+        lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")
     return "; ".join(lines)
 
 
