@@ -1,9 +1,11 @@
-"""The console script: `ddp-notebook demo` opens the tutorial, or runs it without a browser."""
+"""The console script: `ddp-notebook demo` opens the tutorial, `ddp-notebook doctor` looks whether
+DDP can work here."""
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import shutil
 import sys
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.session.options import BACKENDS
 
 _CELL_TIMEOUT_S = 300
 _SECTIONS = {"board": "Board", "accuracy": "Accuracy", "all_reduce": "all_reduce"}
@@ -26,14 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console that has no box drawing
     parser = _parser()
-    args, for_jupyter = parser.parse_known_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
     if args.command is None:
         parser.print_help()
         return 2
-    if args.headless and for_jupyter:
-        parser.error(f"unrecognized arguments: {' '.join(for_jupyter)}")
+    opens_jupyter = args.command == "demo" and not args.headless
+    if unknown and not opens_jupyter:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return _demo(args, for_jupyter)
+        return _doctor(args) if args.command == "doctor" else _demo(args, unknown)
     except UsageMistake as mistake:
         print(f"ddp-notebook: {mistake}", file=sys.stderr)
         return 2
@@ -51,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     version = f"ddp-notebook {metadata.version('ddp-notebook')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_demo(commands)
+    _add_doctor(commands)
+    return parser
+
+
+def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="open the tutorial in JupyterLab, or run it with --headless",
@@ -70,7 +80,33 @@ def _parser() -> argparse.ArgumentParser:
         help="run the tutorial here, without a browser, and print what it found",
     )
     demo.add_argument("--no-browser", action="store_true", help="start JupyterLab, open no browser")
-    return parser
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="look whether DDP can work here, and say what to do if not",
+        description="Look whether DDP can work here, before anything starts. "
+        "The exit code is 1 when it cannot.",
+        allow_abbrev=False,
+    )
+    add = doctor.add_argument
+    add("-n", "--world-size", type=int, default=4, help="number of ranks (default 4)")
+    add("--backend", choices=BACKENDS, default="auto", help="the one you mean to use (auto)")
+    add("--master-port", type=int, default=0, help="a port to look at (default: MASTER_PORT)")
+    add("--json", action="store_true", help="print it as JSON")
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from ddp_notebook.session.doctor import examine
+    from ddp_notebook.views import doctor
+
+    try:
+        report = examine(args.world_size, backend=args.backend, master_port=args.master_port)
+    except UsageMistake as mistake:
+        raise UsageMistake(str(mistake).replace("%ddp_doctor", "ddp-notebook doctor")) from None
+    print(json.dumps(report.to_json(), indent=2) if args.json else doctor.text(report))
+    return 0 if report.ok else 1
 
 
 def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:

@@ -1,10 +1,11 @@
 """The only file that knows ipyparallel: its controller, its client, and one engine per rank.
 
-Private API of ipyparallel used here, each checked in `check_private_api`: sending a message
-to the hub to forget an engine whose process is known to be gone (ipyparallel itself would
-find out by missed heartbeats, half a minute later); and `_output_futures`, where a client
-keeps what belongs to a message until the engine says that it is idle again, which ours do
-not say after a cell.
+Private API of ipyparallel used here, each checked in `check_private_api`: asking an engine
+on its control channel, which it answers while it runs a cell; sending a message to the hub
+to forget an engine whose process is known to be gone (ipyparallel itself would find out by
+missed heartbeats, half a minute later); and `_output_futures`, where a client keeps what
+belongs to a message until the engine says that it is idle again, which ours do not say after
+a cell.
 """
 
 from __future__ import annotations
@@ -83,6 +84,12 @@ class RankCluster(Protocol):
         """Call ``module:function`` on ranks with the same arguments; per rank, whether it replied.
 
         What the function gives is not to be had: it reports by other ways.
+        """
+
+    def ask(self, ranks: Ranks, question: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
+        """Ask ranks something that they answer also while their main thread is blocked.
+
+        The questions are those of `agent.control`. A rank that does not answer is left out.
         """
 
     def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
@@ -215,6 +222,29 @@ class IPyParallelCluster:
             for rank, message_id in zip(ranks, answer.msg_ids, strict=True)
         }
 
+    def ask(self, ranks: Ranks, question: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
+        """Ask ranks through the control channel. Without ipyparallel's private API: no answers."""
+        client = self._client
+        if not has_private_api(client):
+            return {}
+        sent = {}
+        for rank in ranks:
+            ident = client._engines.get(rank)
+            if ident is not None:
+                sent[rank] = client._send(
+                    client._control_stream,
+                    "ddp_ask_request",
+                    content={"question": question},
+                    ident=ident.encode(),
+                )
+        deadline = time.monotonic() + timeout_s
+        answers: dict[int, Mapping[str, Any]] = {}
+        for rank, future in sent.items():
+            with contextlib.suppress(TimeoutError):
+                message = future.result(max(0.0, deadline - time.monotonic()))
+                answers[rank] = message["content"].get("answer") or {}
+        return answers
+
     def value_of(self, answer: Any, timeout_s: float) -> Any:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
         try:
@@ -316,14 +346,17 @@ def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:
 
 def has_private_api(client: Any) -> bool:
     """True when this ipyparallel has what `_forget` uses."""
-    return callable(getattr(client, "_send", None)) and hasattr(client, "_query_stream")
+    needed = ("_query_stream", "_control_stream", "_engines")
+    return callable(getattr(client, "_send", None)) and all(hasattr(client, n) for n in needed)
 
 
 def check_private_api(client: Any) -> None:
     """Say it once when a rank's death will be known to ipyparallel only by its heartbeats."""
     if not has_private_api(client):
         logging.getLogger("ddp_notebook").warning(
-            "ipyparallel %s has changed: restarting a dead rank may take a minute.", ipp.__version__
+            "ipyparallel %s has changed: restarting a dead rank may take a minute, and a blocked "
+            "rank cannot be asked why.",
+            ipp.__version__,
         )
 
 

@@ -15,7 +15,7 @@ error of the call: that is shown on the board.
 
 from __future__ import annotations
 
-from ddp_notebook.model import Board, Ranks
+from ddp_notebook.model import Board, Diagnosis, Ranks
 
 
 class DDPError(Exception):
@@ -54,11 +54,14 @@ class CellSyntaxError(DDPError):
 
 
 class SetupFailed(DDPError):
-    """Set-up began and did not finish; `board` is how it stood then, if it is known."""
+    """Set-up began and did not finish; `board` and `diagnosis` say how it stood, if known."""
 
-    def __init__(self, message: str, board: Board | None = None) -> None:
+    def __init__(
+        self, message: str, board: Board | None = None, diagnosis: Diagnosis | None = None
+    ) -> None:
         super().__init__(message)
         self.board = board
+        self.diagnosis = diagnosis
 
 
 class CellFailed(DDPError):

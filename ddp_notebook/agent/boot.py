@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from ddp_notebook.agent import beacon
+from ddp_notebook.agent import beacon, state
 from ddp_notebook.model import Stage, StageFinished
 
 _log = Path(os.devnull)
@@ -23,6 +23,7 @@ def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
     global _log, _spool
     _log, _spool = Path(log), Path(spool)
     keep_temporary_files_in(_spool.parent)
+    state.current.rank = rank
     beacon.start(rank, url, key)
     beacon.current().emit(
         StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname()
@@ -32,8 +33,9 @@ def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
 def keep_temporary_files_in(folder: Path) -> None:
     """Have multiprocessing put its sockets and folders there: a killed rank cannot remove them.
 
-    Uses `_config["tempdir"]`, where multiprocessing itself keeps the place; without it,
-    they are in the system's temporary folder as ever. The user's own temporary files stay
+    Uses `_config["tempdir"]` and `_config["semprefix"]`, where multiprocessing itself keeps
+    the place and the names of its semaphores; without them, they are
+    in the system's temporary folder as ever. The user's own temporary files stay
     where they are: they may be worth keeping.
     """
     config = getattr(multiprocessing.current_process(), "_config", None)
@@ -41,6 +43,8 @@ def keep_temporary_files_in(folder: Path) -> None:
         own = folder / f"mp-{os.getpid()}"
         own.mkdir(mode=0o700, exist_ok=True)
         config["tempdir"] = str(own)
+        # As `launch.shared_memory` knows them: a semaphore of a killed rank is removed by name.
+        config["semprefix"] = f"/mp-{folder.name}"
 
 
 def log_file() -> Path:

@@ -17,18 +17,26 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from ddp_notebook.agent import beacon, boot, engine_private, progressbars, where
+from ddp_notebook.agent import beacon, boot, engine_private, progressbars, rendezvous, state, where
 from ddp_notebook.agent.relay import RankStream, Relay
 from ddp_notebook.model import CellFinished, CellStarted, OutputKind
 
 _RESULT_NAME = "__ddp_result__"
 _BEGIN_NAME = "__ddp_begin__"
+
+
+@dataclass
+class Outcome:
+    """How what ran ended: well, unless there is an error."""
+
+    error: BaseException | None = None
 
 
 class CellRunner:
@@ -196,9 +204,27 @@ class CellRunner:
 
     # -- running ------------------------------------------------------------------------
 
-    def begin(self, cell: int, number: int, magic_line: str) -> None:
+    @contextlib.contextmanager
+    def running(
+        self, cell: int, number: int, file_name: str, magic_line: str = ""
+    ) -> Iterator[Outcome]:
+        """Within, a cell or a script runs; an interrupt stops it, and only it."""
+        outcome = Outcome()
+        previous = signal.signal(signal.SIGINT, self.interrupt)
+        try:
+            self.begin(cell, number, file_name, magic_line)
+            yield outcome
+        except KeyboardInterrupt as interrupt:  # it came while IPython handled an error
+            outcome.error = interrupt
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self.end(cell, outcome.error)
+            signal.signal(signal.SIGINT, previous)
+
+    def begin(self, cell: int, number: int, file_name: str, magic_line: str) -> None:
         """A cell starts: cell `cell` of the session, whose prompt is ``In [number]``."""
-        self.file_name = where.cell_file(number)
+        self.file_name = file_name
         self.magic_line = magic_line
         self._name_pending = True
         self.shell.execution_count = number
@@ -206,14 +232,16 @@ class CellRunner:
         for name, function in self._helpers():
             self.shell.user_ns.setdefault(name, function)
         self.relay.begin(cell)
+        state.current.running, state.current.error = True, None
+        rendezvous.begin_run()
         self.voice.emit_now(CellStarted, cell=cell, number=number)
 
-    def end(self, cell: int, result: Any, stopped: BaseException | None = None) -> None:
+    def end(self, cell: int, error: BaseException | None) -> None:
         """The cell is over: say how."""
-        error = stopped
-        if result is not None and not result.success:
-            error = result.error_before_exec or result.error_in_exec
         withheld = self.relay.end()
+        state.current.running = False
+        if error is not None:
+            state.current.error = state.Failure(type(error).__name__, str(error)[:2000])
         outcome = "ok"
         if error is not None:
             outcome = "interrupted" if _is_interrupt(error) else "error"
@@ -247,7 +275,7 @@ class CellRunner:
 
     def pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""
-        doing = ""
+        doing = state.current.doing
         if self.relay.cell:
             doing = where.describe_main_thread() or where.describe_task(_task)
         return {
@@ -282,18 +310,9 @@ def publish(**names: Any) -> None:
 def run(cell: int, number: int, magic_line: str, source: str) -> None:
     """Run a cell without top-level `await`, to its end; reports through the beacon."""
     runner = attach()
-    result, stopped = None, None
-    previous = signal.signal(signal.SIGINT, runner.interrupt)
-    try:
-        runner.begin(cell, number, magic_line)
+    with runner.running(cell, number, where.cell_file(number), magic_line) as outcome:
         result = runner.shell.run_cell(source, store_history=True)
-    except KeyboardInterrupt as interrupt:  # it came while IPython handled an error of the cell
-        stopped = interrupt
-    finally:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        runner.end(cell, result, stopped)
-        signal.signal(signal.SIGINT, previous)
+        outcome.error = _error_of(result)
 
 
 def start_async(cell: int, number: int, magic_line: str, source: str) -> None:
@@ -308,7 +327,8 @@ def start_async(cell: int, number: int, magic_line: str, source: str) -> None:
 
 async def _run_async(cell: int, number: int, magic_line: str, source: str) -> None:
     runner = attach()
-    shell, result, stopped = runner.shell, None, None
+    shell = runner.shell
+    error: BaseException | None = None
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -320,16 +340,17 @@ async def _run_async(cell: int, number: int, magic_line: str, source: str) -> No
 
     previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        runner.begin(cell, number, magic_line)
+        runner.begin(cell, number, where.cell_file(number), magic_line)
         result = await shell.run_cell_async(
             source, store_history=True, transformed_cell=shell.transform_cell(source)
         )
-    except (asyncio.CancelledError, KeyboardInterrupt) as error:
-        stopped = error
+        error = _error_of(result)
+    except (asyncio.CancelledError, KeyboardInterrupt) as stopped:
+        error = stopped
     finally:
         signal.signal(signal.SIGINT, previous)
         shell.events.trigger("post_execute")
-        runner.end(cell, result, stopped)
+        runner.end(cell, error)
 
 
 def _first_after_future_imports(nodes: list[ast.stmt]) -> int:
@@ -350,6 +371,14 @@ def _call_at(name: str, other: ast.stmt) -> ast.stmt:
     for node in ast.walk(call):
         ast.copy_location(node, other)
     return call
+
+
+def _error_of(result: Any) -> BaseException | None:
+    """The error in IPython's result of a cell."""
+    if result.success:
+        return None
+    error: BaseException | None = result.error_before_exec or result.error_in_exec
+    return error
 
 
 def _is_interrupt(error: BaseException) -> bool:

@@ -1,37 +1,56 @@
-"""Brings torch.distributed up on this rank, one visible stage at a time."""
+"""Brings torch.distributed up on this rank, one visible stage at a time.
+
+A stage reads the rank's own environment when it begins, as torch does, so that what is
+wrong there goes wrong here: see `settings.py`. Between two calls of `advance` the rank
+runs nothing and can be looked at.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.agent import beacon, cells, torch_private
-from ddp_notebook.model import Stage, StageFailed, StageFinished, StageStarted, name_ranks
+from ddp_notebook.agent import (
+    beacon,
+    cells,
+    connecting,
+    control,
+    rendezvous,
+    rescue,
+    settings,
+    state,
+    torch_private,
+)
+from ddp_notebook.agent.problems import StageError
+from ddp_notebook.model import (
+    InitArguments,
+    Stage,
+    StageFailed,
+    StageFinished,
+    StagePaused,
+    StageStarted,
+)
 
 GROUP_TIMEOUT = timedelta(hours=24)
 """Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
 blocked cell can be interrupted instead."""
-
-
-class StageError(Exception):
-    """A stage failed: why, and what to type."""
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+STAGES = tuple(Stage)[1:]
+"""Those that a rank goes through itself; it is launched."""
 
 
 @dataclass
 class Plan:
-    """What every rank is told; the same on all but for `rank`."""
+    """What a rank is told. `settings` is what its environment has beyond what torchrun sets.
+
+    `store` is session, or rank0: the rank whose RANK is 0 hosts it. `patient`: no stage
+    times out, because somebody steps through them.
+    """
 
     rank: int
     world_size: int
@@ -44,47 +63,89 @@ class Plan:
     generation: int
     timeout_s: float
     threads: int
+    store: str = "session"
+    patient: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def timeout(self) -> timedelta:
         """How long set-up may wait in one stage."""
-        return timedelta(seconds=self.timeout_s)
+        return GROUP_TIMEOUT if self.patient else timedelta(seconds=self.timeout_s)
+
+
+_bringup: Bringup | None = None
 
 
 def bring_up(plan: Mapping[str, Any]) -> bool:
     """Go through the stages after the launch; False when one failed (the session was told)."""
-    steps = Bringup(Plan(**plan))
-    cells.attach()
+    prepare(plan, paused=False)
+    return advance(Stage.VERIFIED.value)
+
+
+def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
+    """Begin a set-up anew: nothing of an earlier one is left. With `paused`, say it waits."""
+    global _bringup
+    runner = cells.attach()
+    control.attach(getattr(runner.shell, "kernel", None))
+    rendezvous.watch()
     torch_private.forget_groups()
-    for stage, step, waiting_for in (
-        (Stage.ENVIRONMENT, steps.check_environment, ""),
-        (Stage.STORE, steps.reach_store, steps.store_address),
-        (Stage.RENDEZVOUS, steps.join_rendezvous, "the other ranks to join"),
-        (Stage.PROCESS_GROUP, steps.make_group, "the other ranks to connect"),
-        (Stage.VERIFIED, steps.verify, "an all_reduce of all ranks"),
-    ):
-        if not _run_stage(stage, step, waiting_for, steps.plan):
-            torch_private.forget_groups()
+    rescue.drop_stand_ins()
+    state.current.give_up.clear()
+    state.current.error = None
+    rendezvous.begin_run()
+    _bringup = Bringup(Plan(**plan))
+    if paused:
+        _hold(STAGES[0])
+
+
+def advance(to: str) -> bool:
+    """Go on through stage `to`; False when one failed (the session was told)."""
+    if _bringup is None:
+        raise RuntimeError("set-up was not prepared")
+    state.current.held = ""
+    while _bringup.left and _bringup.left[0].number <= Stage(to).number:
+        if not _run_stage(_bringup.left[0], _bringup):
+            rendezvous.log.inside = False
             return False
-    steps.publish_names()
+        _bringup.left.pop(0)
+    if _bringup.left:
+        _hold(_bringup.left[0])
+    else:
+        _bringup.publish_names()
     return True
 
 
-def _run_stage(stage: Stage, step: Callable[[], str], waiting_for: str, plan: Plan) -> bool:
+def _hold(stage: Stage) -> None:
+    state.current.held = stage.value
+    beacon.current().emit(StagePaused, stage=stage)
+
+
+def _run_stage(stage: Stage, steps: Bringup) -> bool:
     voice = beacon.current()
-    voice.emit(StageStarted, stage=stage, waiting_for=waiting_for)
+    voice.emit(StageStarted, stage=stage, waiting_for=steps.waiting_for(stage))
+    failed: StageError | None = None
+    state.current.running, state.current.doing = True, ""
     try:
-        detail = step()
+        detail = steps.of(stage)()
     except StageError as error:
-        voice.emit(StageFailed, stage=stage, cause=error.cause, remedy=error.remedy)
-        return False
+        failed = error
     except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
         # torch's own errors are RuntimeErrors; what they say goes to the user as it is.
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = f"More in the rank's log: %ddp_output --ranks {plan.rank} --log"
-        voice.emit(StageFailed, stage=stage, cause=text[:500], remedy=remedy)
+        remedy = f"More in the rank's log: %ddp_output --ranks {steps.plan.rank} --log"
+        failed = StageError(text[:500], remedy)
+    finally:
+        state.current.running, state.current.waiting_in, state.current.doing = False, "", ""
+    if failed is not None:
+        cause = failed.cause
+        if state.current.give_up.is_set():
+            cause = "given up (%ddp_abort)"
+        state.current.error = state.Failure("StageError", cause, failed.category, failed.remedy)
+        voice.emit(
+            StageFailed, stage=stage, cause=cause, remedy=failed.remedy, category=failed.category
+        )
         return False
-    voice.emit(StageFinished, stage=stage, detail=detail, device=plan.device, pid=os.getpid())
+    voice.emit(StageFinished, stage=stage, detail=detail, device=steps.plan.device, pid=os.getpid())
     return True
 
 
@@ -94,33 +155,51 @@ class Bringup:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.store: dist.Store | None = None
+        self.left = list(STAGES)
+        """The stages that were not passed yet."""
+        self.came = InitArguments()
+        """With what this rank came to the rendezvous."""
+
+    def of(self, stage: Stage) -> Callable[[], str]:
+        """What passes `stage`."""
+        return {
+            Stage.ENVIRONMENT: self.check_environment,
+            Stage.STORE: self.reach_store,
+            Stage.RENDEZVOUS: self.join_rendezvous,
+            Stage.PROCESS_GROUP: self.make_group,
+            Stage.VERIFIED: self.verify,
+        }[stage]
+
+    def waiting_for(self, stage: Stage) -> str:
+        """On what a rank may have to wait in `stage`."""
+        return {
+            Stage.STORE: self.store_address,
+            Stage.RENDEZVOUS: "the other ranks to join",
+            Stage.PROCESS_GROUP: "the other ranks to connect",
+            Stage.VERIFIED: "an all_reduce of all ranks",
+        }.get(stage, "")
 
     @property
     def store_address(self) -> str:
-        """Where the store is."""
+        """Where the store is, as far as this rank knows."""
         if self.plan.init_method == "file":
-            return self.plan.store_path
-        return f"{self.plan.master_addr}:{self.plan.master_port}"
+            return self.came.path or self.plan.store_path
+        port = self.came.master_port or self.plan.master_port
+        return f"{self.came.master_addr or self.plan.master_addr}:{port}"
 
     def check_environment(self) -> str:
-        """The variables torch reads are what they must be; the device and the backend exist."""
+        """The variables torch reads can work; the device and the backend exist."""
         plan = self.plan
-        for name, wanted in (("RANK", plan.rank), ("WORLD_SIZE", plan.world_size)):
-            found = os.environ.get(name, "")
-            if not re.fullmatch(r"\d+", found) or int(found) != wanted:
-                raise StageError(
-                    f"{name} is {found or 'not set'}, but this is rank {plan.rank} of "
-                    f"{plan.world_size}.",
-                    f"Something changed {name} on this rank: %ddp_restart --ranks {plan.rank}",
-                )
-        if plan.init_method != "file":
-            os.environ["MASTER_ADDR"] = plan.master_addr
-            os.environ["MASTER_PORT"] = str(plan.master_port)
-        if "nccl" in plan.backend and not dist.is_nccl_available():
+        settings.apply(plan)
+        backend = settings.backend(plan)
+        self.came = settings.read(plan, backend)
+        settings.check(self.came, plan)
+        rendezvous.enter(self.came)
+        if "nccl" in backend and not dist.is_nccl_available():
             raise StageError("This torch was built without NCCL.", "%ddp_init --backend gloo")
         torch.set_num_threads(plan.threads)
         self._claim_device()
-        return f"RANK={plan.rank} WORLD_SIZE={plan.world_size}"
+        return f"RANK={self.came.rank} WORLD_SIZE={self.came.world_size}"
 
     def _claim_device(self) -> None:
         if not self.plan.device.startswith("cuda"):
@@ -134,59 +213,50 @@ class Bringup:
         torch.cuda.set_device(torch.device(self.plan.device))
 
     def reach_store(self) -> str:
-        """The store answers."""
+        """The store answers. Its address is read again: it may have been mended meanwhile."""
         plan = self.plan
-        if plan.init_method == "file":
-            self.store = dist.FileStore(plan.store_path, plan.world_size)
-        else:
-            self.store = dist.TCPStore(
-                plan.master_addr,
-                plan.master_port,
-                None,
-                is_master=False,
-                timeout=plan.timeout,
-                wait_for_workers=False,
-            )
-        self.store.set_timeout(plan.timeout)
-        self.store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", self.store)
+        self.came = settings.read(plan, self.came.backend)
+        settings.check(self.came, plan)
+        rendezvous.enter(self.came)
+        store = connecting.open_store(self.came, plan)
+        store.set_timeout(plan.timeout)
+        self.store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", store)
         return self.store_address
 
     def join_rendezvous(self) -> str:
         """Every rank has written its key."""
         assert self.store is not None
-        plan = self.plan
-        self.store.set(f"join/{plan.rank}", str(os.getpid()))
-        keys = [f"join/{rank}" for rank in range(plan.world_size)]
-        try:
-            self.store.wait(keys, plan.timeout)
-        except RuntimeError as error:
-            absent = [r for r, key in enumerate(keys) if not self.store.check([key])]
-            who = name_ranks(absent) if absent else "a rank"
-            raise StageError(
-                f"{who.capitalize()} did not join within {plan.timeout_s:g} s.",
-                "%ddp_status shows where they are; %ddp_init --timeout allows more time",
-            ) from error
-        return f"{plan.world_size} of {plan.world_size} ranks"
+        size = self.world_size
+        self.store.set(f"join/{self.came.rank}", f"{os.getpid()}")
+        connecting.await_keys(self.store, [f"join/{rank}" for rank in range(size)], self.plan)
+        return f"{size} of {size} ranks"
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that this rank believes in."""
+        return self.came.world_size or self.plan.world_size
 
     def make_group(self) -> str:
         """torch's default process group exists on this rank."""
         assert self.store is not None
-        plan = self.plan
-        dist.init_process_group(
-            backend=plan.backend,
+        state.current.waiting_in = "process-group"
+        rendezvous.original()(
+            backend=self.came.backend,
             store=self.store,
-            rank=plan.rank,
-            world_size=plan.world_size,
-            timeout=plan.timeout,
+            rank=self.came.rank,
+            world_size=self.world_size,
+            timeout=self.plan.timeout,
         )
+        rendezvous.leave()
         return dist.get_backend()
 
     def verify(self) -> str:
         """One all_reduce gives, on this rank, the sum it must give."""
         plan = self.plan
-        value = torch.full((1024,), float(plan.rank + 1), device=plan.device)
+        state.current.waiting_in = "collective"
+        value = torch.full((1024,), float(dist.get_rank() + 1), device=plan.device)
         dist.all_reduce(value)
-        expected = plan.world_size * (plan.world_size + 1) / 2
+        expected = self.world_size * (self.world_size + 1) / 2
         if not bool((value == expected).all()):
             raise StageError(
                 f"The all_reduce gave {value[0].item():g}, not {expected:g}.",
@@ -197,11 +267,10 @@ class Bringup:
 
     def publish_names(self) -> None:
         """The names every cell finds."""
-        plan = self.plan
         cells.publish(
-            rank=plan.rank,
-            world_size=plan.world_size,
-            device=torch.device(plan.device),
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            device=torch.device(self.plan.device),
             torch=torch,
             dist=dist,
             DDP=torch.nn.parallel.DistributedDataParallel,

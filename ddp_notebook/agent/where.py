@@ -21,7 +21,7 @@ _LIBRARY = (
     f"{Path(__file__).parent.parent}{os.sep}",
 )
 # What a rank is found in when it waits for others, by torch's own function names.
-_WAITING_IN = (
+WAITING_IN = (
     "all_reduce",
     "all_gather",
     "all_gather_into_tensor",
@@ -73,7 +73,7 @@ def describe(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         module = frame.f_globals.get("__name__", "")
-        if module.startswith("torch.distributed") and code.co_name in _WAITING_IN:
+        if module.startswith("torch.distributed") and code.co_name in WAITING_IN:
             operation = code.co_name
         elif module == "torch.autograd" and code.co_name == "backward":
             operation = operation or "backward"

@@ -62,6 +62,8 @@ def describe(state: RankState) -> str:
         case Status.STARTING:
             return "its process starts"
         case Status.SETTING_UP:
+            return state.doing or state.detail
+        case Status.PAUSED:
             return state.detail
         case Status.READY:
             return ""

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Stage,
     StageFailed,
     StageFinished,
+    StagePaused,
     StageStarted,
     Status,
 )
@@ -31,6 +32,22 @@ def fold(snapshot: Snapshot, events: Iterable[Event]) -> Snapshot:
         if event.rank != SESSION and event.rank < len(ranks):
             ranks[event.rank] = fold_rank(ranks[event.rank], event)
     return replace(snapshot, ranks=tuple(ranks))
+
+
+def set_up_anew(state: RankState) -> RankState:
+    """A rank that is launched and has passed no further stage; a dead one stays dead."""
+    if state.status is Status.DEAD:
+        return state
+    return replace(
+        state,
+        status=Status.SETTING_UP,
+        stage=Stage.LAUNCHED,
+        entering=None,
+        detail="",
+        doing="",
+        cause="",
+        remedy="",
+    )
 
 
 def fold_rank(state: RankState, event: Event) -> RankState:
@@ -48,6 +65,13 @@ def fold_rank(state: RankState, event: Event) -> RankState:
         return state  # a last message overtaken by the news of its death
     heard = max(state.heard_ns, event.heard_ns)
     return replace(_living(state, event), heard_ns=heard)
+
+
+def _idle(state: RankState) -> Status:
+    """What a rank is at that runs no cell."""
+    if state.stage is Stage.VERIFIED:
+        return Status.READY
+    return Status.FAILED if state.cause else Status.PAUSED
 
 
 def _exited(state: RankState, event: RankExited) -> RankState:
@@ -70,8 +94,21 @@ def _living(state: RankState, event: Event) -> RankState:
                 status=Status.SETTING_UP,
                 entering=event.stage,
                 detail=event.waiting_for and f"waiting for {event.waiting_for}",
+                doing="",
                 cause="",
                 remedy="",
+                since_ns=event.heard_ns,
+            )
+        case StagePaused():
+            return replace(
+                state,
+                status=Status.PAUSED,
+                entering=None,
+                detail=f"before stage {event.stage.value}",
+                doing="",
+                cause="",
+                remedy="",
+                since_ns=event.heard_ns,
             )
         case StageFinished():
             done = event.stage is Stage.VERIFIED
@@ -81,6 +118,8 @@ def _living(state: RankState, event: Event) -> RankState:
                 stage=event.stage,
                 entering=None,
                 detail=event.detail,
+                doing="",
+                since_ns=event.heard_ns,
                 host=event.host or state.host,
                 device=event.device or state.device,
                 pid=event.pid or state.pid,
@@ -91,14 +130,15 @@ def _living(state: RankState, event: Event) -> RankState:
                 status=Status.FAILED,
                 entering=event.stage,
                 detail="",
+                doing="",
                 cause=event.cause,
                 remedy=event.remedy,
+                since_ns=event.heard_ns,
             )
         case CellStarted():
             return replace(state, status=Status.RUNNING, cell=event.number or event.cell, doing="")
         case CellFinished():
-            idle = Status.READY if state.stage is Stage.VERIFIED else Status.FAILED
-            return replace(state, status=idle, doing="")
+            return replace(state, status=_idle(state), doing="")
         case Pulse():
             return replace(state, doing=event.doing)
         case _:

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.launch import child
+from ddp_notebook.launch.shared_memory import remove_orphans
 
 GRACE_S = 0.5
 """How long a child may take to end after SIGTERM before it is killed."""
@@ -122,6 +123,7 @@ class ForkServer:
             os.dup2(nothing, fd)
         os.close(nothing)
         self.parent_pid = os.getppid()
+        self.started_s = time.time()
         self.children: dict[int, subprocess.Popen[bytes] | None] = {}
         self.folders: list[str] = []
         self.orphaned: dict[int, float] = {}
@@ -278,6 +280,7 @@ class ForkServer:
         for leader in [pid for pid, until in self.orphaned.items() if until <= now]:
             del self.orphaned[leader]
             kill_members(leader)
+            remove_orphans((), self.started_s)
 
     def end(self) -> None:
         """End all children and what they started; remove the session's folders."""
@@ -295,6 +298,7 @@ class ForkServer:
             select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
             self.reap()
         end_sessions({*leaders, *self.orphaned})
+        remove_orphans(self.folders, self.started_s)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 

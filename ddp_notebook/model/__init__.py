@@ -7,11 +7,21 @@ everything here can be written as JSON and read back.
     events.py  what ranks say, and its form on the wire
     state.py   what events add up to, and how it is arranged for drawing
     bench.py   what a benchmark measured
+    diagnosis.py  findings: the mistake, whose it is, what to do
+    evidence.py   what is known of each rank while set-up runs
+    steps.py   what a step of set-up gives
 """
 
 from ddp_notebook.model.bench import (
     BenchPoint,
     BenchResult,
+)
+from ddp_notebook.model.diagnosis import (
+    Category,
+    Diagnosis,
+    Finding,
+    diagnosis_from_json,
+    finding_from_json,
 )
 from ddp_notebook.model.events import (
     EVENT_KINDS,
@@ -26,11 +36,22 @@ from ddp_notebook.model.events import (
     RankSpawned,
     StageFailed,
     StageFinished,
+    StagePaused,
     StageStarted,
     StoreFailed,
     StoreOpened,
     decode,
     encode,
+)
+from ddp_notebook.model.evidence import (
+    Activity,
+    InitArguments,
+    Probe,
+    RankEvidence,
+    SetupCase,
+    StoreFile,
+    evidence_from_json,
+    evidence_to_json,
 )
 from ddp_notebook.model.state import (
     Board,
@@ -40,6 +61,7 @@ from ddp_notebook.model.state import (
     RankState,
     Snapshot,
 )
+from ddp_notebook.model.steps import StepRow, StepTable
 from ddp_notebook.model.words import (
     QUIET,
     SESSION,
@@ -54,15 +76,26 @@ from ddp_notebook.model.words import (
 )
 
 __all__ = [
+    "evidence_to_json",
+    "evidence_from_json",
+    "StoreFile",
+    "SetupCase",
+    "RankEvidence",
+    "Probe",
+    "InitArguments",
+    "Activity",
     "BenchPoint",
     "BenchResult",
     "Board",
     "BoardRow",
+    "Category",
     "CellFinished",
     "CellStarted",
+    "Diagnosis",
     "EVENT_KINDS",
     "Event",
     "EventsLost",
+    "Finding",
     "Output",
     "OutputGroup",
     "OutputItem",
@@ -76,15 +109,20 @@ __all__ = [
     "Ranks",
     "SESSION",
     "Snapshot",
+    "StepRow",
+    "StepTable",
     "Stage",
     "StageFailed",
     "StageFinished",
+    "StagePaused",
     "StageStarted",
     "Status",
     "StoreFailed",
     "StoreOpened",
     "decode",
+    "diagnosis_from_json",
     "encode",
+    "finding_from_json",
     "format_bytes",
     "format_ranks",
     "name_ranks",

@@ -58,12 +58,21 @@ class StageFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFailed(Event):
-    """The rank failed in a stage: why, and what to type."""
+    """The rank failed in a stage: why, and what to type. `category` where the rank is sure."""
 
     kind: ClassVar[str] = "stage_failed"
     stage: Stage
     cause: str
     remedy: str
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePaused(Event):
+    """The rank stands before `stage` and goes on when it is stepped."""
+
+    kind: ClassVar[str] = "stage_paused"
+    stage: Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +186,7 @@ EVENT_KINDS: dict[str, type[Event]] = {
         StageStarted,
         StageFinished,
         StageFailed,
+        StagePaused,
         CellStarted,
         CellFinished,
         Output,

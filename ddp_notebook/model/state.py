@@ -32,6 +32,8 @@ class RankState:
     last_words: str = ""
     lost_events: int = 0
     heard_ns: int = 0
+    since_ns: int = 0
+    """Since when it is at what it is at in set-up; the session's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

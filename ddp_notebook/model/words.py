@@ -78,6 +78,16 @@ class Stage(StrEnum):
         return _STAGE_LABELS[self]
 
     @property
+    def about(self) -> str:
+        """What happens in this stage, in one line."""
+        return _STAGE_ABOUT[self]
+
+    @property
+    def link(self) -> str:
+        """Where torch's documentation says more."""
+        return _STAGE_LINKS[self]
+
+    @property
     def number(self) -> int:
         """1 for the first stage."""
         return list(Stage).index(self) + 1
@@ -92,6 +102,30 @@ _STAGE_LABELS = {
     Stage.VERIFIED: "verified",
 }
 
+_STAGE_ABOUT = {
+    Stage.LAUNCHED: "A process runs for the rank; it has loaded torch and knows nothing yet.",
+    Stage.ENVIRONMENT: (
+        "The rank reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as env:// does."
+    ),
+    Stage.STORE: (
+        "The rank connects to the TCPStore, a small key-value server at MASTER_ADDR:MASTER_PORT."
+    ),
+    Stage.RENDEZVOUS: "The rank writes its key into the store and waits until every rank has.",
+    Stage.PROCESS_GROUP: (
+        "init_process_group: the ranks read each other's addresses from the store and connect."
+    ),
+    Stage.VERIFIED: "One all_reduce of all ranks, whose result is checked on every rank.",
+}
+_DOCS = "https://pytorch.org/docs/stable/"
+_STAGE_LINKS = {
+    Stage.LAUNCHED: f"{_DOCS}elastic/run.html",
+    Stage.ENVIRONMENT: f"{_DOCS}distributed.html#environment-variable-initialization",
+    Stage.STORE: f"{_DOCS}distributed.html#torch.distributed.TCPStore",
+    Stage.RENDEZVOUS: f"{_DOCS}distributed.html#distributed-key-value-store",
+    Stage.PROCESS_GROUP: f"{_DOCS}distributed.html#torch.distributed.init_process_group",
+    Stage.VERIFIED: f"{_DOCS}distributed.html#torch.distributed.all_reduce",
+}
+
 
 class Status(StrEnum):
     """What a rank is at, in one word."""
@@ -100,6 +134,8 @@ class Status(StrEnum):
     """Its process is asked for; the rank has not spoken yet."""
     SETTING_UP = "setting up"
     """It is in a stage of set-up."""
+    PAUSED = "paused"
+    """It stands before a stage of set-up until it is stepped on."""
     READY = "ready"
     """Set up and waiting for a cell."""
     RUNNING = "running"

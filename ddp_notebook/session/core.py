@@ -41,14 +41,16 @@ from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import interrupt, run_to_end, stop_started
+from ddp_notebook.session.setupverbs import SetupVerbs
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.bringup import BringUp
     from ddp_notebook.session.setup import Processes
 
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session:
+class Session(SetupVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;
@@ -60,6 +62,7 @@ class Session:
         self.current: CellRun | None = None
         """The cell that runs, or the last one that ran."""
         self._processes: Processes | None = None
+        self._bringup: BringUp | None = None
         self._fork_server: ForkServerClient | None = None
         self._gpus: tuple[str, ...] | None = None
         self._cells = itertools.count(1)
@@ -87,15 +90,24 @@ class Session:
     def init(self, options: InitOptions) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.
 
-        Raises UsageMistake when it cannot work as asked, SetupFailed when a rank failed or
-        the user interrupted; nothing is left running then.
+        With `options.step` it returns before the first stage. Ranks whose set-up failed before
+        are set up again in place. Raises UsageMistake when it cannot work as asked, SetupFailed
+        when set-up cannot come to its end; ranks that were started stay as they are.
         """
         if self._processes is not None and not self._lost_reason:
-            raise UsageMistake(
-                f"{self.record.snapshot.world_size} ranks are running already. "
-                "Fresh ranks: %ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
-            )
+            if not self._half_way:
+                raise UsageMistake(
+                    f"{self.record.snapshot.world_size} ranks are running already. Fresh ranks: "
+                    "%ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
+                )
+            if options.same_processes(self._processes.options):
+                return self._set_up_again(options)
         self._close_processes()
+        self._start(options)
+        return self._set_up(options)
+
+    def _start(self, options: InitOptions) -> None:
+        """Start the processes. When that fails nothing is left of them."""
         available = self._gpus if self._gpus is not None else visible_gpus()
         devices = plan_devices(
             options.world_size, options.device, options.backend, options.gpus, available
@@ -106,12 +118,14 @@ class Session:
             options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
         )
         mode = _launch_mode(options.launcher)
+        from ddp_notebook.session.bringup import BringUp
         from ddp_notebook.session.setup import Processes
 
         try:
             fork_server = self._warm_fork_server(mode)
             self._fork_server = None  # from now on it is this session's, and ends with it
             self._processes = Processes(options, devices, fork_server, self.record, self._lose)
+            self._bringup = BringUp(self._processes, self.record)
             self._processes.start()
         except (DDPError, OSError, KeyboardInterrupt) as error:
             failed = self.status()
@@ -120,7 +134,6 @@ class Session:
             if mode == "fork":
                 self._warm_fork_server(mode)  # for the next try
             raise SetupFailed(_why(error), failed) from None
-        return self.status()
 
     def _warm_fork_server(self, mode: str) -> ForkServerClient:
         with self._lock:
@@ -254,8 +267,7 @@ class Session:
         processes.stop(members)
         self._await_survivors(tuple(r for r in everyone if r not in members), members)
         processes.launch(members)
-        processes.bring_up()
-        return self.status()
+        return self._set_up(replace(processes.options, settings={}, step=False))
 
     def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
         """Ranks that waited for a stopped one fail now; wait until they are idle."""

@@ -37,6 +37,13 @@ def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
             f"{name_ranks(dead).capitalize()} {is_} dead. Bring {it} back: "
             f"%ddp_restart --ranks {format_ranks(dead)}{without}"
         )
+    inside = tuple(rank for rank in members if states[rank].status is Status.SETTING_UP)
+    if inside:
+        is_ = "is" if len(inside) == 1 else "are"
+        raise UsageMistake(
+            f"{name_ranks(inside).capitalize()} {is_} still in set-up. Why: %ddp_why. "
+            "Give it up: %ddp_abort. Begin again: %ddp_init"
+        )
     busy = tuple(rank for rank in members if states[rank].status is Status.RUNNING)
     if busy:
         it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")

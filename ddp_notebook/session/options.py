@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import parse_ranks
 
 MAX_WORLD_SIZE = 256
 """More ranks than this on one machine is a slip of the finger."""
@@ -16,6 +18,10 @@ BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
 INIT_METHODS = ("env", "tcp", "file")
 LAUNCHERS = ("auto", "fork", "process")
+STORES = ("session", "rank0")
+
+Settings = Mapping[int, Mapping[str, str]]
+"""What is set on single ranks: rank to variable to value; an empty value unsets it."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,10 @@ class InitOptions:
 
     `timeout_s` is how long set-up may take before it is given up and explained.
     `threads_per_rank` 0 means cores divided by ranks, at least 1. `master_port` 0 means
-    that the system chooses a free one. Raises UsageMistake for values that cannot work.
+    that the system chooses a free one. `store` is session (it hosts the store, as torchrun's
+    agent does) or rank0 (as in a plain script). `settings` change the environment of single
+    ranks; with `step` set-up stops before the first stage. Raises UsageMistake for values
+    that cannot work.
     """
 
     world_size: int = 4
@@ -37,6 +46,9 @@ class InitOptions:
     gpus: tuple[str, ...] = ()
     launcher: str = "auto"
     threads_per_rank: int = 0
+    store: str = "session"
+    settings: Settings = field(default_factory=dict)
+    step: bool = False
 
     def __post_init__(self) -> None:
         _check_world_size(self.world_size)
@@ -45,6 +57,7 @@ class InitOptions:
             ("--device", self.device, DEVICES),
             ("--init-method", self.init_method, INIT_METHODS),
             ("--launcher", self.launcher, LAUNCHERS),
+            ("--store", self.store, STORES),
         ):
             if value not in allowed:
                 raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
@@ -57,12 +70,28 @@ class InitOptions:
             raise UsageMistake("--timeout is in seconds and must be more than 0, such as 60.")
         if self.threads_per_rank < 0:
             raise UsageMistake("--threads-per-rank must be 1 or more.")
+        absent = [rank for rank in self.settings if not 0 <= rank < self.world_size]
+        if absent:
+            raise UsageMistake(
+                f"--set names rank {absent[0]}: world size is {self.world_size}, so ranks are "
+                f"0 to {self.world_size - 1}."
+            )
         repeated = {gpu for gpu in self.gpus if self.gpus.count(gpu) > 1}
         if repeated and self.backend == "nccl":
             raise UsageMistake(
                 f"--gpus names GPU {sorted(repeated)[0]} twice, and NCCL wants a GPU of its own "
                 "for every rank. Use --backend gloo to share."
             )
+
+    def same_processes(self, other: InitOptions) -> bool:
+        """True when ranks started for `other` can be set up with these options."""
+        names = ("world_size", "device", "gpus", "launcher", "threads_per_rank")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def same_store(self, other: InitOptions) -> bool:
+        """True when the session's store for `other` serves these options."""
+        names = ("init_method", "master_addr", "master_port")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @property
     def threads(self) -> int:
@@ -77,6 +106,26 @@ class InitOptions:
                 "but timings say little.",
             )
         return ()
+
+
+def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
+    """What ``1:MASTER_PORT=23457`` and the like write. Raises UsageMistake."""
+    settings: dict[int, dict[str, str]] = {}
+    for text in texts:
+        where, colon, rest = text.partition(":")
+        name, equals, value = rest.partition("=")
+        if not colon or not equals or not name.isidentifier():
+            raise UsageMistake(
+                f"--set {text!r} is not RANKS:NAME=value. Such as: --set 1:MASTER_PORT=23457 "
+                "(--set 1:MASTER_PORT= unsets it)"
+            )
+        try:
+            ranks = parse_ranks(where, world_size)
+        except ValueError as error:
+            raise UsageMistake(f"--set {text!r}: {error}") from None
+        for rank in ranks:
+            settings.setdefault(rank, {})[name] = value
+    return settings
 
 
 def cores() -> int:

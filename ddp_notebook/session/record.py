@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.analysis.timeline import fold
+from ddp_notebook.analysis.timeline import fold, set_up_anew
 from ddp_notebook.model import Event, RankState, Snapshot
 
 
@@ -36,6 +36,14 @@ class Record:
             ranks = tuple(RankState(rank) for rank in range(world_size))
             self._snapshot = Snapshot(ranks=ranks, **fields)
             self._changed.notify_all()
+
+    def begin_setup(self) -> None:
+        """The ranks that live go through set-up again: what was passed before does not count."""
+        with self._changed:
+            ranks = tuple(set_up_anew(state) for state in self._snapshot.ranks)
+            self._snapshot = replace(self._snapshot, ranks=ranks)
+            self._changed.notify_all()
+        self._tell(())
 
     def note(self, **fields: Any) -> None:
         """Change what the session itself decides: backend, notes, ended."""

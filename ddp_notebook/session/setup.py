@@ -1,16 +1,15 @@
-"""From nothing to a verified process group: the processes, the store, the stages."""
+"""From nothing to ranks that take calls: the processes, the store, and their end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -22,20 +21,22 @@ from ddp_notebook.cluster import (
     loopback_interface,
     rank_environment,
 )
-from ddp_notebook.errors import SessionLost, SetupFailed
+from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.forkserver import end_sessions
 from ddp_notebook.launch.launchers import child_environment
+from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.listener import Listener
 from ddp_notebook.model import (
     SESSION,
+    Category,
+    Diagnosis,
     Event,
+    Finding,
     RankExited,
     Ranks,
     RankSpawned,
-    Stage,
-    StageFailed,
     Status,
     StoreFailed,
     StoreOpened,
@@ -50,7 +51,7 @@ _REGISTER_GRACE_S = 30.0
 
 
 class Processes:
-    """Everything that runs for one session, and the bring-up of its process group.
+    """Everything that runs for one session, and its end.
 
     `on_lost(reason)` is called, from any thread, when the session cannot go on.
     """
@@ -68,8 +69,8 @@ class Processes:
         self.record = record
         self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self.fork_server = fork_server
-        self.generation = 0
         self._on_lost = on_lost
+        self._started_s = time.time()
         self._store: StoreOpened | None = None
         self._store_failure: StoreFailed | None = None
         self._keeper_pid = 0
@@ -96,16 +97,14 @@ class Processes:
     # -- bringing up -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything and bring the process group up. Raises SetupFailed, SessionLost.
+        """Start everything, up to ranks that take calls. Raises SetupFailed, SessionLost.
 
         What needs no torch is started while the fork server still loads it.
         """
         self.cluster.start()
         self._await_torch()
         self._open_store()
-        everyone = tuple(range(self.options.world_size))
-        self.launch(everyone)
-        self.bring_up()
+        self.launch(tuple(range(self.options.world_size)))
 
     def _await_torch(self) -> None:
         """Wait until the fork server has torch loaded, and say so on the board meanwhile."""
@@ -128,7 +127,7 @@ class Processes:
             ranks, self.options.timeout_s + _REGISTER_GRACE_S, lambda: self._any_dead(ranks)
         )
         if missing:
-            raise SetupFailed(self._why_not_up(missing, "did not start"))
+            raise SetupFailed(self._why_not_up(missing))
 
     def _launch_one(self, rank: int) -> None:
         options = self.options
@@ -153,99 +152,18 @@ class Processes:
         label = self.devices.labels[rank]
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
 
-    def bring_up(self) -> None:
-        """Take all ranks through the stages, under a fresh prefix of the store.
-
-        Returns when every rank has verified its all_reduce. Raises SetupFailed.
-        """
-        self.generation += 1
-        host, port = self._store_address()
-        self.record.note(
-            generation=self.generation,
-            backend=self.devices.backend,
-            init_method=self._init_method_text(host, port),
-        )
-        everyone = tuple(range(self.options.world_size))
-        plan = {
-            "world_size": self.options.world_size,
-            "backend": self.devices.backend,
-            "device": self.devices.device,
-            "init_method": self.options.init_method,
-            "master_addr": host,
-            "master_port": port,
-            "store_path": str(self.folder / f"rendezvous-{self.generation}"),
-            "generation": self.generation,
-            "timeout_s": self.options.timeout_s,
-            "threads": self.options.threads,
-        }
-        answers = self.cluster.call(
-            everyone, "ddp_notebook.agent.stages:bring_up", lambda r: {"plan": {**plan, "rank": r}}
-        )
-        self._await_stages(everyone, answers)
-
-    def _await_stages(self, everyone: Ranks, answers: dict[int, Future[Any]]) -> None:
-        def decided() -> bool:
-            statuses = {state.status for state in self.record.snapshot.ranks}
-            return statuses == {Status.READY} or bool(statuses & {Status.FAILED, Status.DEAD})
-
-        # The ranks keep the time of each stage; this is for a rank that cannot even do that.
-        deadline = time.monotonic() + 2 * self.options.timeout_s + 5
-        while not self.record.wait_for(decided, 0.25):
-            self._report_crashed_calls(answers)
-            if time.monotonic() > deadline:
-                break
-        snapshot = self.record.snapshot
-        if snapshot.ready:
-            return
-        if snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        raise SetupFailed(self._why_not_up(everyone, "did not finish set-up"))
-
-    def _report_crashed_calls(self, answers: dict[int, Future[Any]]) -> None:
-        """A bring-up that raised where no stage could catch it still names its rank."""
-        states = self.record.snapshot.ranks
-        for rank, answer in answers.items():
-            if answer.done() and states[rank].status not in (Status.READY, Status.FAILED):
-                error = getattr(answer, "exception", lambda: None)()
-                if error is not None:
-                    self._say(
-                        StageFailed(
-                            rank=rank,
-                            stage=states[rank].entering or Stage.ENVIRONMENT,
-                            cause=str(error)[:500],
-                            remedy=f"The rank's log says more: %ddp_output --ranks {rank} --log",
-                        )
-                    )
-
-    def _why_not_up(self, ranks: Ranks, what: str) -> str:
-        """Which rank failed at which stage, why, and what to do; then who waits for it."""
-        snapshot = self.record.snapshot
-        lines, culprits = [], []
-        for state in snapshot.ranks:
+    def _why_not_up(self, missing: Ranks) -> str:
+        """Which rank did not get launched, and why."""
+        lines = []
+        for state in self.record.snapshot.ranks:
             if state.status is Status.DEAD:
-                stage = state.entering or state.stage or Stage.LAUNCHED
                 words = state.last_words.strip().splitlines()
                 said = f" Last words: {words[-1].strip()}" if words else ""
                 lines.append(
-                    f"Rank {state.rank} died in stage {stage.value}, "
+                    f"Rank {state.rank} died in stage launched, "
                     f"{exit_text(state.exit_code or 0)}.{said}"
                 )
-                culprits.append(state.rank)
-            elif state.status is Status.FAILED and state.entering is not None:
-                lines.append(
-                    f"Rank {state.rank} failed in stage {state.entering.value}: {state.cause}\n"
-                    f"  What to do: {state.remedy}"
-                )
-                culprits.append(state.rank)
-        waiting = [
-            r for r in ranks if r not in culprits and snapshot.ranks[r].status is not Status.READY
-        ]
-        if waiting:
-            where = snapshot.ranks[waiting[0]]
-            stage = where.entering or where.stage or Stage.LAUNCHED
-            verb = "waited" if culprits else what
-            lines.append(f"{name_ranks(waiting).capitalize()} {verb} in stage {stage.value}.")
-        return "\n".join(lines)
+        return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
 
     def _any_dead(self, ranks: Ranks) -> bool:
         states = self.record.snapshot.ranks
@@ -272,6 +190,19 @@ class Processes:
         }
         self._keeper_pid = self.fork_server.spawn(spec, self._keeper_exited)
 
+    def move_store(self, options: InitOptions) -> None:
+        """Have the store listen where `options` say, and nowhere else."""
+        if self._keeper_pid:
+            self.fork_server.signal(self._keeper_pid, signal.SIGKILL)
+            self.record.wait_for(lambda: not self._keeper_pid, 2.0)
+        self.options = options
+        self._open_store()
+
+    @property
+    def store_alive(self) -> bool:
+        """True while the session's store can be reached."""
+        return bool(self._keeper_pid)
+
     def _keeper_exited(self, code: int) -> None:
         self._keeper_pid = 0
         self.record.add(())
@@ -283,7 +214,7 @@ class Processes:
             elif isinstance(event, StoreFailed):
                 self._store_failure = event
 
-    def _store_address(self) -> tuple[str, int]:
+    def store_address(self) -> tuple[str, int]:
         """Where the store listens; opens it again when its keeper is gone. Raises SetupFailed."""
         if self.options.init_method == "file":
             return "", 0
@@ -300,13 +231,11 @@ class Processes:
         failure = self._store_failure
         if failure is None:
             raise SetupFailed("The store did not open in time. Try again: %ddp_init")
-        raise SetupFailed(f"{failure.cause}\n  What to do: {failure.remedy}")
-
-    def _init_method_text(self, host: str, port: int) -> str:
-        if self.options.init_method == "file":
-            return f"file://{self.folder / f'rendezvous-{self.generation}'}"
-        scheme = "tcp" if self.options.init_method == "tcp" else "env"
-        return f"{scheme}://{host}:{port}"
+        category = Category.PORT_IN_USE if "in use" in failure.cause else Category.ENV_INVALID
+        finding = Finding(category, (), failure.cause.rstrip("."), failure.remedy)
+        raise SetupFailed(
+            f"{failure.cause}\n  What to do: {failure.remedy}", diagnosis=Diagnosis((finding,))
+        )
 
     # -- the end -----------------------------------------------------------------------
 
@@ -355,6 +284,7 @@ class Processes:
             return
         # Its children were told by the kernel to die with it; what they started was not.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
+        remove_orphans((str(self.folder),), self._started_s)
         self._on_lost("The fork server that held the ranks ended.")
 
 
@@ -364,6 +294,7 @@ def sweep_stale_folders() -> None:
         owner = folder / "owner"
         with contextlib.suppress(OSError, ValueError):
             if not _alive(owner.read_text()):
+                remove_orphans((str(folder),), owner.stat().st_mtime)
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -47,6 +47,7 @@ _STATUS_COLOURS = {
     Status.READY: _OK,
     Status.RUNNING: _BUSY,
     Status.SETTING_UP: _BUSY,
+    Status.PAUSED: _BUSY,
     Status.FAILED: _BAD,
     Status.DEAD: _BAD,
 }

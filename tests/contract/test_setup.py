@@ -87,7 +87,7 @@ def test_the_sockets_of_a_session_listen_on_loopback_alone(session: Session) -> 
     assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
 
 
-def test_a_port_in_use_is_said_with_who_holds_it_and_nothing_is_left(session: Session) -> None:
+def test_a_port_in_use_is_said_with_who_holds_it_and_the_ranks_are_kept(session: Session) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -97,9 +97,10 @@ def test_a_port_in_use_is_said_with_who_holds_it_and_nothing_is_left(session: Se
     text = str(caught.value)
     assert text.startswith(f"Port {port} on 127.0.0.1 is in use by pid ")
     assert "Leave --master-port out" in text
-    assert not session.running
+    pids = [state.pid for state in session.record.snapshot.ranks]
     session.init(InitOptions(world_size=2, device="cpu"))
     assert session.record.snapshot.ready
+    assert [state.pid for state in session.record.snapshot.ranks] == pids
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,255 @@
+"""What this rank knows about its own set-up, gathered when asked; also while main is blocked.
+
+Called on the engine's control thread: nothing here may wait long, or for the main thread.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.metadata
+import linecache
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from ddp_notebook.agent import keeper, rendezvous, state, where
+from ddp_notebook.model import Activity, Probe, RankEvidence, StoreFile, evidence_to_json
+
+PROBE_TIMEOUT_S = 0.3
+_VARIABLES = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_\w+|(GLOO|NCCL|TP)_SOCKET_IFNAME|TORCHELASTIC_\w+"
+    r"|TORCH_DISTRIBUTED_DEBUG|CUDA_VISIBLE_DEVICES|TORCH_GLOO_\w+"
+)
+# Python functions of torch that a rank is in while it waits for others in set-up.
+_STORE = {"_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler"}
+_GROUP = {"_new_process_group_helper", "_store_based_barrier", "new_group"}
+_OURS = {"reach_store": "store", "join_rendezvous": "rendezvous", "make_group": "process-group"}
+_KEY = re.compile(rb"/\d+//\w+//\d+/(\d+)")
+
+
+def gather() -> dict[str, Any]:
+    """This rank's evidence as JSON."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = _frames(frame)
+    inside = state.current.waiting_in or _inside(frames)
+    call = rendezvous.log
+    error = state.current.error
+    arguments = call.arguments
+    return evidence_to_json(
+        RankEvidence(
+            rank=state.current.rank,
+            activity=_activity(inside),
+            inside=inside,
+            doing=state.current.doing or where.describe(frame),
+            entered=call.entered,
+            left=call.left,
+            initialized=dist.is_initialized(),
+            arguments=arguments,
+            error_type=error.type if error else "",
+            error_text=error.text if error else "",
+            error_category=error.category if error else "",
+            error_remedy=error.remedy if error else "",
+            holder=_holder(error),
+            polls_for=_polled_file(frame) if not inside else "",
+            probe=_probe(arguments.master_addr, arguments.master_port) if call.entered else Probe(),
+            file=_store_file(arguments.path),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            interfaces=tuple(sorted(psutil.net_if_addrs())),
+            environment={k: v for k, v in os.environ.items() if _VARIABLES.fullmatch(k)},
+            versions=versions(),
+            addresses=_resolved(arguments.master_addr),
+            main_cpu_s=_main_cpu_s(),
+            tensors=_wrapped_tensors(frames),
+        )
+    )
+
+
+def _holder(error: state.Failure | None) -> str:
+    """Who holds the port that this rank could not have."""
+    port = rendezvous.log.arguments.master_port
+    in_use = error is not None and re.search("EADDRINUSE|already in use|in use by", error.text)
+    return keeper.holder(port) if in_use and port else ""
+
+
+def _activity(inside: str) -> Activity:
+    if state.current.held:
+        return Activity.HELD
+    if inside:
+        return Activity.WAITING
+    if state.current.running:
+        return Activity.BUSY
+    return Activity.FAILED if state.current.error else Activity.IDLE
+
+
+def _frames(frame: FrameType | None) -> list[FrameType]:
+    """The main thread's frames, innermost first."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _inside(frames: list[FrameType]) -> str:
+    """The part of set-up that these frames are in, by the names of torch's functions."""
+    collective = ""
+    for frame in frames:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.distributed.rendezvous" and name in _STORE:
+            return "store"
+        if module == "torch.distributed.distributed_c10d":
+            if name in _GROUP:
+                return "process-group"
+            if not collective and name in where.WAITING_IN and name != "init_process_group":
+                collective = "collective"
+        if module == "torch.nn.parallel.distributed" and name == "__init__":
+            return "ddp"
+        if where.is_users(frame.f_code.co_filename):
+            break
+    return collective
+
+
+def _wrapped_tensors(frames: list[FrameType]) -> tuple[tuple[str, str], ...]:
+    """Of the model whose DDP is being constructed on these frames: names, shapes and dtypes."""
+    for frame in frames:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.nn.parallel.distributed" and name == "__init__":
+            model = frame.f_locals.get("module")
+            if isinstance(model, torch.nn.Module):
+                return tensors_of(model)
+    return ()
+
+
+def tensors_of(model: torch.nn.Module) -> tuple[tuple[str, str], ...]:
+    """Name, and shape with dtype, of each parameter and buffer in DDP's order."""
+    parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    return tuple(
+        (name, f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}")
+        for name, each in (*parameters, *model.named_buffers())
+    )
+
+
+# -- the store ---------------------------------------------------------------------------
+
+
+def _probe(host: str, port: int | None) -> Probe:
+    """Try to connect to the store as this rank would. A store that listens does not mind."""
+    if not host or port is None or not 0 < port < 65536:
+        return Probe()
+    target = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), PROBE_TIMEOUT_S):
+            return Probe(target, "open")
+    except socket.gaierror as error:
+        return Probe(target, "unresolved", str(error.strerror))
+    except TimeoutError:
+        return Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")
+    except OSError as error:
+        return Probe(target, "refused", error.strerror or str(error))
+
+
+def _resolved(host: str) -> dict[str, tuple[str, ...]]:
+    if not host:
+        return {}
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return {host: tuple(sorted({str(entry[4][0]) for entry in found}))}
+    return {host: ()}
+
+
+def _store_file(path: str) -> StoreFile:
+    """What is in the file of a ``file://`` rendezvous: an address per rank, or more."""
+    if not path:
+        return StoreFile()
+    folder = Path(path).parent
+    writable = os.access(path if Path(path).exists() else folder, os.W_OK)
+    try:
+        status, data = Path(path).stat(), Path(path).read_bytes()[: 1 << 20]
+    except OSError:
+        return StoreFile(path, False, writable)
+    claims: dict[str, int] = {}
+    for match in _KEY.finditer(data):
+        rank = match[1].decode()
+        claims[rank] = claims.get(rank, 0) + 1
+    return StoreFile(path, True, writable, status.st_mtime, claims)
+
+
+# -- what the user's code waits for ------------------------------------------------------
+
+
+def _polled_file(frame: FrameType | None) -> str:
+    """A file that does not exist and whose coming the user's code awaits in a loop, or ""."""
+    while frame is not None and not where.is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    source = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    with contextlib.suppress(SyntaxError, ValueError):
+        for loop in ast.walk(ast.parse("".join(source))):
+            if isinstance(loop, ast.While) and loop.lineno <= frame.f_lineno <= _last(loop):
+                for path in _paths_asked_for(loop.test, frame):
+                    if path and not Path(path).exists():
+                        return path
+    return ""
+
+
+def _last(loop: ast.While) -> int:
+    return loop.end_lineno or loop.lineno
+
+
+def _paths_asked_for(test: ast.expr, frame: FrameType) -> list[str]:
+    """The values of ``x`` in each ``exists(x)`` and ``x.exists()`` of a loop's condition."""
+    found = []
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if name not in ("exists", "isfile", "is_file"):
+                continue
+            asked: ast.expr | None = node.args[0] if node.args else None
+            if asked is None and isinstance(node.func, ast.Attribute):
+                asked = node.func.value
+            found.append(_value(asked, frame))
+    return found
+
+
+def _value(node: ast.expr | None, frame: FrameType) -> str:
+    """The value of a name or a text in `frame`; nothing is called or computed."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.Name):
+        value = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+        return str(value) if isinstance(value, (str, Path)) else ""
+    return ""
+
+
+# -- the process -------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all ranks."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["ddp_notebook"] = importlib.metadata.version("ddp_notebook")
+    return found
+
+
+def _main_cpu_s() -> float:
+    """CPU time of the main thread; where it cannot be had, of the process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return time.process_time()

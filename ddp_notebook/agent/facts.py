@@ -1,0 +1,123 @@
+"""What `%ddp_doctor` asks a rank, or a fresh Python: versions, backends, the environment.
+
+It never raises for what it cannot find out, and on a rank it does not touch CUDA: a driver
+that is initialised here would be of no use in the processes that the rank forks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+VARIABLES = (
+    *("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK"),
+    *("TORCH", "NCCL_", "GLOO_", "TP_SOCKET", "CUDA_", "OMP_", "KMP_", "GOMP_", "MKL_"),
+)
+"""How the names begin of the variables that distributed training reads."""
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_LONGEST_ERROR = 300
+
+
+def gather(probe_cuda: bool = False) -> dict[str, Any]:
+    """Facts about this process, as a dict that JSON can hold.
+
+    Versions are text, empty when the thing is not there. `distributed`, `gloo` and `nccl`
+    say whether this torch has them. `torch_error` is why torch cannot be imported.
+    `devices` is how many GPUs torch can use, None when that was not asked (`probe_cuda`),
+    and `cuda_error` why it can use none of them.
+    """
+    facts: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "executable": sys.executable,
+        "python": platform.python_version(),
+        "ipyparallel": _version_of("ipyparallel"),
+        "ipykernel": _version_of("ipykernel"),
+        "cuda_driver": driver_version(_DRIVER_FILE),
+        "environment": excerpt(os.environ),
+    }
+    return {**facts, **_about_torch(probe_cuda)}
+
+
+def excerpt(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that distributed training reads."""
+    return {name: environment[name] for name in sorted(environment) if name.startswith(VARIABLES)}
+
+
+def driver_version(path: Path) -> str:
+    """The NVIDIA driver's version as its file in /proc tells it, empty where there is none.
+
+    The file's first line: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue …``.
+    """
+    try:
+        words = path.read_text().partition("\n")[0].split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _about_torch(probe_cuda: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "torch": "",
+        "torch_error": "",
+        "distributed": False,
+        "gloo": False,
+        "nccl": False,
+        "nccl_version": "",
+        "cuda_build": "",
+        "devices": None,
+        "cuda_error": "",
+    }
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError, AttributeError) as error:  # no torch, a library of it, or a sham
+        return {**facts, "torch_error": _brief(error)}
+    facts["torch"] = str(getattr(torch, "__version__", ""))
+    facts["cuda_build"] = torch.version.cuda or ""
+    facts["distributed"] = dist.is_available()
+    if dist.is_available():
+        facts["gloo"] = dist.is_gloo_available()
+        facts["nccl"] = dist.is_nccl_available()
+    if facts["nccl"]:
+        facts["nccl_version"] = _nccl_version()
+    if probe_cuda:
+        facts["devices"], facts["cuda_error"] = _usable_gpus()
+    return facts
+
+
+def _nccl_version() -> str:
+    nccl: Any = import_module("torch.cuda.nccl")
+    try:
+        return ".".join(str(part) for part in nccl.version())
+    except (AttributeError, RuntimeError, TypeError):  # built without it, or its form has changed
+        return ""
+
+
+def _usable_gpus() -> tuple[int, str]:
+    """How many GPUs torch can use here, and why none if none. Initialises CUDA."""
+    cuda: Any = import_module("torch.cuda")
+    try:
+        cuda.init()
+        return cuda.device_count(), ""
+    except (RuntimeError, AssertionError, OSError) as error:
+        return 0, _brief(error)
+
+
+def _brief(error: BaseException) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_ERROR]

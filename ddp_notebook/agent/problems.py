@@ -1,0 +1,13 @@
+"""What a stage of set-up raises when it cannot be passed."""
+
+from __future__ import annotations
+
+
+class StageError(Exception):
+    """A stage failed: why, what to type, and the finding's category where that is certain."""
+
+    def __init__(self, cause: str, remedy: str, category: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+        self.category = category

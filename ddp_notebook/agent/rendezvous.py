@@ -1,0 +1,154 @@
+"""Notes each call of `init_process_group` on this rank: with what, since when, how it ended.
+
+The call itself is torch's own. A note that fails is left out; the user's call goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ddp_notebook.agent import sockets
+from ddp_notebook.model import InitArguments
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MARK = "__ddp_notebook_notes__"
+
+
+@dataclass
+class Log:
+    """The calls of one run: a cell, a script, a set-up."""
+
+    entered: int = 0
+    left: int = 0
+    arguments: InitArguments = field(default_factory=InitArguments)
+    since_s: float = 0.0
+    """When the last call began, on the monotonic clock."""
+    inside: bool = False
+
+
+log = Log()
+
+
+def begin_run() -> None:
+    """A new run: what was noted before does not count."""
+    global log
+    log = Log()
+
+
+def watch() -> None:
+    """Have torch's `init_process_group` noted, under both names it is called by. Once."""
+    torchs = distributed_c10d.init_process_group
+    if hasattr(torchs, _MARK):
+        return
+    noted = _noted(torchs)
+    distributed_c10d.init_process_group = noted
+    dist.init_process_group = noted
+
+
+def original() -> Callable[..., None]:
+    """torch's own `init_process_group`, not noted."""
+    call: Any = distributed_c10d.init_process_group
+    torchs: Callable[..., None] = call.__wrapped__ if hasattr(call, _MARK) else call
+    return torchs
+
+
+def leave() -> None:
+    """A call returned: there is a group."""
+    log.left += 1
+    log.inside = False
+    sockets.setup_ended()
+
+
+def _noted(torchs: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(torchs)
+
+    @functools.wraps(torchs)
+    def init_process_group(*args: Any, **options: Any) -> None:
+        mine = log
+        with contextlib.suppress(Exception):  # torch itself says what is wrong with a call
+            bound = signature.bind(*args, **options)
+            bound.apply_defaults()
+            enter(arguments_of(bound.arguments))
+        try:
+            torchs(*args, **options)
+            if mine is log:
+                leave()
+        finally:
+            mine.inside = False
+
+    setattr(init_process_group, _MARK, True)
+    return init_process_group
+
+
+def enter(arguments: InitArguments) -> None:
+    """A call begins."""
+    sockets.setup_begins()
+    log.entered += 1
+    log.arguments = arguments
+    log.since_s = time.monotonic()
+    log.inside = True
+
+
+def arguments_of(call: Mapping[str, Any]) -> InitArguments:
+    """What a call of `init_process_group` will use, as torch will find it out."""
+    timeout = call.get("timeout")
+    backend = str(call.get("backend") or "")
+    timeout_s = timeout.total_seconds() if timeout is not None else None
+    rank, world_size = call.get("rank", -1), call.get("world_size", -1)
+    if call.get("store") is not None:
+        return InitArguments("store", rank, world_size, backend=backend, timeout_s=timeout_s)
+    url = call.get("init_method") or "env://"
+    parsed = urlparse(url)
+    query = {key: values[-1] for key, values in parse_qs(parsed.query).items()}
+    # torch appends rank and world_size to the URL when they are given.
+    given_rank = rank if rank >= 0 else _number(query.get("rank"))
+    given_size = world_size if world_size >= 0 else _number(query.get("world_size"))
+    if parsed.scheme == "file":
+        return InitArguments(
+            "file",
+            given_rank,
+            given_size,
+            path=parsed.path,
+            backend=backend,
+            timeout_s=timeout_s,
+        )
+    raw = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if parsed.scheme == "tcp":
+        address, port = parsed.hostname or "", parsed.port
+    else:
+        address, port = raw.get("MASTER_ADDR", ""), _number(raw.get("MASTER_PORT"))
+        given_rank = given_rank if given_rank is not None else _number(raw.get("RANK"))
+        given_size = given_size if given_size is not None else _number(raw.get("WORLD_SIZE"))
+    return InitArguments(
+        parsed.scheme or "env",
+        given_rank,
+        given_size,
+        address,
+        port,
+        backend=backend,
+        timeout_s=timeout_s,
+        hosts_store=given_rank == 0 and not uses_agent_store(),
+        raw=raw,
+    )
+
+
+def uses_agent_store() -> bool:
+    """True when torch takes the store for hosted by another process."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def _number(text: str | None) -> int | None:
+    with contextlib.suppress(TypeError, ValueError):
+        return int(text or "")
+    return None

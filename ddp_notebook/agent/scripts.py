@@ -1,0 +1,82 @@
+"""Runs a training script on this rank, as `python script.py` would under torchrun.
+
+It is `__main__`, with its own arguments and its own folder first on the path; its output,
+tracebacks and interrupts take the same ways as a cell's. Afterwards cells see its
+variables under `main`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.agent import cells, control, rendezvous, state, torch_private
+
+_before: dict[str, str | None] = {}
+
+
+def run(
+    cell: int,
+    number: int,
+    path: str,
+    arguments: Sequence[str],
+    environments: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Run the script at `path` to its end; reports through the beacon as a cell does.
+
+    `environments` has for each rank what its environment must have; an empty value unsets.
+    """
+    runner = cells.attach()
+    control.attach(getattr(runner.shell, "kernel", None))
+    rendezvous.watch()
+    with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
+        torch_private.forget_groups()
+        _set_environment(environments[str(state.current.rank)])
+        runner.shell.user_ns["main"] = module
+        try:
+            source = Path(path).read_bytes()
+            exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+        except SystemExit as stop:
+            outcome.error = _failed(stop)
+        except BaseException as error:  # noqa: BLE001  # shown, and told to the session
+            outcome.error = error
+            runner.shell.showtraceback()
+
+
+def _failed(stop: SystemExit) -> SystemExit | None:
+    """`sys.exit()`, `sys.exit(0)` end a script well; anything else does not."""
+    return None if stop.code in (None, 0) else stop
+
+
+@contextlib.contextmanager
+def _as_main(path: str, arguments: Sequence[str]) -> Iterator[types.ModuleType]:
+    """A fresh `__main__`, with the script's arguments and folder, for the time it runs."""
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    folder = str(Path(path).parent)
+    kept: Any = (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd())
+    sys.modules["__main__"] = module
+    sys.argv[:] = [path, *arguments]
+    sys.path.insert(0, folder)
+    try:
+        yield module
+    finally:
+        sys.modules["__main__"], sys.argv[:], sys.path[:] = kept[0], kept[1], kept[2]
+        os.chdir(kept[3])
+
+
+def _set_environment(values: Mapping[str, str]) -> None:
+    """Set variables for the script, having put back what the script before changed."""
+    for name, value in {**_before, **values}.items():
+        if name in values:
+            _before.setdefault(name, os.environ.get(name))
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)

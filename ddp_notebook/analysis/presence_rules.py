@@ -1,0 +1,132 @@
+"""Rules about who is not there: dead, done, never asked, late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_notebook.analysis import failures
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    SetupCase,
+)
+
+_IN_SETUP = ("store", "rendezvous", "process-group")
+
+# -- who is not there --------------------------------------------------------------------
+
+
+def raised(case: SetupCase) -> Iterator[Finding]:
+    """A rank's own error, by what it says."""
+    yield from failures.all_but(case, Category.ENV_INVALID)
+
+
+def dead_ranks(case: SetupCase) -> Iterator[Finding]:
+    """A process that ended while others wait for it."""
+    for e in case.ranks:
+        if e.activity is not Activity.DEAD:
+            continue
+        words = e.last_words.strip().splitlines()
+        crashed = e.exit_code != 0
+        yield Finding(
+            Category.RANK_DIED if crashed else Category.EARLY_EXIT,
+            (e.rank,),
+            "the process ended"
+            + (f" (exit code {e.exit_code})" if e.exit_code is not None else ""),
+            f"Bring it back: %ddp_restart --ranks {e.rank}",
+            case.waiting,
+            tuple(words[-1:]),
+        )
+
+
+def absent_ranks(case: SetupCase) -> Iterator[Finding]:
+    """A rank that is done, or was never asked to, and did not call init_process_group."""
+    waiting = tuple(e for e in case.ranks if e.activity is Activity.WAITING)
+    if not any(e.inside in _IN_SETUP for e in waiting):
+        return
+    host = case.store_host
+    absent = tuple(
+        e.rank for e in case.ranks if e.activity is Activity.IDLE and not e.entered and not e.left
+    )
+    if absent:
+        yield Finding(
+            Category.MISSING_RANK,
+            absent,
+            "never called init_process_group",
+            "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
+            case.waiting,
+            tuple(f"rank {rank} runs nothing and has no process group" for rank in absent),
+        )
+    gone = next((e for e in case.ranks if e.rank == host and e.activity is Activity.IDLE), None)
+    if gone is not None and gone.entered and any(e.inside == "store" for e in waiting):
+        yield Finding(
+            Category.STORE_GONE,
+            (gone.rank,),
+            "hosted the store and has left, while others still need it",
+            "Let rank 0 wait for the others (dist.barrier()) before it ends.",
+            case.waiting,
+        )
+
+
+def early_exits(case: SetupCase) -> Iterator[Finding]:
+    """A rank that had a group and is done, while others wait for it in a collective."""
+    if not any(
+        e.activity is Activity.WAITING and e.inside in ("collective", "ddp") for e in case.ranks
+    ):
+        return
+    left = tuple(e.rank for e in case.ranks if e.activity is Activity.IDLE and e.left)
+    if left:
+        yield Finding(
+            Category.EARLY_EXIT,
+            left,
+            "finished while others wait in a collective",
+            "Every rank must take part in every collective: see where the others wait.",
+            case.waiting,
+        )
+
+
+def polling_ranks(case: SetupCase) -> Iterator[Finding]:
+    """A rank that waits in a loop for a file that no rank that still runs will write."""
+    pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
+    if not pollers or any(e.activity is Activity.BUSY and not e.polls_for for e in case.ranks):
+        return
+    for e in pollers:
+        yield Finding(
+            Category.FILESYSTEM,
+            (e.rank,),
+            f"waits in a loop for {e.polls_for}, which no rank has written",
+            "Write the file before the others are waited for, or use dist.barrier() instead.",
+            case.waiting,
+            (f"rank {e.rank} is at {e.doing}", f"{e.polls_for} does not exist"),
+        )
+
+
+# -- who will still come -----------------------------------------------------------------
+
+
+def late_ranks(case: SetupCase) -> Iterator[Finding]:
+    """A rank that the others wait for and that is busy, or held by the user: not a hang."""
+    if not case.waiting:
+        return
+    for e in case.ranks:
+        if e.activity is Activity.BUSY:
+            where = f" in {e.doing}" if e.doing else ""
+            yield Finding(
+                Category.STRAGGLER,
+                (e.rank,),
+                f"has not come yet: it is busy{where}",
+                "Wait for it, or interrupt the cell.",
+                case.waiting,
+                (f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",),
+                passing=True,
+            )
+        elif e.activity is Activity.HELD:
+            yield Finding(
+                Category.STRAGGLER,
+                (e.rank,),
+                "is held by you",
+                f"%ddp_step --ranks {e.rank}",
+                case.waiting,
+                passing=True,
+            )

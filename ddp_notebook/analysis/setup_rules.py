@@ -1,0 +1,76 @@
+"""Why set-up does not get on: findings from the evidence of all ranks, as pure functions.
+
+Every rule asks for proof. A rank that is slow, or a machine that is, proves nothing: what a
+healthy set-up passes through on its way never gives a finding that is not `passing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ddp_notebook.analysis import argument_rules, presence_rules, store_rules
+from ddp_notebook.model import (
+    Activity,
+    Diagnosis,
+    Finding,
+    RankEvidence,
+    SetupCase,
+)
+
+Rule = Callable[[SetupCase], Iterator[Finding]]
+
+
+def diagnose(case: SetupCase) -> Diagnosis:
+    """What is wrong with this set-up. Findings come in the order in which to mend them."""
+    findings: list[Finding] = []
+    blamed: set[int] = set()
+    if case.where(Activity.WAITING, Activity.FAILED):
+        for rule in RULES:
+            for finding in rule(case):
+                # What a rank does wrong first explains what goes wrong with it later.
+                if finding.passing or not set(finding.ranks) <= blamed:
+                    findings.append(finding)
+                    blamed.update(() if finding.passing else finding.ranks)
+    if any(not finding.passing for finding in findings):
+        findings.sort(key=lambda finding: finding.passing)
+    return Diagnosis(tuple(findings), {e.rank: doing(e) for e in case.ranks}, case.world_size)
+
+
+def doing(evidence: RankEvidence) -> str:
+    """What a rank does, for a person."""
+    match evidence.activity:
+        case Activity.WAITING:
+            place = f" ({evidence.doing})" if evidence.doing else ""
+            return f"waits in {evidence.inside}{place}"
+        case Activity.BUSY:
+            return f"busy: {evidence.doing}" if evidence.doing else "busy"
+        case Activity.HELD:
+            return f"held {evidence.doing}" if evidence.doing else "held by you"
+        case Activity.FAILED:
+            first = evidence.error_text.strip().splitlines()
+            return f"failed: {first[0][:160]}" if first else f"failed: {evidence.error_type}"
+        case Activity.DEAD:
+            return "its process is gone"
+        case Activity.IDLE:
+            return "runs nothing"
+        case _:
+            return "does not answer"
+
+
+RULES: tuple[Rule, ...] = (
+    argument_rules.invalid_values,
+    argument_rules.differing_values,
+    argument_rules.duplicate_ranks,
+    argument_rules.wrong_world_size,
+    store_rules.stale_files,
+    presence_rules.raised,
+    presence_rules.dead_ranks,
+    store_rules.unreachable_store,
+    argument_rules.differing_models,
+    presence_rules.absent_ranks,
+    presence_rules.early_exits,
+    presence_rules.polling_ranks,
+    argument_rules.other_versions,
+    presence_rules.late_ranks,
+)
+"""In the order in which mistakes should be mended."""

@@ -1,0 +1,111 @@
+"""Rules about the store: nobody answers, the wrong one does, or it holds an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    RankEvidence,
+    SetupCase,
+)
+
+# -- the store ---------------------------------------------------------------------------
+
+
+def stale_files(case: SetupCase) -> Iterator[Finding]:
+    """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
+    came = tuple(e for e in case.came if e.arguments.method == "file" and e.file.exists)
+    claimed = [e.arguments.rank for e in came]
+    for e in came:
+        twice = sorted(
+            rank
+            for rank, count in e.file.claims.items()
+            if count > max(1, claimed.count(int(rank)))
+        )
+        unborn = sorted(r for r in e.file.claims if case.world_size <= int(r))
+        if twice or unborn:
+            yield Finding(
+                Category.STALE_STORE,
+                tuple(each.rank for each in came),
+                f"the file {e.file.path} holds the addresses of an earlier run",
+                "Delete the file before each run, or use a new name (or env://, tcp://).",
+                case.waiting,
+                tuple(f"rank {rank} is in it more than once" for rank in twice),
+            )
+            return
+
+
+def unreachable_store(case: SetupCase) -> Iterator[Finding]:
+    """Nobody answers at MASTER_ADDR:MASTER_PORT, though somebody should by now."""
+    unresolved = tuple(
+        e for e in case.ranks if e.activity is Activity.WAITING and e.probe.state == "unresolved"
+    )
+    if unresolved:
+        address = unresolved[0].arguments.master_addr
+        yield Finding(
+            Category.UNREACHABLE_MASTER,
+            tuple(e.rank for e in unresolved),
+            f"MASTER_ADDR {address!r} does not resolve",
+            "Set MASTER_ADDR to a name or address of rank 0's machine (127.0.0.1 on one machine).",
+            case.waiting,
+            tuple(f"rank {e.rank}: {e.probe.target}: {e.probe.detail}" for e in unresolved),
+        )
+    shut_out = tuple(
+        e
+        for e in case.ranks
+        if e.activity is Activity.WAITING
+        and e.inside == "store"
+        and e.probe.state in ("refused", "timeout")
+        and not e.arguments.hosts_store
+    )
+    if shut_out and _somebody_should_answer(case):
+        yield _unreachable(case, shut_out)
+
+
+def _somebody_should_answer(case: SetupCase) -> bool:
+    """The store's host is known to be past the point where the store opens, or never opens one."""
+    if case.store_host is None:
+        return True
+    host = next((e for e in case.ranks if e.rank == case.store_host), None)
+    return host is not None and host.activity is Activity.WAITING and bool(host.entered)
+
+
+def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding:
+    ranks = tuple(e.rank for e in shut_out)
+    first = shut_out[0].probe
+    evidence = tuple(f"rank {e.rank}: {e.probe.target}: {e.probe.detail}" for e in shut_out)
+    if case.store_host is None and not case.store_alive:
+        return Finding(
+            Category.STORE_GONE,
+            (),
+            f"the session's store at {first.target} is gone",
+            "%ddp_init opens it again.",
+            case.waiting,
+            evidence,
+        )
+    hosts = {e.host for e in case.ranks if e.host}
+    if len(hosts) > 1 and first.target.startswith(("127.", "localhost")):
+        return Finding(
+            Category.HOSTNAME_LOOPBACK,
+            ranks,
+            f"MASTER_ADDR {shut_out[0].arguments.master_addr} means each host itself",
+            "Set MASTER_ADDR to the address of rank 0's host, as the others see it.",
+            case.waiting,
+            evidence,
+        )
+    return Finding(
+        Category.UNREACHABLE_MASTER,
+        ranks,
+        f"nobody answers at {first.target} ({first.detail.lower()})",
+        f"Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens{_told(case)}.",
+        case.waiting,
+        evidence,
+    )
+
+
+def _told(case: SetupCase) -> str:
+    address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
+    return f" ({address}:{port})" if address and port else ""

@@ -1,0 +1,132 @@
+"""Findings: what is wrong with a job, whose doing it is, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ddp_notebook.model.words import Ranks, name_ranks
+
+
+class Category(StrEnum):
+    """What kind of mistake a finding is about; the value is what is shown and exported."""
+
+    ENV_MISMATCH = "env-mismatch"
+    ENV_INVALID = "env-invalid"
+    PORT_IN_USE = "port-in-use"
+    PORT_EXHAUSTED = "port-exhausted"
+    DUPLICATE_RANK = "duplicate-rank"
+    MISSING_RANK = "missing-rank"
+    WORLD_SIZE_MISMATCH = "world-size-mismatch"
+    STRAGGLER = "straggler"
+    STALE_STORE = "stale-store"
+    STORE_GONE = "store-gone"
+    UNREACHABLE_MASTER = "unreachable-master"
+    FIREWALL = "firewall"
+    HOSTNAME_LOOPBACK = "hostname-loopback"
+    WRONG_INTERFACE = "wrong-interface"
+    DOUBLE_INIT = "double-init"
+    VERSION_MISMATCH = "version-mismatch"
+    EXCEPTION_ON_ONE_RANK = "exception-on-one-rank"
+    RANK_DIED = "rank-died"
+    EARLY_EXIT = "early-exit"
+    OOM_ON_ONE_RANK = "oom-on-one-rank"
+    RESOURCE_STARVED = "resource-starved"
+    PARAM_MISMATCH = "param-mismatch"
+    FILESYSTEM = "filesystem"
+    BACKEND_DEVICE_MISMATCH = "backend-device-mismatch"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One mistake. `cause` and `remedy` take one line each.
+
+    `ranks` are the culprits: their own action differs from what the correct program needs
+    (all ranks, when each carries the same mistake). `waiting` are the ranks that only wait.
+    `evidence` is what proves it, a fact a line. `passing` is true of what may mend itself:
+    a rank that is late, but works.
+    """
+
+    category: Category
+    ranks: Ranks
+    cause: str
+    remedy: str
+    waiting: Ranks = ()
+    evidence: tuple[str, ...] = ()
+    passing: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
+        return {
+            "category": self.category.value,
+            "ranks": list(self.ranks),
+            "waiting": list(self.waiting),
+            "cause": self.cause,
+            "remedy": self.remedy,
+            "evidence": list(self.evidence),
+            "passing": self.passing,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What `%ddp_why` says. No findings: nothing is wrong, as far as can be known.
+
+    `doing` says for each rank what it did when it was asked, in a few words.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    doing: Mapping[int, str] | None = None
+    world_size: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        """True when something is wrong that does not pass by itself."""
+        return any(not finding.passing for finding in self.findings)
+
+    @property
+    def headline(self) -> str:
+        """The diagnosis in one line."""
+        if not self.findings:
+            return "Nothing is wrong, as far as can be seen."
+        first = self.findings[0]
+        who = name_ranks(first.ranks).capitalize() if first.ranks else "No rank in particular"
+        return f"{who}: {first.cause}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as a JSON object; `json.dumps` takes it as it is."""
+        return {
+            "headline": self.headline,
+            "world_size": self.world_size,
+            "findings": [finding.to_json() for finding in self.findings],
+            "doing": {str(rank): text for rank, text in sorted((self.doing or {}).items())},
+        }
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_json(), indent=2)
+
+
+def finding_from_json(wire: Mapping[str, Any]) -> Finding:
+    """The finding that `Finding.to_json` wrote."""
+    return Finding(
+        category=Category(wire["category"]),
+        ranks=tuple(wire["ranks"]),
+        cause=wire["cause"],
+        remedy=wire["remedy"],
+        waiting=tuple(wire["waiting"]),
+        evidence=tuple(wire["evidence"]),
+        passing=wire["passing"],
+    )
+
+
+def diagnosis_from_json(wire: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis that `Diagnosis.to_json` wrote."""
+    return Diagnosis(
+        findings=tuple(finding_from_json(each) for each in wire["findings"]),
+        doing={int(rank): text for rank, text in wire["doing"].items()},
+        world_size=wire["world_size"],
+    )

@@ -1,0 +1,120 @@
+"""What `%ddp_doctor` found: one line per check, each with a verdict and what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """How a check ended, mildest first; the value is what is shown and exported."""
+
+    OK = "ok"
+    """Nothing is in the way of DDP here."""
+    WARNING = "warning"
+    """DDP can start, but this may bite, or makes it slow."""
+    FAILURE = "failure"
+    """What was asked for cannot work until this is mended."""
+
+    @property
+    def severity(self) -> int:
+        """0 for ok, 2 for failure."""
+        return list(Verdict).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    `found` is what is so, on one line. `remedy` is what to type or to do; empty when the
+    check is ok.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    @classmethod
+    def ok(cls, name: str, found: str) -> Check:
+        """A check that found nothing wrong."""
+        return cls(name, Verdict.OK, found)
+
+    @classmethod
+    def warning(cls, name: str, found: str, remedy: str) -> Check:
+        """A check that found what may bite."""
+        return cls(name, Verdict.WARNING, found, remedy)
+
+    @classmethod
+    def failure(cls, name: str, found: str, remedy: str) -> Check:
+        """A check that found what cannot work."""
+        return cls(name, Verdict.FAILURE, found, remedy)
+
+    def to_json(self) -> dict[str, str]:
+        """The check as a JSON object."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict.value,
+            "found": self.found,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """All checks, in the order they were made.
+
+    `world_size` (0: not said) and `backend` are what was asked about.
+    """
+
+    checks: tuple[Check, ...]
+    world_size: int = 0
+    backend: str = "auto"
+
+    @property
+    def ok(self) -> bool:
+        """True when DDP can work here: no check failed. There may be warnings."""
+        return self.worst is not Verdict.FAILURE
+
+    @property
+    def worst(self) -> Verdict:
+        """The worst verdict; ok when nothing was checked."""
+        verdicts = (check.verdict for check in self.checks)
+        return max(verdicts, key=lambda verdict: verdict.severity, default=Verdict.OK)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many checks ended so."""
+        return sum(check.verdict is verdict for check in self.checks)
+
+    @property
+    def headline(self) -> str:
+        """The report in one line."""
+        failures, warnings = self.count(Verdict.FAILURE), self.count(Verdict.WARNING)
+        found = [
+            f"{number} {word}{'s' if number > 1 else ''}"
+            for number, word in ((failures, "failure"), (warnings, "warning"))
+            if number
+        ]
+        asked = f"{self.world_size} rank{'s' if self.world_size != 1 else ''}"
+        about = f" ({asked}, backend {self.backend})" if self.world_size else ""
+        can = "DDP can work here" if self.ok else "DDP cannot work here as it is"
+        checks = "1 check" if len(self.checks) == 1 else f"{len(self.checks)} checks"
+        return f"{can}{about}: " + (
+            f"{', '.join(found)} in {checks}" if found else f"{checks}, all ok"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as a JSON object; `json.dumps` takes it as it is."""
+        return {
+            "ok": self.ok,
+            "worst": self.worst.value,
+            "headline": self.headline,
+            "world_size": self.world_size,
+            "backend": self.backend,
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_json(), indent=2)

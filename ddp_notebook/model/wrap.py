@@ -1,0 +1,211 @@
+"""DDP's construction as values: its stages, what a model is made of, who changed, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_DOCS = "https://docs.pytorch.org/docs/stable"
+
+
+class WrapStage(StrEnum):
+    """One step of what `DistributedDataParallel(model)` does, in order. The value is typed."""
+
+    PARAMETERS_VERIFIED = "parameters-verified"
+    BROADCAST = "broadcast"
+    BUCKETS = "buckets"
+    REDUCER = "reducer"
+
+    @property
+    def number(self) -> int:
+        """1 for the first stage."""
+        return list(WrapStage).index(self) + 1
+
+    @property
+    def about(self) -> str:
+        """What happens in this stage and why, in one line."""
+        return _ABOUT[self]
+
+    @property
+    def link(self) -> str:
+        """Where torch's documentation says more."""
+        return _LINKS[self]
+
+    @property
+    def collective(self) -> bool:
+        """True when ranks wait for each other in it: one that fails leaves the others waiting."""
+        return self in (WrapStage.PARAMETERS_VERIFIED, WrapStage.BROADCAST)
+
+
+_ABOUT = {
+    WrapStage.PARAMETERS_VERIFIED: (
+        "Every rank must have the same parameters and buffers in the same order: what DDP sends "
+        "is values, told apart by their place alone."
+    ),
+    WrapStage.BROADCAST: (
+        "Rank 0 sends its parameters and buffers to the others: all replicas begin with the "
+        "same values."
+    ),
+    WrapStage.BUCKETS: (
+        "Parameters are put into buckets: one all_reduce for each, as soon as its last gradient "
+        "is ready, while backward goes on."
+    ),
+    WrapStage.REDUCER: (
+        "The DistributedDataParallel object is made: its reducer hooks every parameter, counts "
+        "gradients in and sends the buckets that are full."
+    ),
+}
+_LINKS = {
+    WrapStage.PARAMETERS_VERIFIED: (
+        f"{_DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html"
+    ),
+    WrapStage.BROADCAST: f"{_DOCS}/distributed.html#torch.distributed.broadcast",
+    WrapStage.BUCKETS: f"{_DOCS}/notes/ddp.html#internal-design",
+    WrapStage.REDUCER: f"{_DOCS}/notes/ddp.html#implementation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A parameter or a buffer without its values. `dtype` as torch writes it: ``float32``.
+
+    `stride` is empty where it does not matter: DDP compares that of parameters which require
+    a gradient. `device` is the kind of device, without a number: ranks have each their own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = False
+    stride: tuple[int, ...] = ()
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a rank's model is made of, in the order in which DDP goes through it."""
+
+    parameters: tuple[TensorInfo, ...] = ()
+    buffers: tuple[TensorInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The broadcast as one rank saw it: hashes of its tensors before and after.
+
+    In the order of the fingerprint, parameters first. An empty hash: the values of this
+    tensor cannot be read.
+    """
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    size_bytes: int
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """The places of the tensors that the broadcast gave other values."""
+        pairs = enumerate(zip(self.before, self.after, strict=True))
+        return tuple(place for place, (before, after) in pairs if before != after)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Parameters whose gradients travel in one all_reduce."""
+
+    parameters: tuple[str, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """The buckets before any gradient was seen. `limits_bytes`: of the first, of the others.
+
+    `first` are those of the first step. `later` are those to be expected from the second on,
+    if gradients become ready in the reverse order of the parameters; None when DDP keeps the
+    first ones. Both None: this torch does not tell.
+    """
+
+    first: tuple[Bucket, ...] | None
+    later: tuple[Bucket, ...] | None
+    limits_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a DDP object knows after some steps.
+
+    `steps` counts forwards whose gradients were to be reduced; after the first ten DDP notes
+    only some of them. `order` is the order in which gradients became ready in the last step
+    noted; empty before the first backward. `buckets` are the rebuilt ones, or what they will
+    be when the next step begins (`rebuilt` False), or, when DDP `keeps` its first ones,
+    those; None when it is not known. `idle` are parameters that got no gradient.
+    """
+
+    steps: int
+    order: tuple[str, ...]
+    buckets: tuple[Bucket, ...] | None
+    rebuilt: bool
+    keeps: bool = False
+    idle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """Why a rank did not pass a stage. `kind`: ``memory``, ``error`` or ``interrupted``."""
+
+    kind: str
+    text: str
+
+
+def fingerprint_from_json(wire: Mapping[str, Any]) -> Fingerprint:
+    """The fingerprint that a rank sent: ``{"parameters": [tensor, ...], "buffers": [...]}``."""
+    return Fingerprint(
+        tuple(_tensor(each) for each in wire["parameters"]),
+        tuple(_tensor(each) for each in wire["buffers"]),
+    )
+
+
+def _tensor(wire: Mapping[str, Any]) -> TensorInfo:
+    return TensorInfo(
+        name=wire["name"],
+        shape=tuple(wire["shape"]),
+        dtype=wire["dtype"],
+        requires_grad=wire["requires_grad"],
+        stride=tuple(wire["stride"]),
+        device=wire["device"],
+    )
+
+
+def synced_from_json(wire: Mapping[str, Any]) -> Synced:
+    """What a rank sent of its broadcast."""
+    return Synced(tuple(wire["before"]), tuple(wire["after"]), wire["bytes"])
+
+
+def plan_from_json(wire: Mapping[str, Any]) -> BucketPlan:
+    """The buckets that a rank computed."""
+    return BucketPlan(_buckets(wire["first"]), _buckets(wire["later"]), tuple(wire["limits"]))
+
+
+def reduction_from_json(wire: Mapping[str, Any]) -> Reduction:
+    """What a rank's DDP object knows."""
+    return Reduction(
+        steps=wire["steps"],
+        order=tuple(wire["order"]),
+        buckets=_buckets(wire["buckets"]),
+        rebuilt=wire["rebuilt"],
+        keeps=wire["keeps"],
+        idle=tuple(wire["idle"]),
+    )
+
+
+def failure_from_json(wire: Mapping[str, Any]) -> RankFailure:
+    """Why a rank did not pass a stage, as it sent it."""
+    return RankFailure(wire["failed"], wire["text"])
+
+
+def _buckets(wire: Sequence[Mapping[str, Any]] | None) -> tuple[Bucket, ...] | None:
+    if wire is None:
+        return None
+    return tuple(Bucket(tuple(each["parameters"]), each["bytes"]) for each in wire)

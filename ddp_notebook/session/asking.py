@@ -1,0 +1,137 @@
+"""Calling ranks without waiting for what cannot come.
+
+A rank that died never answers; one that failed may have left the others in a collective for
+ever. So the wait ends by itself then, and before that when it is given up or interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.model import Ranks, Status
+from ddp_notebook.model.wrap import RankFailure, failure_from_json
+from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.running import INTERRUPT_GRACE_S, quick_switches
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster import RankCluster
+
+OTHERS_GRACE_S = 2.0
+"""How long the others may take to answer once a rank died or failed."""
+_LOOK_EVERY_S = 0.01
+_ANSWER_S = 10.0
+
+
+@dataclass
+class Answers:
+    """What came back from the ranks, and what did not."""
+
+    pending: Ranks
+    """Ranks that have not answered."""
+    values: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[int, RankFailure] = field(default_factory=dict)
+    dead: dict[int, int] = field(default_factory=dict)
+    """Exit codes of ranks that died meanwhile."""
+    interrupted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """True when every rank answered what it was asked for."""
+        return not (self.pending or self.failed or self.dead or self.interrupted)
+
+
+def ask(
+    cluster: RankCluster,
+    record: Record,
+    ranks: Ranks,
+    function: str,
+    arguments: Mapping[str, Any],
+    give_up: Callable[[], bool] = lambda: False,
+) -> Answers:
+    """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
+    from a rank that cannot.
+
+    Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
+    `give_up` says so or the user interrupts: then the ranks are interrupted too. Raises
+    SessionLost.
+    """
+    with quick_switches(), noted() as interrupted:
+        sent = cluster.call(ranks, function, lambda _: arguments)
+        gathering = _Gathering(cluster, record, sent)
+        answers = gathering.answers
+        gathering.wait(lambda: give_up() or interrupted())
+        if interrupted():
+            answers.interrupted = True
+            for rank in answers.pending:
+                cluster.signal(rank, signal.SIGINT)
+            gathering.collect(time.monotonic() + INTERRUPT_GRACE_S)
+
+    def idle() -> bool:
+        states = record.snapshot.ranks
+        return not any(states[rank].status is Status.RUNNING for rank in answers.values)
+
+    # What a rank says of its end travels apart from its answer; it is busy until then.
+    record.wait_for(idle, 1.0)
+    return answers
+
+
+class _Gathering:
+    """Answers as they come in."""
+
+    def __init__(
+        self, cluster: RankCluster, record: Record, sent: Mapping[int, Future[Any]]
+    ) -> None:
+        self.answers = Answers(pending=tuple(sent))
+        self._cluster = cluster
+        self._record = record
+        self._sent = sent
+
+    def wait(self, stopped: Callable[[], bool]) -> None:
+        """Collect until all answered, it is `stopped`, or no more can be expected."""
+        answers, deadline_s = self.answers, None
+        while answers.pending and not stopped():
+            if deadline_s is None and (answers.failed or answers.dead):
+                deadline_s = time.monotonic() + OTHERS_GRACE_S
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                break
+            self.collect(time.monotonic() + _LOOK_EVERY_S)
+
+    def collect(self, until_s: float) -> None:
+        """Take in what is there, waiting for more until `until_s` (monotonic clock)."""
+        self._take()
+        while self.answers.pending and (left_s := until_s - time.monotonic()) > 0:
+            self._record.wait_for(
+                lambda: any(self._sent[rank].done() for rank in self.answers.pending),
+                min(left_s, _LOOK_EVERY_S),
+            )
+            self._take()
+
+    def _take(self) -> None:
+        answers, snapshot = self.answers, self._record.snapshot
+        if snapshot.ended:
+            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
+        for rank in answers.pending:
+            if snapshot.ranks[rank].status is Status.DEAD:
+                answers.dead[rank] = snapshot.ranks[rank].exit_code or 0
+            elif self._sent[rank].done():
+                self._take_one(rank)
+        known = answers.values.keys() | answers.failed.keys() | answers.dead.keys()
+        answers.pending = tuple(rank for rank in self._sent if rank not in known)
+
+    def _take_one(self, rank: int) -> None:
+        try:
+            value = self._cluster.value_of(self._sent[rank], _ANSWER_S)
+        except UsageMistake as error:  # it raised what it should have answered
+            self.answers.failed[rank] = RankFailure("error", str(error))
+            return
+        if "failed" in value:
+            self.answers.failed[rank] = failure_from_json(value)
+        else:
+            self.answers.values[rank] = value

@@ -1,0 +1,255 @@
+"""Takes the ranks through the stages of set-up: all at once, step by step, or not to the end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.analysis import setup_rules
+from ddp_notebook.analysis.board import exit_text
+from ddp_notebook.errors import SessionLost, SetupFailed
+from ddp_notebook.model import (
+    Diagnosis,
+    Ranks,
+    SetupCase,
+    Stage,
+    StageFailed,
+    Status,
+    name_ranks,
+)
+from ddp_notebook.session.options import Settings
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.setup import Processes
+from ddp_notebook.session.why import Told, Watchman, gather
+
+_STAGES = "ddp_notebook.agent.stages"
+_FREE_WITHIN_S = 1.5
+_FREE_AGAIN_S = 0.1
+
+
+class BringUp:
+    """The set-up of one session's ranks; begun anew for each generation of the group."""
+
+    def __init__(self, processes: Processes, record: Record) -> None:
+        self.processes = processes
+        self.record = record
+        self.generation = 0
+        self.told = Told()
+        self.store = "session"
+        self._answers: dict[int, Any] = {}
+
+    @property
+    def everyone(self) -> Ranks:
+        """All ranks."""
+        return tuple(range(self.processes.options.world_size))
+
+    # -- all at once -------------------------------------------------------------------
+
+    def run(
+        self,
+        settings: Settings | None = None,
+        store: str = "session",
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take all ranks through all stages, under a fresh prefix of the store.
+
+        Returns when every rank has verified its all_reduce. Raises SetupFailed, with the
+        diagnosis, when that cannot happen any more; the ranks stay as they are.
+        """
+        plans = self._plans(settings or {}, store, patient=False)
+        self._answers = self.processes.cluster.call(
+            self.everyone, f"{_STAGES}:bring_up", lambda rank: {"plan": plans[rank]}
+        )
+        self._await_end(interrupted)
+
+    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, dict[str, Any]]:
+        """What each rank is told."""
+        self.generation += 1
+        self.store = store
+        options = self.processes.options
+        host, port = self._meeting_place(store)
+        self._note(host, port)
+        self.record.begin_setup()
+        plan = {
+            "world_size": options.world_size,
+            "backend": self.processes.devices.backend,
+            "device": self.processes.devices.device,
+            "init_method": options.init_method,
+            "master_addr": host,
+            "master_port": port,
+            "store_path": str(self.processes.folder / f"rendezvous-{self.generation}"),
+            "generation": self.generation,
+            "timeout_s": options.timeout_s,
+            "threads": options.threads,
+            "store": store,
+            "patient": patient,
+        }
+        return {
+            rank: {**plan, "rank": rank, "settings": dict(settings.get(rank, {}))}
+            for rank in self.everyone
+        }
+
+    def _meeting_place(self, store: str) -> tuple[str, int]:
+        options = self.processes.options
+        if options.init_method == "file":
+            return "", 0
+        if store == "rank0":
+            return options.master_addr, options.master_port or free_port(options.master_addr)
+        return self.processes.store_address()
+
+    def _note(self, host: str, port: int) -> None:
+        options = self.processes.options
+        values = {"WORLD_SIZE": str(options.world_size)}
+        if options.init_method == "file":
+            text = f"file://{self.processes.folder / f'rendezvous-{self.generation}'}"
+        else:
+            scheme = "tcp" if options.init_method == "tcp" else "env"
+            text = f"{scheme}://{host}:{port}"
+            values |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        self.told = Told(
+            values,
+            0 if self.store == "rank0" and options.init_method != "file" else None,
+            lambda: self.store == "rank0" or self.processes.store_alive,
+            time.time(),
+        )
+        self.record.note(
+            generation=self.generation,
+            backend=self.processes.devices.backend,
+            init_method=text,
+        )
+
+    def _await_end(self, interrupted: Callable[[], bool]) -> None:
+        watchman = Watchman(self.look)
+
+        def decided() -> bool:
+            statuses = {state.status for state in self.record.snapshot.ranks}
+            return statuses == {Status.READY} or bool(self.record.snapshot.ended)
+
+        # The ranks keep the time of each stage; this is for a rank that cannot even do that.
+        deadline = time.monotonic() + 2 * self.processes.options.timeout_s + 5
+        while not self.record.wait_for(decided, 0.1):
+            self._report_crashed_calls()
+            if self.record.snapshot.with_status(Status.DEAD) or self._all_settled():
+                break
+            if (diagnosis := watchman.turn()) is not None:
+                raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
+            if interrupted():
+                raise KeyboardInterrupt
+            if time.monotonic() > deadline:
+                break
+        snapshot = self.record.snapshot
+        if snapshot.ready:
+            return
+        if snapshot.ended:
+            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
+        diagnosis = self.diagnose()
+        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
+
+    def _all_settled(self) -> bool:
+        """No rank is in a stage any more, and one at least did not get through."""
+        statuses = {state.status for state in self.record.snapshot.ranks}
+        return Status.FAILED in statuses and statuses <= {Status.FAILED, Status.READY}
+
+    def _report_crashed_calls(self) -> None:
+        """A bring-up that raised where no stage could catch it still names its rank."""
+        states = self.record.snapshot.ranks
+        for rank, answer in self._answers.items():
+            settled = (Status.READY, Status.FAILED, Status.PAUSED, Status.DEAD)
+            if answer.done() and states[rank].status not in settled:
+                error = getattr(answer, "exception", lambda: None)()
+                if error is not None:
+                    failed = StageFailed(
+                        rank=rank,
+                        stage=states[rank].entering or Stage.ENVIRONMENT,
+                        cause=str(error)[:500],
+                        remedy=f"The rank's log says more: %ddp_output --ranks {rank} --log",
+                    )
+                    self.record.add((failed,))
+
+    def _why_not_up(self, diagnosis: Diagnosis) -> str:
+        """Which rank failed at which stage, why, and what to do; then who waits for it."""
+        lines = []
+        for finding in diagnosis.findings:
+            who = name_ranks(finding.ranks).capitalize() + ": " if finding.ranks else ""
+            lines.append(f"{who}{finding.cause}\n  What to do: {finding.remedy}")
+        dead = self.record.snapshot.with_status(Status.DEAD)
+        return "\n".join([*self._deaths(), *lines] if dead or lines else ["Set-up did not finish."])
+
+    def _deaths(self) -> list[str]:
+        lines = []
+        for state in self.record.snapshot.ranks:
+            if state.status is Status.DEAD:
+                stage = state.entering or state.stage or Stage.LAUNCHED
+                words = state.last_words.strip().splitlines()
+                said = f" Last words: {words[-1].strip()}" if words else ""
+                lines.append(
+                    f"Rank {state.rank} died in stage {stage.value}, "
+                    f"{exit_text(state.exit_code or 0)}.{said}"
+                )
+        return lines
+
+    # -- step by step ------------------------------------------------------------------
+
+    def prepare(self, settings: Settings | None = None, store: str = "session") -> None:
+        """Stop all ranks before the first stage. Raises SetupFailed."""
+        plans = self._plans(settings or {}, store, patient=True)
+        self._answers = self.processes.cluster.call(
+            self.everyone, f"{_STAGES}:prepare", lambda rank: {"plan": plans[rank]}
+        )
+        self.record.wait_for(
+            lambda: len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone), 10
+        )
+
+    def send_on(self, ranks: Ranks, to: Stage | None) -> None:
+        """Send paused ranks through their next stage, or through all up to `to`."""
+        states = self.record.snapshot.ranks
+
+        def target(rank: int) -> Stage:
+            passed = states[rank].stage or Stage.LAUNCHED
+            return to or list(Stage)[passed.number]
+
+        self._answers.update(
+            self.processes.cluster.call(
+                ranks, f"{_STAGES}:advance", lambda rank: {"to": target(rank).value}
+            )
+        )
+
+    def answered(self, ranks: Ranks) -> bool:
+        """True when these ranks are out of the stage they were sent into."""
+        return all(rank not in self._answers or self._answers[rank].done() for rank in ranks)
+
+    # -- why, and freeing --------------------------------------------------------------
+
+    def look(self) -> SetupCase:
+        """The case as it is."""
+        return gather(self.processes.cluster, self.record.snapshot, self.told)
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong, as far as can be told now."""
+        return setup_rules.diagnose(self.look())
+
+    def free(self, ranks: Ranks) -> Ranks:
+        """Get ranks out of what they are blocked in; those that nothing but an end will free."""
+        deadline = time.monotonic() + _FREE_WITHIN_S
+
+        def stuck() -> Ranks:
+            states = self.record.snapshot.ranks
+            return tuple(
+                rank for rank in ranks if states[rank].status in (Status.SETTING_UP, Status.RUNNING)
+            )
+
+        while (left := stuck()) and time.monotonic() < deadline:
+            self.processes.cluster.ask(left, "free", 0.5)
+            self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
+        return stuck()
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that is free now."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.bind(address)
+        port: int = probe.getsockname()[1]
+        return port

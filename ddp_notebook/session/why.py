@@ -1,0 +1,132 @@
+"""Asks the ranks what they know, and decides whether a set-up that does not get on is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddp_notebook.analysis import setup_rules
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Diagnosis,
+    Finding,
+    RankEvidence,
+    SetupCase,
+    Snapshot,
+    Status,
+    evidence_from_json,
+)
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster import RankCluster
+
+ASK_TIMEOUT_S = 1.0
+LOOK_AFTER_S = 0.6
+"""How long somebody must have waited before it is worth a look."""
+LOOK_EVERY_S = 0.45
+UNDECIDED_AFTER_S = 30.0
+"""After so long without any change a stop that no rule explains is shown as it is."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the launcher told the ranks: where to meet, and who hosts the store."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    store_host: int | None = None
+    store_alive: Callable[[], bool] = lambda: True
+    started_s: float = 0.0
+
+
+def gather(cluster: RankCluster, snapshot: Snapshot, told: Told) -> SetupCase:
+    """The evidence of all ranks, of those that are dead or silent what the record has."""
+    dead = {state.rank: state for state in snapshot.ranks if state.status is Status.DEAD}
+    alive = tuple(state.rank for state in snapshot.ranks if state.rank not in dead)
+    answers = cluster.ask(alive, "evidence", ASK_TIMEOUT_S)
+    ranks = []
+    for state in snapshot.ranks:
+        if state.rank in dead:
+            evidence = RankEvidence(
+                state.rank,
+                Activity.DEAD,
+                exit_code=state.exit_code,
+                last_words=state.last_words,
+            )
+        elif answer := answers.get(state.rank):
+            evidence = evidence_from_json(answer)
+        else:
+            evidence = RankEvidence(state.rank, Activity.SILENT, doing=state.doing)
+        ranks.append(evidence)
+    return SetupCase(
+        tuple(ranks),
+        dict(told.values),
+        told.store_host,
+        store_alive=told.store_alive(),
+        started_s=told.started_s,
+    )
+
+
+class Watchman:
+    """Looks again and again at ranks that wait, and says when they will not get on by themselves.
+
+    `look` gives the case as it is. A finding counts when two looks in a row agree on it and
+    no rank is busy with code of its own.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], SetupCase],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._next_s = clock() + LOOK_AFTER_S
+        self._previous: object = None
+        self._picture: object = None
+        self._still_since_s = clock()
+        self.latest = Diagnosis()
+        """What the last look gave: also who is only late."""
+
+    def turn(self) -> Diagnosis | None:
+        """Look, if it is time to; the diagnosis when nothing gets on any more."""
+        now_s = self._clock()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + LOOK_EVERY_S
+        case = self._look()
+        self.latest = setup_rules.diagnose(case)
+        if stuck(case, self.latest):
+            said = tuple((f.category, f.ranks) for f in self.latest.findings)
+            if said == self._previous:
+                return self.latest
+            self._previous = said
+            return None
+        self._previous = None
+        return self._after_long_stillness(case, now_s)
+
+    def _after_long_stillness(self, case: SetupCase, now_s: float) -> Diagnosis | None:
+        picture = tuple((e.activity, e.inside, e.doing, e.arguments) for e in case.ranks)
+        if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
+            self._picture, self._still_since_s = picture, now_s
+            return None
+        if not case.waiting or now_s - self._still_since_s < UNDECIDED_AFTER_S:
+            return None
+        facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
+        finding = Finding(
+            Category.UNDECIDED,
+            (),
+            f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why.",
+            "See what each rank does, free them with %ddp_abort, or go on waiting.",
+            case.waiting,
+            facts,
+        )
+        return replace(self.latest, findings=(*self.latest.findings, finding))
+
+
+def stuck(case: SetupCase, diagnosis: Diagnosis) -> bool:
+    """True when something is wrong and no rank runs code of its own that could change it."""
+    busy = [e for e in case.ranks if e.activity is Activity.BUSY and not e.polls_for]
+    return diagnosis.wrong and not busy

@@ -1,0 +1,399 @@
+"""Diagnoses and step tables as text, line by line, and as HTML: nothing said becomes markup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from textwrap import dedent
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddp_notebook.model import Category, Diagnosis, Finding, StepRow, StepTable
+from ddp_notebook.views import findings, findings_html, findings_text
+
+EVIL = "</td></code></details><script>alert('1')</script>\"><img src=x onerror=a()>&lt;&amp;"
+TAGS = {
+    *("table", "thead", "tbody", "tr", "th", "td", "div", "span", "code", "pre", "a", "br", "wbr"),
+    *("details", "summary", "ul", "li"),
+}
+ATTRIBUTES = {"class", "style", "scope", "open", "href", "target", "rel"}
+
+DUPLICATE = Finding(
+    Category.DUPLICATE_RANK,
+    ranks=(3,),
+    cause="its environment says RANK=1, which another process is already, so nobody is rank 3",
+    remedy="%ddp_restart --ranks 3",
+    waiting=(0, 1, 2),
+    evidence=(
+        "the join key of rank 1 was written twice: by pid 4712 and by pid 4714",
+        "no process wrote the join key of rank 3",
+    ),
+)
+STRAGGLER = Finding(
+    Category.STRAGGLER,
+    ranks=(2,),
+    cause="it still reads its data set (data.py, line 48)",
+    remedy="wait, or load the data after init_process_group",
+    waiting=(0,),
+    passing=True,
+)
+UNDECIDED = Finding(
+    Category.UNDECIDED, (), "the ranks contradict each other", "%ddp_why, once more", (), ("a",)
+)
+HELD_BACK = StepTable(
+    title="store: ranks 0-1,3 are there, rank 2 is held back",
+    rows=(
+        StepRow((0,), "environment", "waiting", "listens on port 41234", (2,), 12.3),
+        StepRow((1, 3), "environment", "waiting", "the store's key init/rank_2", (2,), 11.8),
+        StepRow((2,), "", "paused", "held back before store", (), 203.0),
+    ),
+    about="The store is a small key-value server on rank 0.",
+    link="https://docs.pytorch.org/docs/stable/distributed.html",
+    next_call="%ddp_step store --ranks 2",
+    details=("init/worker_count   3", "init/rank_2         (nobody wrote it)"),
+)
+
+ranks = st.lists(st.integers(0, 127), unique=True).map(lambda members: tuple(sorted(members)))
+pieces = ["\x1b[31m", "\x1b", "\n", "\t", "\r\x1a", " ", "<b>", "&", "x" * 120, "a"]
+said = st.text() | st.lists(st.sampled_from(pieces)).map("".join)
+some = st.lists(said, max_size=3).map(tuple)
+any_finding = st.builds(
+    Finding, st.sampled_from(Category), ranks, said, said, ranks, some, st.booleans()
+)
+diagnoses = st.builds(
+    Diagnosis,
+    st.lists(any_finding, max_size=3).map(tuple),
+    st.none() | st.dictionaries(st.integers(0, 127), said, max_size=12),
+    st.integers(0, 128),
+)
+states = st.sampled_from(["paused", "waiting", "failed", "dead", "done"]) | said
+step_rows = st.builds(StepRow, ranks, said, states, said, ranks, st.floats())
+links = said | st.sampled_from(["https://x.org/\"'<b>", "javascript:alert(1)"])
+step_tables = st.builds(
+    StepTable, said, st.lists(step_rows, max_size=4).map(tuple), said, links, said, some
+)
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page, as a browser finds them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.unclosed: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.unclosed == []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def values(self, name: str) -> list[str | None]:
+        return [value for attribute, value in self.attributes if attribute == name]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("br", "wbr"):
+            self.unclosed.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.unclosed.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+
+def html_of(*found: Finding, doing: dict[int, str] | None = None) -> Page:
+    return Page(findings_html.diagnosis(Diagnosis(found, doing)))
+
+
+def text_of(*found: Finding, doing: dict[int, str] | None = None) -> str:
+    """The diagnosis as text, with a newline at its end."""
+    return findings_text.diagnosis(Diagnosis(found, doing)) + "\n"
+
+
+# --------------------------------------------------------------------------- diagnosis, text
+
+
+def test_a_finding_is_a_sentence_then_what_to_do_who_waits_and_what_proves_it() -> None:
+    waits = "waits in init_process_group for rank 3"
+    doing = {0: waits, 1: waits, 2: waits, 3: "waits in init_process_group, as rank 1"}
+    assert text_of(DUPLICATE, doing=doing) == dedent("""\
+        ✗ Rank 3: its environment says RANK=1, which another process is already, so nobody is rank 3
+          [duplicate-rank]
+
+          what to do:
+              %ddp_restart --ranks 3
+
+          Ranks 0-2 only wait.
+
+          evidence:
+            • the join key of rank 1 was written twice: by pid 4712 and by pid 4714
+            • no process wrote the join key of rank 3
+
+        what the ranks were doing:
+          ranks 0-2: waits in init_process_group for rank 3
+          rank 3:    waits in init_process_group, as rank 1
+        """)
+
+
+def test_what_may_mend_itself_is_busy_and_not_stuck() -> None:
+    doing = {0: "waits for rank 2", 2: "load_shard (data.py, line 48)", 1: "waits for rank 2"}
+    assert text_of(STRAGGLER, doing=doing) == dedent("""\
+        ► busy, not stuck · Rank 2: it still reads its data set (data.py, line 48) [straggler]
+
+          what to do:
+              wait, or load the data after init_process_group
+
+          Rank 0 only waits.
+
+        what the ranks were doing:
+          ranks 0-1: waits for rank 2
+          rank 2:    load_shard (data.py, line 48)
+        """)
+
+
+def test_nothing_wrong_is_one_calm_line_and_what_the_ranks_do() -> None:
+    assert text_of() == "✓ Nothing is wrong, as far as can be seen.\n"
+    assert text_of(doing=dict.fromkeys(range(64), "ready")) == dedent("""\
+        ✓ Nothing is wrong, as far as can be seen.
+
+        what the ranks were doing:
+          ranks 0-63: ready
+        """)
+
+
+def test_further_findings_come_after_the_first() -> None:
+    first, further = text_of(STRAGGLER).rstrip(), text_of(UNDECIDED)
+    assert text_of(STRAGGLER, UNDECIDED) == f"{first}\n\nalso found:\n\n{further}"
+    assert further == dedent("""\
+        ? No rank in particular: the ranks contradict each other [undecided]
+
+          what to do:
+              %ddp_why, once more
+
+          evidence:
+            • a
+        """)
+
+
+def test_many_ranks_that_do_not_follow_each_other_are_broken_at_a_comma() -> None:
+    even = tuple(range(0, 64, 2))
+    found = Finding(Category.ENV_MISMATCH, even, "MASTER_PORT is 29501 there", "")
+    assert text_of(found, doing=dict.fromkeys(even, "connects") | {1: "waits"}) == dedent("""\
+        ✗ Ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,
+          48,50,52,54,56,58,60,62: MASTER_PORT is 29501 there [env-mismatch]
+
+        what the ranks were doing:
+          ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,
+          48,50,52,54,56,58,60,62:
+              connects
+          rank 1: waits
+        """)
+
+
+def test_escape_codes_and_line_ends_are_taken_out() -> None:
+    found = Finding(Category.RANK_DIED, (1,), "\x1b[31mno\x1b[0m\r\n\tgood\x07", "%ddp\n_restart")
+    assert "Rank 1: no good [rank-died]" in text_of(found)
+    assert "      %ddp _restart\n" in text_of(found)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ((), "Nothing is wrong, as far as can be seen."),
+        (
+            (UNDECIDED, DUPLICATE),
+            "No rank in particular: the ranks contradict each other."
+            " What to do: %ddp_why, once more",
+        ),
+        ((replace(UNDECIDED, ranks=(1,), cause="why?", remedy="x"),), "Rank 1: why? What to do: x"),
+        ((replace(UNDECIDED, ranks=(0, 1), cause="no", remedy=" "),), "Ranks 0-1: no"),
+    ],
+)
+def test_one_line_for_an_error_is_the_headline_and_the_remedy(
+    found: tuple[Finding, ...], line: str
+) -> None:
+    assert findings_text.one_line(Diagnosis(found)) == line
+
+
+# --------------------------------------------------------------------------- steps, text
+
+
+def test_a_step_with_one_rank_held_back() -> None:
+    assert findings_text.step_table(HELD_BACK) + "\n" == dedent("""\
+        store: ranks 0-1,3 are there, rank 2 is held back
+
+        ranks  passed       state      on what, or why              waits for  since
+        ─────  ───────────  ─────────  ───────────────────────────  ─────────  ──────────
+        0      environment  … waiting  listens on port 41234        rank 2     12 s
+        1,3    environment  … waiting  the store's key init/rank_2  rank 2     11 s
+        2      none         ‖ paused   held back before store                  3 min 23 s
+
+        The store is a small key-value server on rank 0.
+        https://docs.pytorch.org/docs/stable/distributed.html
+
+        init/worker_count   3
+        init/rank_2         (nobody wrote it)
+
+        next: %ddp_step store --ranks 2
+        """)
+
+
+def test_sixty_four_ranks_of_which_some_failed_and_a_column_nobody_needs() -> None:
+    refused = "DistNetworkError: the client socket has timed out after 60000 ms while connecting"
+    table = StepTable(
+        "rendezvous: 62 of 64 ranks joined",
+        (
+            StepRow(tuple(range(62)), "rendezvous", "done", "", (), 0.4),
+            StepRow((62,), "store", "failed", refused, (), 61),
+            StepRow((63,), "store", "dead", "killed by SIGKILL", (), 7500),
+        ),
+    )
+    assert findings_text.step_table(table) + "\n" == dedent("""\
+        rendezvous: 62 of 64 ranks joined
+
+        ranks  passed      state     on what, or why                                          since
+        ─────  ──────────  ────────  ───────────────────────────────────────────────────────  ─────────
+        0-61   rendezvous  ✓ done                                                             < 1 s
+        62     store       ✗ failed  DistNetworkError: the client socket has timed out after  1 min 1 s
+                                     60000 ms while connecting
+        63     store       † dead    killed by SIGKILL                                        2 h 5 min
+        """)  # noqa: E501
+
+
+def test_a_step_without_anything_is_its_title() -> None:
+    assert findings_text.step_table(StepTable("store: nobody yet", ())) == "store: nobody yet"
+    assert Page(findings_html.step_table(StepTable("none", ()))).tags == ["div", "div"]
+
+
+@pytest.mark.parametrize(
+    ("since_s", "words"),
+    [
+        *((0, "< 1 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min 59 s"), (3600, "1 h")),
+        *((-1, "< 1 s"), (float("inf"), ""), (float("nan"), "")),
+    ],
+)
+def test_how_long_is_said_to_the_second_for_an_hour(since_s: float, words: str) -> None:
+    assert findings_text.since_words(since_s) == words
+
+
+# --------------------------------------------------------------------------- HTML
+
+
+def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
+    page = html_of(DUPLICATE, doing={0: "waits for rank 3", 1: "waits for rank 3", 3: "is rank 1"})
+    assert [text.strip() for text in page.texts if text.strip()] == [
+        *("✗", f"Rank 3: {DUPLICATE.cause}", "[duplicate-rank]"),
+        *("what to do", "%ddp_restart --ranks 3", "Ranks 0-2 only wait."),
+        *("evidence", "(2 facts)", *DUPLICATE.evidence),
+        *("what the ranks were doing", "who", "doing"),
+        *("ranks 0-1", "waits for rank 3", "rank 3", "is rank 1"),
+    ]
+    assert page.tags.count("details") == 2
+    assert page.values("open") == [None], "only what the ranks were doing is open"
+
+
+def test_a_cause_with_a_script_in_it_is_text() -> None:
+    found = Finding(Category.UNDECIDED, (1,), EVIL, EVIL, (), (EVIL,))
+    page = html_of(found, doing={0: EVIL})
+    assert set(page.tags) <= TAGS
+    assert page.text.count("<script>alert('1')</script>") == 4
+    assert "<script" not in findings_html.diagnosis(Diagnosis((found,), {0: EVIL}))
+
+
+def test_each_tone_has_a_symbol_beside_its_colour() -> None:
+    assert html_of().texts[0] == "✓"
+    assert html_of(DUPLICATE).texts[0] == "✗"
+    assert html_of(UNDECIDED).texts[0] == "?"
+    assert html_of(STRAGGLER).texts[:2] == ["►", "busy, not stuck"]
+    assert "600" not in findings_html.diagnosis(Diagnosis((STRAGGLER,)))
+
+
+def test_what_many_ranks_do_differently_is_folded() -> None:
+    assert html_of(DUPLICATE, doing={r: f"step {r}" for r in range(8)}).values("open") == [None]
+    assert html_of(DUPLICATE, doing={r: f"step {r}" for r in range(9)}).values("open") == []
+
+
+def test_tables_have_headers_for_columns_and_rows() -> None:
+    page = Page(findings_html.step_table(HELD_BACK))
+    assert page.values("scope") == ["col"] * 6 + ["row"] * 3
+    begin = page.texts.index("ranks")
+    assert page.texts[begin : begin + 6] == [*findings_text.HEADERS]
+    assert html_of(doing={0: "a", 1: "b"}).values("scope") == ["col", "col", "row", "row"]
+
+
+def test_only_a_web_address_becomes_a_link() -> None:
+    assert Page(findings_html.step_table(HELD_BACK)).values("href") == [HELD_BACK.link]
+    script = Page(findings_html.step_table(StepTable("", (), link="javascript:alert(1)")))
+    assert script.tags == ["div", "div"]
+    quoting = Page(findings_html.step_table(StepTable("", (), link='https://x.org/"><b>')))
+    assert quoting.values("href") == ['https://x.org/"><b>']
+
+
+def test_what_is_on_the_elements_survives_an_untrusted_notebook() -> None:
+    for page in (html_of(DUPLICATE, STRAGGLER), Page(findings_html.step_table(HELD_BACK))):
+        assert "style" not in page.tags
+        assert not any("var(" in (style or "") for style in page.values("style"))
+
+
+def test_a_bundle_has_both_forms() -> None:
+    wrong = Diagnosis((DUPLICATE,))
+    assert findings.bundle(wrong) == {
+        "text/plain": findings_text.diagnosis(wrong),
+        "text/html": findings_html.diagnosis(wrong),
+    }
+    assert findings.bundle(HELD_BACK) == {
+        "text/plain": findings_text.step_table(HELD_BACK),
+        "text/html": findings_html.step_table(HELD_BACK),
+    }
+
+
+# --------------------------------------------------------------------------- whatever is said
+
+
+def check(bundle: dict[str, str]) -> Page:
+    """Text within its width that moves no cursor; markup of our own tags only. The page."""
+    lines = bundle["text/plain"].split("\n")
+    assert max(map(len, lines)) <= findings_text.WIDTH
+    assert all(line.isprintable() and line == line.rstrip() for line in lines)
+    bundle["text/html"].encode()
+    page = Page(bundle["text/html"])
+    assert set(page.tags) <= TAGS
+    assert {name for name, _ in page.attributes} <= ATTRIBUTES
+    assert all(re.match(r"https?://", href or "") for href in page.values("href"))
+    return page
+
+
+@given(diagnoses)
+@example(Diagnosis((Finding(Category.UNDECIDED, (), EVIL, EVIL, (0,), (EVIL,)),), {0: EVIL}))
+def test_whatever_a_diagnosis_says_it_is_shown_within_100_columns(d: Diagnosis) -> None:
+    page = check(findings.bundle(d))
+    assert "\n" not in findings_text.one_line(d)
+    shown = [words for f in d.findings for words in (f.cause, f.remedy, *f.evidence)]
+    assert all(findings_text.plain(words) in page.text for words in shown)
+
+
+@given(step_tables)
+@example(StepTable(EVIL, (StepRow((0,), EVIL, EVIL, EVIL),), EVIL, EVIL, EVIL, (EVIL,)))
+def test_whatever_a_step_says_it_is_shown_within_100_columns(t: StepTable) -> None:
+    page = check(findings.bundle(t))
+    shown = (t.title, t.about, t.link, t.next_call, *(row.text for row in t.rows))
+    assert all(findings_text.plain(words) in page.text for words in shown)
+
+
+@given(st.dictionaries(st.integers(0, 127), st.sampled_from(["a", "b", " a\n", "c"])))
+def test_ranks_that_did_the_same_are_named_once(doing: dict[int, str]) -> None:
+    folded = findings_text.folded_doing(doing)
+    assert len({text for _, text in folded}) == len(folded)
+    assert {text for _, text in folded} == {text.strip() for text in doing.values()}
