@@ -9,6 +9,7 @@ error of the call: that is shown on the board.
      ├── CellSyntaxError     a cell is not Python; no rank ran it
      ├── SetupFailed         %ddp_init began and could not finish
      ├── CellFailed          a cell raised, died or was lost on some ranks
+     ├── Stuck               ranks wait for what will not come; a diagnosis says why
      ├── CellInterrupted     the user interrupted a cell
      └── SessionLost         the session's processes are gone
 """
@@ -70,6 +71,14 @@ class CellFailed(DDPError):
     def __init__(self, message: str, ranks: Ranks) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class Stuck(DDPError):
+    """Ranks wait for what no rank will bring; `diagnosis` says whose fault it is."""
+
+    def __init__(self, message: str, diagnosis: Diagnosis) -> None:
+        super().__init__(message)
+        self.diagnosis = diagnosis
 
 
 class CellInterrupted(DDPError):

@@ -240,7 +240,7 @@ def look_inside(session: Any) -> dict[str, Any]:
     return {
         "fork_server": processes.fork_server.pid,
         "controller": processes.cluster._cluster.controller.pid,
-        "keeper": processes._keeper_pid,
+        "keeper": processes._store.pid,
         "ranks": [state.pid for state in session.record.snapshot.ranks],
         "folder": str(processes.folder),
     }

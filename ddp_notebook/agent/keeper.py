@@ -28,7 +28,7 @@ def main(url: str, key: str, host: str, port: int) -> None:
         listener = listen(host, port)
     except OSError as error:
         cause, remedy = explain(error, host, port)
-        voice.emit(StoreFailed, cause=cause, remedy=remedy)
+        voice.emit(StoreFailed, cause=cause, remedy=remedy, pid=os.getpid())
         voice.close()
         return
     actual_port = listener.getsockname()[1]
@@ -94,6 +94,8 @@ def holder(port: int) -> str:
         for connection in psutil.net_connections("tcp"):
             local = connection.laddr
             if local and local.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid == os.getpid():
+                    return " by this rank's own process"
                 if connection.pid is None:
                     return " by another user's process"
                 command = " ".join(psutil.Process(connection.pid).cmdline())

@@ -1,6 +1,7 @@
 """Runs a training script on this rank, as `python script.py` would under torchrun.
 
-It is `__main__`, with its own arguments and its own folder first on the path; its output,
+It is `__main__`, with its own arguments, its own environment and its own folder first on the
+path, none of which outlives it; its output,
 tracebacks and interrupts take the same ways as a cell's. Afterwards cells see its
 variables under `main`.
 """
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.agent import cells, control, rendezvous, state, torch_private
-
-_before: dict[str, str | None] = {}
 
 
 def run(
@@ -61,6 +60,7 @@ def _as_main(path: str, arguments: Sequence[str]) -> Iterator[types.ModuleType]:
     module.__dict__["__builtins__"] = __builtins__
     folder = str(Path(path).parent)
     kept: Any = (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd())
+    environment = dict(os.environ)
     sys.modules["__main__"] = module
     sys.argv[:] = [path, *arguments]
     sys.path.insert(0, folder)
@@ -69,13 +69,13 @@ def _as_main(path: str, arguments: Sequence[str]) -> Iterator[types.ModuleType]:
     finally:
         sys.modules["__main__"], sys.argv[:], sys.path[:] = kept[0], kept[1], kept[2]
         os.chdir(kept[3])
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def _set_environment(values: Mapping[str, str]) -> None:
-    """Set variables for the script, having put back what the script before changed."""
-    for name, value in {**_before, **values}.items():
-        if name in values:
-            _before.setdefault(name, os.environ.get(name))
+    """Set variables for the script; an empty value unsets."""
+    for name, value in values.items():
         if value:
             os.environ[name] = value
         else:

@@ -177,6 +177,7 @@ class StoreFailed(Event):
     kind: ClassVar[str] = "store_failed"
     cause: str
     remedy: str
+    pid: int = 0
 
 
 EVENT_KINDS: dict[str, type[Event]] = {

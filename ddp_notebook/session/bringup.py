@@ -25,7 +25,7 @@ from ddp_notebook.session.setup import Processes
 from ddp_notebook.session.why import Told, Watchman, gather
 
 _STAGES = "ddp_notebook.agent.stages"
-_FREE_WITHIN_S = 1.5
+_FREE_WITHIN_S = 1.0
 _FREE_AGAIN_S = 0.1
 
 
@@ -237,7 +237,10 @@ class BringUp:
         def stuck() -> Ranks:
             states = self.record.snapshot.ranks
             return tuple(
-                rank for rank in ranks if states[rank].status in (Status.SETTING_UP, Status.RUNNING)
+                rank
+                for rank in ranks
+                if states[rank].status is Status.RUNNING
+                or (states[rank].status is not Status.DEAD and not self.answered((rank,)))
             )
 
         while (left := stuck()) and time.monotonic() < deadline:

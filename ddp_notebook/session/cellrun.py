@@ -44,8 +44,10 @@ class CellResult:
 class CellRun:
     """Folds the events of one cell; `done` when every rank finished it or died."""
 
-    def __init__(self, cell: int, ranks: Ranks) -> None:
+    def __init__(self, cell: int, ranks: Ranks, script: str = "") -> None:
         self.cell = cell
+        self.script = script
+        """The file's name, when it is a script that runs."""
         self.ranks = ranks
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
@@ -157,7 +159,8 @@ class CellRun:
                 same.setdefault("was interrupted", []).append(rank)
             elif finished.outcome == "error":
                 first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
-                line = f" (cell line {finished.line})" if finished.line else ""
+                where = f"{self.script}, line" if self.script else "cell line"
+                line = f" ({where} {finished.line})" if finished.line else ""
                 what = f"raised {finished.ename}{': ' if first else ''}{first[:200]}{line}"
                 same.setdefault(what, []).append(rank)
         return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]

@@ -45,6 +45,7 @@ from ddp_notebook.session.setupverbs import SetupVerbs
 
 if TYPE_CHECKING:
     from ddp_notebook.session.bringup import BringUp
+    from ddp_notebook.session.scriptrun import ScriptRun
     from ddp_notebook.session.setup import Processes
 
 _VALUE_TIMEOUT_S = 60.0
@@ -63,6 +64,7 @@ class Session(SetupVerbs):
         """The cell that runs, or the last one that ran."""
         self._processes: Processes | None = None
         self._bringup: BringUp | None = None
+        self._script: ScriptRun | None = None
         self._fork_server: ForkServerClient | None = None
         self._gpus: tuple[str, ...] | None = None
         self._cells = itertools.count(1)
@@ -192,7 +194,7 @@ class Session(SetupVerbs):
         cluster = self._need("%%ddp").cluster
         is_async = check_cell(source, transform or ipython_syntax)
         members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
-        cell = next(self._cells)
+        cell = self._next_cell()
         run = self.current = CellRun(cell, members)
         function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
         told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
@@ -349,6 +351,9 @@ class Session(SetupVerbs):
         if self._processes is None:
             raise NoSession(verb)
         return self._processes
+
+    def _next_cell(self) -> int:
+        return next(self._cells)
 
     def _watch(self, events: Sequence[Event]) -> None:
         run = self.current

@@ -119,4 +119,5 @@ def _at_lines(run: CellRun) -> str:
     lines = sorted({f.line for f in run.finished.values() if f.outcome == "interrupted"} - {0})
     if not lines:
         return ""
-    return f" at cell line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
+    where = f"{run.script}, line" if run.script else "cell line"
+    return f" at {where}{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -25,25 +24,19 @@ from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.forkserver import end_sessions
-from ddp_notebook.launch.launchers import child_environment
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.listener import Listener
 from ddp_notebook.model import (
-    SESSION,
-    Category,
-    Diagnosis,
     Event,
-    Finding,
     RankExited,
     Ranks,
     RankSpawned,
     Status,
-    StoreFailed,
-    StoreOpened,
     name_ranks,
 )
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
+from ddp_notebook.session.store import StoreKeeper
 
 FOLDER_PREFIX = "ddp_notebook-"
 _LAST_WORDS_BYTES = 4000
@@ -71,15 +64,13 @@ class Processes:
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
-        self._store: StoreOpened | None = None
-        self._store_failure: StoreFailed | None = None
-        self._keeper_pid = 0
+        self._store: StoreKeeper | None = None
+        self._script_store: StoreKeeper | None = None
         self._closing = False
         fork_server.own(str(self.folder))
         (self.folder / "owner").write_text(_owner(fork_server.pid))
         self.spool.mkdir(mode=0o700)
         self.listener = Listener(self.folder, record.add)
-        self._unsubscribe = record.subscribe(self._watch_store)
         self.cluster: RankCluster = IPyParallelCluster(
             fork_server, self.folder, self._exited, options.world_size
         )
@@ -103,7 +94,8 @@ class Processes:
         """
         self.cluster.start()
         self._await_torch()
-        self._open_store()
+        if self.options.init_method != "file":
+            self.open_store()
         self.launch(tuple(range(self.options.world_size)))
 
     def _await_torch(self) -> None:
@@ -136,9 +128,6 @@ class Processes:
             interface = loopback_interface()
             if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
                 extra["GLOO_SOCKET_IFNAME"] = interface
-        if options.init_method == "env" and self._store is not None:
-            extra["MASTER_ADDR"] = self._store.host
-            extra["MASTER_PORT"] = str(self._store.port)
         environment = rank_environment(rank, options.world_size, options.threads, extra)
         light = {
             "rank": rank,
@@ -171,71 +160,40 @@ class Processes:
 
     # -- the store ---------------------------------------------------------------------
 
-    def _open_store(self) -> None:
-        if self.options.init_method == "file":
-            return
-        self._store = self._store_failure = None
-        self.listener.expect_from_start(SESSION)
-        arguments = {
-            "url": self.listener.url,
-            "key": self.listener.key,
-            "host": self.options.master_addr,
-            "port": self.options.master_port,
-        }
-        spec = {
-            "calls": [["ddp_notebook.agent.keeper:main", arguments]],
-            "env": child_environment({}),
-            "cwd": str(Path.cwd()),
-            "log": str(self.folder / "keeper.log"),
-        }
-        self._keeper_pid = self.fork_server.spawn(spec, self._keeper_exited)
+    def _keeper(self, port: int) -> StoreKeeper:
+        return StoreKeeper(
+            self.fork_server,
+            self.listener,
+            self.record,
+            self.folder,
+            self.options.master_addr,
+            port,
+        )
 
-    def move_store(self, options: InitOptions) -> None:
-        """Have the store listen where `options` say, and nowhere else."""
-        if self._keeper_pid:
-            self.fork_server.signal(self._keeper_pid, signal.SIGKILL)
-            self.record.wait_for(lambda: not self._keeper_pid, 2.0)
-        self.options = options
-        self._open_store()
+    def open_store(self) -> None:
+        """Have the session's store listen where the options say; an earlier one is closed."""
+        if self._store is not None:
+            self._store.close()
+        self._store = self._keeper(self.options.master_port)
+
+    def store_address(self) -> tuple[str, int]:
+        """Where the store listens; opens it again when its keeper is gone. Raises SetupFailed."""
+        if self._store is None or not self._store.alive:
+            self.open_store()
+        assert self._store is not None
+        return self._store.address(self.options.timeout_s)
 
     @property
     def store_alive(self) -> bool:
         """True while the session's store can be reached."""
-        return bool(self._keeper_pid)
+        return self._store is not None and self._store.alive
 
-    def _keeper_exited(self, code: int) -> None:
-        self._keeper_pid = 0
-        self.record.add(())
-
-    def _watch_store(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, StoreOpened):
-                self._store = event
-            elif isinstance(event, StoreFailed):
-                self._store_failure = event
-
-    def store_address(self) -> tuple[str, int]:
-        """Where the store listens; opens it again when its keeper is gone. Raises SetupFailed."""
-        if self.options.init_method == "file":
-            return "", 0
-        if not self._keeper_pid and self._store is not None:
-            self._open_store()
-        self.record.wait_for(
-            lambda: bool(self._store or self._store_failure or not self._keeper_pid),
-            self.options.timeout_s,
-        )
-        if self._store is not None:
-            return self._store.host, self._store.port
-        # The keeper says why and ends; its words may come after the news of its end.
-        self.record.wait_for(lambda: self._store_failure is not None, 1.0)
-        failure = self._store_failure
-        if failure is None:
-            raise SetupFailed("The store did not open in time. Try again: %ddp_init")
-        category = Category.PORT_IN_USE if "in use" in failure.cause else Category.ENV_INVALID
-        finding = Finding(category, (), failure.cause.rstrip("."), failure.remedy)
-        raise SetupFailed(
-            f"{failure.cause}\n  What to do: {failure.remedy}", diagnosis=Diagnosis((finding,))
-        )
+    def fresh_store(self) -> tuple[str, int]:
+        """Where an empty store listens, for a script: its keys would meet those of the last run."""
+        if self._script_store is not None:
+            self._script_store.close()
+        self._script_store = self._keeper(0)
+        return self._script_store.address(self.options.timeout_s)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -249,7 +207,6 @@ class Processes:
         if self._closing:
             return
         self._closing = True
-        self._unsubscribe()
         self.cluster.close()
         self.fork_server.close()
         self.listener.close()

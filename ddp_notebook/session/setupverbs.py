@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.analysis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.model import Board, Diagnosis, Ranks, Stage, Status, StepTable
-from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.model import Board, Diagnosis, Ranks, Stage, Status, StepTable, name_ranks
+from ddp_notebook.session.cellrun import CellResult, CellRun
+from ddp_notebook.session.guards import check_ranks, idle_ranks
 from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.options import Settings
+from ddp_notebook.session.running import interrupt, stop_started
 
 if TYPE_CHECKING:
     from ddp_notebook.session.bringup import BringUp
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.record import Record
+    from ddp_notebook.session.scriptrun import ScriptRun
     from ddp_notebook.session.setup import Processes
+
+
+_NOT_FREED = "Nothing but a new process could free"
 
 
 class SetupVerbs:
@@ -22,12 +32,17 @@ class SetupVerbs:
     record: Record
     _processes: Processes | None
     _bringup: BringUp | None
+    _script: ScriptRun | None
+    current: CellRun | None
 
     def status(self) -> Board:
         """The board now."""
         raise NotImplementedError
 
     def _need(self, verb: str) -> Processes:
+        raise NotImplementedError
+
+    def _next_cell(self) -> int:
         raise NotImplementedError
 
     # -- setting up ----------------------------------------------------------------------
@@ -73,9 +88,10 @@ class SetupVerbs:
         if dead:
             processes.stop(dead)
             processes.launch(dead)
-        if not options.same_store(processes.options):
-            processes.move_store(options)
+        moved = not options.same_store(processes.options)
         processes.options = options
+        if moved and options.init_method != "file":
+            processes.open_store()
         return self._set_up(options)
 
     def _give_up(self, ranks: Ranks) -> Ranks:
@@ -119,7 +135,63 @@ class SetupVerbs:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
         self._need("%ddp_why")
         assert self._bringup is not None
+        if self._script is not None:
+            return setup_rules.diagnose(self._script.look())
         return self._bringup.diagnose()
+
+    def rank_facts(self) -> dict[int, dict[str, Any]]:
+        """Versions and environment of each rank that answers, for `%ddp_doctor`."""
+        processes = self._need("%ddp_doctor")
+        everyone = tuple(range(self.record.snapshot.world_size))
+        return {r: dict(a) for r, a in processes.cluster.ask(everyone, "facts", 10.0).items() if a}
+
+    # -- scripts -------------------------------------------------------------------------
+
+    def run_script(
+        self,
+        path: str,
+        arguments: Sequence[str] = (),
+        ranks: Ranks | None = None,
+        *,
+        store: str = "session",
+        settings: Settings | None = None,
+        number: int = 0,
+        started: Callable[[CellRun], None] | None = None,
+    ) -> CellResult:
+        """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
+
+        It is over also when its set-up does not get on: then the result's `error` is `Stuck`,
+        with the diagnosis, and the ranks stay in it until they are freed (`abort`). Raises
+        UsageMistake when there is no such script, or a rank is not free.
+        """
+        from ddp_notebook.session.scriptrun import ScriptRun, find_script, stuck
+
+        processes = self._need("%ddp_run")
+        script = find_script(path)
+        members = idle_ranks(ranks, "%ddp_run", self.record.snapshot)
+        run = self.current = CellRun(self._next_cell(), members, script.name)
+        self._script = ScriptRun(processes, self.record, store, members)
+        with noted() as interrupted:
+            if started is not None:
+                started(run)
+            diagnosis = self._script.run(
+                run, script, arguments, settings or {}, number or run.cell, interrupted
+            )
+            if diagnosis is not None:
+                return run.result(stuck(diagnosis))
+            if interrupted() and not run.done:
+                return run.result(interrupt(run, processes.cluster, self.record))
+        self._script = None
+        self._back_from_script(members)
+        return run.result()
+
+    def _back_from_script(self, members: Ranks) -> None:
+        """Give the ranks back the session's own group, which the script took the place of."""
+        processes, bringup = self._processes, self._bringup
+        if processes is None or bringup is None or self.record.snapshot.ended:
+            return
+        if not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
+            self._set_up(replace(processes.options, settings={}, step=False))
 
     def abort(self, ranks: Ranks | None = None) -> Board:
         """Free ranks that are blocked in set-up, a cell or a script; the board after it.
@@ -133,17 +205,18 @@ class SetupVerbs:
         members = ranks if ranks is not None else bringup.everyone
         check_ranks(members, self.record.snapshot)
         had_group = not self._half_way
+        run = self.current
+        if run is not None and not run.done:
+            run.interrupted = True
+            stop_started(run, processes.cluster)
         restarted = self._give_up(members)
+        notes = [n for n in self.record.snapshot.notes if not n.startswith(_NOT_FREED)]
         if restarted:
-            self.record.note(notes=(*self.record.snapshot.notes, _restarted_text(restarted)))
+            notes.append(f"{_NOT_FREED} {name_ranks(restarted)}: their variables are gone.")
+        self.record.note(notes=tuple(notes))
         if self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
         if had_group and not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
-            return self._set_up(processes.options)
+            self._script = None
+            return self._set_up(replace(processes.options, settings={}, step=False))
         return self.status()
-
-
-def _restarted_text(ranks: Ranks) -> str:
-    from ddp_notebook.model import name_ranks
-
-    return f"Nothing else could free {name_ranks(ranks)}: new processes, their variables are gone."

@@ -14,6 +14,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     RankEvidence,
+    Ranks,
     SetupCase,
     Snapshot,
     Status,
@@ -41,13 +42,16 @@ class Told:
     started_s: float = 0.0
 
 
-def gather(cluster: RankCluster, snapshot: Snapshot, told: Told) -> SetupCase:
-    """The evidence of all ranks, of those that are dead or silent what the record has."""
-    dead = {state.rank: state for state in snapshot.ranks if state.status is Status.DEAD}
-    alive = tuple(state.rank for state in snapshot.ranks if state.rank not in dead)
+def gather(
+    cluster: RankCluster, snapshot: Snapshot, told: Told, ranks_of_run: Ranks | None = None
+) -> SetupCase:
+    """The evidence of the ranks (all by default), of dead and silent ones what the record has."""
+    states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
+    dead = {state.rank: state for state in states if state.status is Status.DEAD}
+    alive = tuple(state.rank for state in states if state.rank not in dead)
     answers = cluster.ask(alive, "evidence", ASK_TIMEOUT_S)
     ranks = []
-    for state in snapshot.ranks:
+    for state in states:
         if state.rank in dead:
             evidence = RankEvidence(
                 state.rank,

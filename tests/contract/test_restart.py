@@ -122,7 +122,7 @@ def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Sess
 
 def test_a_store_keeper_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:
     assert session._processes is not None
-    os.kill(session._processes._keeper_pid, signal.SIGKILL)
-    eventually(lambda: session._processes and session._processes._keeper_pid == 0, 5)
+    os.kill(session._processes._store.pid, signal.SIGKILL)
+    eventually(lambda: session._processes and not session._processes.store_alive, 5)
     session.restart((0,))
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}

@@ -1,0 +1,124 @@
+"""Runs a script on the ranks as torchrun would, and ends when it cannot get on any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.model import Diagnosis, Ranks, SetupCase
+from ddp_notebook.session.bringup import free_port
+from ddp_notebook.session.cellrun import CellRun
+from ddp_notebook.session.options import Settings
+from ddp_notebook.session.running import run_to_end
+from ddp_notebook.session.why import Told, Watchman, gather
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster import RankCluster
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.setup import Processes
+
+
+def find_script(path: str) -> Path:
+    """The script, as an absolute path. Raises UsageMistake when there is none."""
+    found = Path(path).expanduser()
+    if not found.is_file():
+        near = sorted(each.name for each in Path.cwd().glob("*.py"))[:5]
+        here = f" Here are: {', '.join(near)}." if near else ""
+        raise UsageMistake(f"There is no script {path!r} in {Path.cwd()}.{here}")
+    return found.resolve()
+
+
+def environments(
+    ranks: Ranks, address: tuple[str, int], store: str, settings: Settings
+) -> dict[str, dict[str, str]]:
+    """What torchrun would set for each rank of a run, and `settings`; by rank as text.
+
+    The ranks of a run are counted from 0, whatever their numbers in the session are.
+    """
+    host, port = address
+    made = {}
+    for place, rank in enumerate(ranks):
+        made[str(rank)] = {
+            "RANK": str(place),
+            "LOCAL_RANK": str(place),
+            "WORLD_SIZE": str(len(ranks)),
+            "LOCAL_WORLD_SIZE": str(len(ranks)),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(True) if store == "session" else "",
+            **settings.get(rank, {}),
+        }
+    return made
+
+
+class ScriptRun:
+    """One run of a script: where its ranks meet, and how it ends."""
+
+    def __init__(self, processes: Processes, record: Record, store: str, ranks: Ranks) -> None:
+        self.processes = processes
+        self.record = record
+        self.ranks = ranks
+        host = processes.options.master_addr
+        if store == "session":
+            self.address = processes.fresh_store()
+        else:
+            self.address = (host, free_port(host))
+        self.store = store
+        self.told = Told(
+            {
+                "MASTER_ADDR": self.address[0],
+                "MASTER_PORT": str(self.address[1]),
+                "WORLD_SIZE": str(len(ranks)),
+            },
+            ranks[0] if store == "rank0" else None,
+            lambda: store == "rank0" or processes.store_alive,
+            time.time(),
+        )
+
+    def run(
+        self,
+        run: CellRun,
+        script: Path,
+        arguments: Sequence[str],
+        settings: Settings,
+        number: int,
+        given_up: Callable[[], bool],
+    ) -> Diagnosis | None:
+        """Run it to its end; the diagnosis when it does not get on any more."""
+        told = {
+            "cell": run.cell,
+            "number": number,
+            "path": str(script),
+            "arguments": list(arguments),
+            "environments": environments(self.ranks, self.address, self.store, settings),
+        }
+        cluster: RankCluster = self.processes.cluster
+        send = partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)
+        watchman = Watchman(self.look)
+        found: list[Diagnosis] = []
+
+        def over() -> bool:
+            diagnosis = watchman.turn()
+            if diagnosis is not None:
+                found.append(diagnosis)
+            return bool(found) or given_up()
+
+        run_to_end(run, send, over)
+        return found[0] if found and not run.done else None
+
+    def look(self) -> SetupCase:
+        """The case as it is."""
+        return gather(self.processes.cluster, self.record.snapshot, self.told, self.ranks)
+
+
+def stuck(diagnosis: Diagnosis) -> Stuck:
+    """What a run that does not get on any more raises."""
+    lines = [f"{diagnosis.headline}."]
+    if diagnosis.findings:
+        lines.append(f"What to do: {diagnosis.findings[0].remedy}")
+    lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+    return Stuck("\n".join(lines), diagnosis)

@@ -1,0 +1,451 @@
+"""`%ddp_wrap` without ranks: its values, its lines, its options, and its waiting."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+
+from ddp_notebook.analysis.wrapping import (
+    bucket_lines,
+    plan_lines,
+    reduction_lines,
+    rows,
+    stopped_rows,
+    what_changed,
+    why_not,
+)
+from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.magics.parsing import HelpShown
+from ddp_notebook.magics.wrap import WrapVerb, wrap_parser
+from ddp_notebook.model import Category, RankExited, Ranks, RankSpawned, StepRow, StepTable
+from ddp_notebook.model.wrap import (
+    Bucket,
+    BucketPlan,
+    Fingerprint,
+    RankFailure,
+    Reduction,
+    Synced,
+    TensorInfo,
+    WrapStage,
+    failure_from_json,
+    fingerprint_from_json,
+    plan_from_json,
+    reduction_from_json,
+    synced_from_json,
+)
+from ddp_notebook.session import asking
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.wrap import Wrap, WrapOptions, wrap
+
+MIB = 2**20
+
+# -- values ----------------------------------------------------------------------------
+
+
+def test_the_stages_are_those_of_ddps_constructor_in_order() -> None:
+    assert [stage.value for stage in WrapStage] == [
+        "parameters-verified",
+        "broadcast",
+        "buckets",
+        "reducer",
+    ]
+    assert [stage.number for stage in WrapStage] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stage", WrapStage)
+def test_every_stage_is_explained_in_a_line_and_linked(stage: WrapStage) -> None:
+    assert stage.about.endswith(".")
+    assert "\n" not in stage.about
+    assert stage.link.startswith("https://docs.pytorch.org/docs/stable/")
+
+
+def test_what_a_rank_sends_is_read_back_from_json() -> None:
+    tensor = {
+        "name": "w",
+        "shape": [2, 3],
+        "dtype": "float32",
+        "requires_grad": True,
+        "stride": [3, 1],
+        "device": "cpu",
+    }
+    wire = json.loads(json.dumps({"parameters": [tensor], "buffers": []}))
+    expected = TensorInfo("w", (2, 3), "float32", True, (3, 1), "cpu")
+    assert fingerprint_from_json(wire) == Fingerprint((expected,), ())
+    bucket = {"parameters": ["w"], "bytes": 24}
+    assert plan_from_json({"first": [bucket], "later": None, "limits": [1, 2]}) == BucketPlan(
+        (Bucket(("w",), 24),), None, (1, 2)
+    )
+    known = {
+        "steps": 1,
+        "order": ["w"],
+        "buckets": [bucket],
+        "rebuilt": True,
+        "keeps": False,
+        "idle": [],
+    }
+    assert reduction_from_json(known) == Reduction(1, ("w",), (Bucket(("w",), 24),), True)
+    assert failure_from_json({"failed": "memory", "text": "no"}) == RankFailure("memory", "no")
+
+
+def test_the_tensors_that_a_broadcast_changed_are_told_by_their_hashes() -> None:
+    mine = synced_from_json({"before": ["a", "b", ""], "after": ["a", "c", ""], "bytes": 12})
+    assert mine == Synced(("a", "b", ""), ("a", "c", ""), 12)
+    assert mine.changed == (1,)
+
+
+# -- lines -----------------------------------------------------------------------------
+
+MODEL = Fingerprint(
+    (TensorInfo("w", (2,), "float32"), TensorInfo("b", (1,), "float32")),
+    (TensorInfo("mean", (1,), "float32"),),
+)
+
+
+def test_which_values_the_broadcast_changed_is_said_for_each_rank() -> None:
+    synced = {
+        0: Synced(("a", "b", "c"), ("a", "b", "c"), 16),
+        1: Synced(("a", "b", "c"), ("a", "b", "c"), 16),
+        2: Synced(("x", "b", "c"), ("a", "b", "c"), 16),
+        3: Synced(("x", "x", "x"), ("a", "b", "c"), 16),
+    }
+    assert what_changed(synced, MODEL) == {
+        0: "sent its values",
+        1: "had the values of rank 0 already",
+        2: "had other values in 1 of 2 parameters",
+        3: "had other values in 2 of 2 parameters and 1 of 1 buffers",
+    }
+
+
+def test_buckets_are_a_table_with_aligned_columns() -> None:
+    made = (
+        Bucket(("b",), 4),
+        Bucket(("one", "two", "three", "four", "five", "six", "seven"), 25 * MIB),
+    )
+    assert bucket_lines(made) == (
+        "  bucket  size    parameters",
+        "  0       4 B     b",
+        "  1       25 MiB  one, two, three, four, …, seven (7 in all)",
+    )
+
+
+def test_both_the_first_buckets_and_the_expected_ones_are_shown() -> None:
+    plan = BucketPlan((Bucket(("w", "b"), 12),), (Bucket(("b", "w"), 12),), (MIB, 25 * MIB))
+    lines = plan_lines(plan)
+    assert lines[0].startswith("In the first step")
+    assert lines[3] == (
+        "From the second step on, if gradients come in reverse order (a bucket is closed when it "
+        "has 25 MiB, the first one when it has 1 MiB):"
+    )
+    kept = plan_lines(BucketPlan(plan.first, None, (5 * MIB, 5 * MIB)))
+    assert kept[0] == "Buckets (a bucket is closed when it has 5 MiB; DDP keeps them):"
+    assert plan_lines(BucketPlan(None, None)) == (
+        "This torch does not tell which buckets it will make.",
+    )
+
+
+BUCKETS = (Bucket(("b", "w"), 12),)
+
+
+def test_without_a_step_it_is_said_that_none_was_made() -> None:
+    lines = reduction_lines({0: Reduction(0, (), None, False)}, "net")
+    assert lines[0].startswith("No step was made with net yet.")
+    assert lines[1].endswith("%ddp_wrap net --buckets")
+    assert reduction_lines({0: Reduction(1, (), None, False)})[0].startswith("No backward was run")
+
+
+@pytest.mark.parametrize(
+    ("known", "title"),
+    [
+        (Reduction(1, ("b", "w"), BUCKETS, False), "DDP will make these buckets of it when"),
+        (Reduction(2, ("b", "w"), BUCKETS, True), "The buckets that DDP made of rank 0's first"),
+        (Reduction(2, ("b", "w"), BUCKETS, False, keeps=True), "With find_unused_parameters DDP"),
+        (Reduction(2, ("b", "w"), None, False), "This torch does not tell"),
+    ],
+)
+def test_after_a_step_the_order_and_the_buckets_are_shown(known: Reduction, title: str) -> None:
+    lines = reduction_lines({0: known, 1: known})
+    assert lines[:3] == (
+        "Gradients became ready in this order (ranks 0-1 alike):",
+        "  0     b",
+        "  1     w",
+    )
+    assert lines[3].startswith(title)
+
+
+def test_ranks_with_another_order_and_idle_parameters_are_named() -> None:
+    known = {
+        0: Reduction(1, ("b",), None, False, idle=("w",)),
+        1: Reduction(1, ("b",), None, False, idle=("w",)),
+        2: Reduction(1, ("w",), None, False),
+    }
+    lines = reduction_lines(known)
+    assert "on rank 0, whose order all ranks take; another on rank 2" in lines[0]
+    assert "No gradient came for w." in lines
+
+
+def test_ranks_in_the_same_place_share_a_row() -> None:
+    same = ("broadcast", "paused", "")
+    assert rows({0: same, 1: ("broadcast", "failed", "no"), 2: same}) == (
+        StepRow((0, 2), "broadcast", "paused", ""),
+        StepRow((1,), "broadcast", "failed", "no"),
+    )
+
+
+def test_a_rank_that_lost_its_connection_is_no_mystery() -> None:
+    lost = {0: RankFailure("error", "RuntimeError: Connection closed by peer [127.0.0.1]")}
+    shown = stopped_rows(WrapStage.BROADCAST, (0, 1, 2, 3), lost, (1,), (2,))
+    assert [(row.ranks, row.state, row.text, row.waits_for) for row in shown] == [
+        ((0,), "failed", "lost its connection: rank 1 died", ()),
+        ((1,), "dead", "its process is gone", ()),
+        ((2,), "waiting", "in stage broadcast", (0, 1)),
+        ((3,), "paused", "has done its part", ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ({"kind": "module", "type": "Net", "problem": ""}, ""),
+        ({"kind": "module", "type": "Net", "problem": "lazy"}, "lazy"),
+        ({"kind": "absent", "type": "", "problem": ""}, "there is no such variable"),
+        ({"kind": "other", "type": "int", "problem": ""}, "it is of type int, not a torch.nn"),
+        ({"kind": "ddp", "type": "X", "problem": ""}, "it is a DistributedDataParallel already"),
+    ],
+)
+def test_why_a_variable_cannot_be_wrapped(found: Mapping[str, str], why: str) -> None:
+    assert why_not(found, "net").startswith(why)
+
+
+# -- options ---------------------------------------------------------------------------
+
+
+def test_options_are_read_from_the_line() -> None:
+    args = wrap_parser().read("net --step --bucket-cap-mb 0.5 --find-unused-parameters --as ddp")
+    assert (args.name, args.step, args.buckets, args.target) == ("net", True, False, "ddp")
+    assert (args.bucket_cap_mb, args.find_unused_parameters) == (0.5, True)
+    assert wrap_parser().read("--buckets").name == ""
+
+
+def test_help_names_every_option() -> None:
+    with pytest.raises(HelpShown) as shown:
+        wrap_parser().read("-h")
+    for option in ("--step", "--buckets", "--bucket-cap-mb", "--find-unused-parameters", "--as"):
+        assert option in str(shown.value)
+
+
+@pytest.mark.parametrize("line", ["model --nope", "one two", "model --bucket-cap-mb many"])
+def test_a_wrong_line_ends_with_one_that_works(line: str) -> None:
+    with pytest.raises(UsageError, match="For example: %ddp_wrap model"):
+        wrap_parser().read(line)
+
+
+@pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.0}, {"bucket_cap_mb": -1.0}])
+def test_a_size_of_buckets_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageMistake, match="more than 0, such as 25"):
+        WrapOptions(**options)
+
+
+def test_a_name_that_cannot_be_a_variable_is_refused() -> None:
+    with pytest.raises(UsageMistake, match="not the name of a variable"):
+        WrapOptions(target="a b")
+
+
+def test_the_verb_hands_its_options_to_the_session_and_returns_the_table() -> None:
+    asked: list[tuple[str, WrapOptions]] = []
+    table = StepTable("done", ())
+
+    class Session:
+        def wrap(self, name: str, options: WrapOptions) -> Any:
+            asked.append((name, options))
+            return type("Wrapped", (), {"table": table})
+
+    class Verbs(WrapVerb):
+        session: Any = Session()
+
+        def _verb(self, name: str, line: str, act: Callable[[Any], Any]) -> Any:
+            assert name == "ddp_wrap"
+            return act(wrap_parser().read(line))
+
+    assert Verbs().ddp_wrap("net --step --as wrapped") is table
+    assert asked == [("net", WrapOptions(step=True, target="wrapped"))]
+
+
+# -- waiting ---------------------------------------------------------------------------
+
+
+class ScriptedRanks:
+    """A cluster whose ranks answer as they are told, or never."""
+
+    def __init__(self, answers: Mapping[str, Mapping[int, Any]]) -> None:
+        self.answers = answers
+        self.called: list[str] = []
+        self.meanwhile: dict[str, Callable[[], None]] = {}
+        """What happens once a function was called."""
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        function = name.partition(":")[2]
+        self.called.append(function)
+        sent: dict[int, Future[Any]] = {rank: Future() for rank in ranks}
+        for rank, value in self.answers.get(function, {}).items():
+            sent[rank].set_result(value)
+        self.meanwhile.get(function, lambda: None)()
+        return sent
+
+    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+        value = answer.result(timeout_s)
+        if isinstance(value, UsageMistake):
+            raise value
+        return value
+
+
+MODULE = {"kind": "module", "type": "Net", "problem": ""}
+PRINT = {"parameters": [], "buffers": [], "hashes": []}
+NOTHING_LACKS: dict[str, Any] = {"lacks": []}
+HASHES = {"before": ["a"], "after": ["a"], "bytes": 4, "lacks": []}
+
+
+def record_of(world_size: int) -> Record:
+    record = Record()
+    record.begin(world_size)
+    record.add([RankSpawned(rank=rank, pid=100 + rank, device="cpu") for rank in range(world_size)])
+    return record
+
+
+def scripted(
+    world_size: int, record: Record, give_up: Callable[[], bool] = lambda: False, **answers: Any
+) -> tuple[Wrap, ScriptedRanks]:
+    everyone = range(world_size)
+    usual = {
+        "look": dict.fromkeys(everyone, MODULE),
+        "fingerprint": dict.fromkeys(everyone, PRINT),
+        "verify": dict.fromkeys(everyone, NOTHING_LACKS),
+        "broadcast": dict.fromkeys(everyone, HASHES),
+    }
+    cluster: Any = ScriptedRanks({**usual, **answers})
+    ranks = tuple(everyone)
+    return Wrap(cluster, record, ranks, "net", WrapOptions(step=True), give_up), cluster
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy rank has longer to answer once another failed; here none ever will."""
+    monkeypatch.setattr(asking, "OTHERS_GRACE_S", 0.05)
+
+
+def test_ranks_that_differ_never_begin_a_collective() -> None:
+    tensor = {"name": "w", "shape": [1], "dtype": "float32", "requires_grad": True}
+    other = {**PRINT, "buffers": [{**tensor, "stride": [], "device": "cpu"}]}
+    made, cluster = scripted(3, record_of(3), fingerprint={0: PRINT, 1: other, 2: PRINT})
+    assert made.begin()
+    made.step()
+    assert cluster.called == ["look", "fingerprint"]
+    assert made.diagnosis is not None
+    assert made.diagnosis.findings[0].ranks == (1,)
+    assert [row.state for row in made.table.rows] == ["paused", "failed"]
+    with pytest.raises(UsageMistake, match=r"has ended\. Begin again: %ddp_wrap net"):
+        made.step()
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_rank_out_of_memory_ends_the_wait_for_the_others() -> None:
+    memory = {"failed": "memory", "text": "MemoryError"}
+    made, _ = scripted(3, record_of(3), broadcast={0: memory})
+    made.step(WrapStage.BROADCAST)
+    assert made.diagnosis is not None
+    (finding,) = made.diagnosis.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (
+        Category.OOM_ON_ONE_RANK,
+        (0,),
+        (1, 2),
+    )
+    assert [(row.ranks, row.state, row.waits_for) for row in made.table.rows] == [
+        ((0,), "failed", ()),
+        ((1, 2), "waiting", (0,)),
+    ]
+
+
+def test_a_rank_that_died_between_two_steps_is_named_and_nothing_is_done() -> None:
+    record = record_of(2)
+    made, cluster = scripted(2, record)
+    made.step()
+    called = len(cluster.called)
+    record.add([RankExited(rank=1, pid=101, exit_code=-9)])
+    with pytest.raises(UsageMistake, match="Rank 1 is dead"):
+        made.step()
+    assert len(cluster.called) == called
+    assert made.stage is WrapStage.BROADCAST
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_rank_that_dies_in_a_stage_ends_the_wait_for_the_others() -> None:
+    record = record_of(2)
+    made, cluster = scripted(2, record, broadcast={})
+    made.step()
+    cluster.meanwhile["broadcast"] = lambda: record.add([RankExited(rank=1, pid=101, exit_code=-9)])
+    made.step()
+    assert made.diagnosis is not None
+    (finding,) = made.diagnosis.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (Category.RANK_DIED, (1,), (0,))
+
+
+def test_a_stage_can_be_given_up() -> None:
+    began = time.monotonic()
+    made, _ = scripted(
+        2, record_of(2), lambda: time.monotonic() - began > 0.1, broadcast={0: HASHES}
+    )
+    made.step()
+    made.step()
+    assert made.diagnosis is not None
+    (finding,) = made.diagnosis.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (Category.UNDECIDED, (), (1,))
+
+
+def test_a_session_that_is_lost_ends_the_wait() -> None:
+    record = record_of(2)
+    made, _ = scripted(2, record, broadcast={})
+    made.step()
+    record.note(ended="The controller ended.")
+    with pytest.raises(SessionLost, match="The controller ended"):
+        made.step()
+
+
+def test_what_a_rank_raised_where_no_stage_could_catch_it_is_told() -> None:
+    raised = UsageMistake("The rank could not answer: ImportError")
+    made, _ = scripted(2, record_of(2), buckets={0: {}, 1: raised})
+    made.step(WrapStage.BROADCAST)
+    table = made.step()
+    assert "ImportError" in table.rows[-1].text
+
+
+def test_a_group_built_anew_ends_what_was_begun() -> None:
+    record = record_of(2)
+    made, _ = scripted(2, record)
+    made.step()
+    record.note(generation=5)
+    with pytest.raises(UsageMistake, match=r"built anew in between\. Begin again: %ddp_wrap net"):
+        made.step()
+
+
+def test_a_wrap_needs_a_name_unless_it_asks_for_the_last_ones_buckets() -> None:
+    record = record_of(1)
+    cluster: Any = ScriptedRanks({})
+    with pytest.raises(UsageMistake, match="%ddp_wrap model"):
+        wrap(cluster, record, None, "", WrapOptions())
+    with pytest.raises(UsageMistake, match="%ddp_wrap model"):
+        wrap(cluster, record, None, "", WrapOptions(buckets=True))
+
+
+def test_what_cannot_be_wrapped_is_said_with_its_ranks() -> None:
+    absent = {"kind": "absent", "type": "", "problem": ""}
+    made, cluster = scripted(3, record_of(3), look={0: MODULE, 1: absent, 2: MODULE})
+    with pytest.raises(UsageMistake, match=r"\(rank 1: there is no such variable\).*%%ddp"):
+        made.begin()
+    assert cluster.called == ["look"]
