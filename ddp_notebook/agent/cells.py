@@ -233,7 +233,8 @@ class CellRunner:
             self.shell.user_ns.setdefault(name, function)
         self.relay.begin(cell)
         state.current.running, state.current.error = True, None
-        rendezvous.begin_run()
+        if not state.current.held:  # else the set-up that is stepped through goes on after it
+            rendezvous.begin_run()
         self.voice.emit_now(CellStarted, cell=cell, number=number)
 
     def end(self, cell: int, error: BaseException | None) -> None:

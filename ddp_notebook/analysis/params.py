@@ -232,8 +232,8 @@ def _out_of_memory(
         if waiting or stage.collective:
             # The others are in a collective that this rank has not joined: the group is out of
             # step, and only a new one helps.
-            remedy = f"Give {'it' if len(ranks) == 1 else 'them'} more memory, then {restart}, "
-            remedy += f"%ddp_wrap {name}: the others' wait ends, they keep their variables"
+            remedy = f"Give {'it' if len(ranks) == 1 else 'them'} more memory, {restart}, then "
+            remedy += f"again: %ddp_wrap {name}. %ddp_restart says which rank it cannot free"
         asked = _ASKED.search(failure.text)
         more = f": {_as_size(asked[1])} more were not to be had" if asked else ""
         yield Finding(
@@ -260,7 +260,7 @@ def _raised(
             category = Category.BACKEND_DEVICE_MISMATCH
             remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
         if waiting:
-            remedy = f"%ddp_restart --ranks {format_ranks(ranks)} ends the others' wait. {remedy}"
+            remedy = f"%ddp_restart --ranks {format_ranks(ranks)}, which frees the others. {remedy}"
         cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
         yield Finding(category, ranks, cause, remedy, waiting=waiting)
 

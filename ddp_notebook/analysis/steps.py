@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     StepRow,
     StepTable,
     format_ranks,
+    name_ranks,
 )
 
 _WAIT_FOR_ALL = (Stage.RENDEZVOUS, Stage.PROCESS_GROUP, Stage.VERIFIED)
@@ -68,6 +69,7 @@ def _row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
         text = f"{state.entering.value if state.entering else 'set-up'}: {state.cause}"
     elif state.status is Status.SETTING_UP and state.entering:
         text = f"in {state.entering.value}" + (f", {text}" if text else "")
+        text = text.replace(f", {state.entering.value}: ", ", ")
     since_s = (snapshot.taken_ns - state.since_ns) / 1e9 if state.since_ns else 0.0
     return StepRow(
         ranks=(state.rank,),
@@ -101,8 +103,8 @@ def _title(snapshot: Snapshot) -> str:
         (Status.READY, "done"),
     ):
         if counts[status]:
-            parts.append(f"{format_ranks(counts[status])} {words}")
-    return "Set-up, step by step: ranks " + "; ".join(parts)
+            parts.append(f"{name_ranks(counts[status])} {words}")
+    return f"Set-up, step by step: {'; '.join(parts)}"
 
 
 def _next_call(snapshot: Snapshot) -> str:

@@ -11,7 +11,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
-from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS
+from ddp_notebook.magics.doctor import doctor_parser
+from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
+from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS, STORES
 
 
 class HelpShown(Exception):
@@ -46,7 +48,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]
         return arguments
 
 
-def _ranks(parser: Parser) -> Parser:
+def with_ranks(parser: Parser) -> Parser:
+    """`parser` with the option that names a rank set."""
     parser.add_argument("--ranks", default=None, help="a rank set: 0 or 0,2 or 1-3 or all")
     return parser
 
@@ -68,6 +71,9 @@ def _init() -> Parser:
     add("--gpus", default="", help="GPUs to use, one per rank: 0,1,3")
     add("--launcher", choices=LAUNCHERS, default="auto", help="fork: milliseconds; process: plain")
     add("--threads-per-rank", type=int, default=0, help="default: cores / ranks, at least 1")
+    add("--store", choices=STORES, default="session", help="who hosts the store (session)")
+    add("--set", action="append", default=[], help="RANKS:NAME=value, such as 1:MASTER_PORT=23457")
+    add("--step", action="store_true", help="stop before the first stage; go on with %%ddp_step")
     return parser
 
 
@@ -76,12 +82,12 @@ def _status() -> Parser:
 
 
 def _cell() -> Parser:
-    return _ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
+    return with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
 
 
 def _push() -> Parser:
     description = "Send variables of the notebook to the ranks."
-    parser = _ranks(Parser("%ddp_push", "%ddp_push batch", description))
+    parser = with_ranks(Parser("%ddp_push", "%ddp_push batch", description))
     parser.add_argument("names", nargs="+", help="variables of the notebook")
     return parser
 
@@ -90,7 +96,7 @@ def _pull() -> Parser:
     description = (
         "Bring a variable of the ranks here: a dict, rank to value; of one rank, the value."
     )
-    parser = _ranks(Parser("%ddp_pull", "%ddp_pull loss", description))
+    parser = with_ranks(Parser("%ddp_pull", "%ddp_pull loss", description))
     parser.add_argument("name", help="a variable of the ranks")
     parser.add_argument("--as", dest="target", default="", help="its name in the notebook")
     return parser
@@ -98,7 +104,7 @@ def _pull() -> Parser:
 
 def _output() -> Parser:
     description = "What a rank wrote in its last cell when it was too much to show."
-    parser = _ranks(Parser("%ddp_output", "%ddp_output --ranks 0", description))
+    parser = with_ranks(Parser("%ddp_output", "%ddp_output --ranks 0", description))
     parser.add_argument("--tail", type=int, default=100, help="how many lines (default 100)")
     parser.add_argument("--save", default="", help="write all of it to this file")
     parser.add_argument("--log", action="store_true", help="what the process wrote beside Python")
@@ -107,7 +113,7 @@ def _output() -> Parser:
 
 def _restart() -> Parser:
     description = "New processes for ranks (all by default), and the group built anew."
-    return _ranks(Parser("%ddp_restart", "%ddp_restart --ranks 1", description))
+    return with_ranks(Parser("%ddp_restart", "%ddp_restart --ranks 1", description))
 
 
 def _bench() -> Parser:
@@ -125,14 +131,19 @@ def _shutdown() -> Parser:
 
 PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp": _cell,
+    "ddp_abort": abort_parser,
     "ddp_bench": _bench,
+    "ddp_doctor": doctor_parser,
     "ddp_init": _init,
     "ddp_output": _output,
     "ddp_pull": _pull,
     "ddp_push": _push,
     "ddp_restart": _restart,
+    "ddp_run": run_parser,
     "ddp_shutdown": _shutdown,
     "ddp_status": _status,
+    "ddp_step": step_parser,
+    "ddp_why": why_parser,
 }
 """By the name of the magic; the README's table of verbs is compared with these."""
 

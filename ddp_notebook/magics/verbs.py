@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,48 +11,35 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
-from ddp_notebook.analysis.board import FOLD_FROM
 from ddp_notebook.bench.plan import Plan, parse_bytes
 from ddp_notebook.errors import SetupFailed, UsageMistake
+from ddp_notebook.magics.doctor import DoctorVerb
 from ddp_notebook.magics.parsing import HelpShown, parser_of
+from ddp_notebook.magics.running import RunningCells, is_news
+from ddp_notebook.magics.setup import SetupVerbMagics
 from ddp_notebook.model import (
     BenchResult,
     Board,
     Event,
-    Pulse,
     Ranks,
-    Status,
+    StepTable,
     name_ranks,
     parse_ranks,
 )
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.cellrun import CellResult, CellRun
+from ddp_notebook.session.options import parse_settings
 from ddp_notebook.views.live import (
     BOARD_INTERVAL_S,
-    OUTPUT_INTERVAL_S,
-    OUTPUT_SETTLE_S,
     LiveRegion,
 )
 from ddp_notebook.views.notebook import (
     Displays,
     board_bundle,
-    live_bundle,
-    show_outputs,
-    traceback_bundle,
-    withheld_text,
 )
-
-_REGION_DELAY_S = 0.06
-"""A cell that is over sooner shows its output once, without a live region before it."""
-
-
-def is_news(events: Sequence[Event]) -> bool:
-    """False for signs of life alone: a region is looked at once a second anyway."""
-    return not events or any(not isinstance(event, Pulse) for event in events)
 
 
 @magics_class
-class DDPMagics(Magics):  # type: ignore[misc]
+class DDPMagics(DoctorVerb, SetupVerbMagics, RunningCells, Magics):  # type: ignore[misc]
     """The verbs of one notebook, on one session."""
 
     def __init__(self, shell: Any, session: Session) -> None:
@@ -67,11 +53,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
     # -- verbs -------------------------------------------------------------------------
 
     @line_magic
-    def ddp_init(self, line: str) -> Board | None:
+    def ddp_init(self, line: str) -> Board | StepTable | None:
         """Start the ranks: %ddp_init --world-size 4"""
         return self._verb("ddp_init", line, self._init)
 
-    def _init(self, args: argparse.Namespace) -> Board:
+    def _init(self, args: argparse.Namespace) -> Board | StepTable:
         options = InitOptions(
             world_size=args.world_size,
             backend=args.backend,
@@ -83,14 +69,19 @@ class DDPMagics(Magics):  # type: ignore[misc]
             gpus=tuple(gpu.strip() for gpu in args.gpus.split(",") if gpu.strip()),
             launcher=args.launcher,
             threads_per_rank=args.threads_per_rank,
+            store=args.store,
+            settings=parse_settings(args.set, args.world_size),
+            step=args.step,
         )
-        if self.session.running:
+        if self.session.ready:
             return self.session.init(options)  # which says that there are ranks already
         self._open_board()
         try:
-            return self.session.init(options)
+            board = self.session.init(options)
+            return self.session.step_table() if options.step else board
         except SetupFailed as failure:
             self._close_board(failure.board)
+            self._show_diagnosis(failure.diagnosis)
             raise
         except BaseException:
             self._close_board(None)
@@ -110,7 +101,17 @@ class DDPMagics(Magics):  # type: ignore[misc]
         def run(args: argparse.Namespace) -> None:
             if cell is None:
                 raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
-            self._run_cell(line, cell, self._ranks(args))
+            ranks = self._ranks(args)
+            self._show_run(
+                lambda begun: self.session.run_cell(
+                    cell,
+                    ranks,
+                    number=self._prompt_number(),
+                    magic_line=f"%%ddp {line}".rstrip(),
+                    transform=self.shell.transform_cell,
+                    started=begun,
+                )
+            )
 
         self._verb("ddp", line, run)
 
@@ -220,75 +221,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._close_board(None)
         self._say("All ranks have ended." if had_ranks else "There were no ranks.")
 
-    # -- a cell ------------------------------------------------------------------------
-
-    def _run_cell(self, line: str, cell: str, ranks: Ranks | None) -> None:
-        started = time.monotonic()
-        region: LiveRegion | None = None
-
-        def begin(run: CellRun) -> None:
-            nonlocal region
-            if self._has_front_end:
-                region = LiveRegion(
-                    self.shell.display_pub,
-                    lambda: self._live(run, started),
-                    OUTPUT_INTERVAL_S,
-                    settle_s=OUTPUT_SETTLE_S,
-                )
-
-        def nudge(events: Sequence[Event]) -> None:
-            if region is None:
-                return
-            if not region.opened:
-                # A cell that is over by then has no region, and no thread was started for it.
-                if time.monotonic() - started > _REGION_DELAY_S:
-                    region.open()
-            elif is_news(events):
-                region.nudge()
-
-        unsubscribe = self.session.record.subscribe(nudge)
-        try:
-            result = self.session.run_cell(
-                cell,
-                ranks,
-                number=self._prompt_number(),
-                magic_line=f"%%ddp {line}".rstrip(),
-                transform=self.shell.transform_cell,
-                started=begin,
-            )
-        finally:
-            unsubscribe()
-            if region is not None and sys.exc_info()[0] is not None:
-                region.close({"text/plain": ""})
-        self._show_result(result, region, time.monotonic() - started)
-
-    def _show_result(self, result: CellResult, region: LiveRegion | None, elapsed_s: float) -> None:
-        publisher = self.shell.display_pub
-        first = traceback_bundle(result.tracebacks) if result.tracebacks else None
-        if region is not None:
-            # The region stands above everything else this cell shows.
-            took = f"finished in {elapsed_s:.1f} s" if elapsed_s >= 1 else ""
-            region.close(first or {"text/plain": took})
-        if first is not None and (region is None or not region.shown):
-            publisher.publish(data=first, metadata={})
-        show_outputs(publisher, result.outputs)
-        if result.withheld_bytes:
-            self._say(withheld_text(result.withheld_bytes))
-        result.raise_for_error()
-
-    def _live(self, run: CellRun, started: float) -> dict[str, str]:
-        board = self.session.status()
-        trouble = board.snapshot.with_status(Status.DEAD, Status.FAILED)
-        silent = any(row.silent for row in board.rows)
-        elapsed_s = time.monotonic() - started
-        # Where the ranks are is shown as soon as one is in trouble, or one may wonder.
-        show_board = bool(trouble) or silent or (elapsed_s > 3 and len(board.rows) <= FOLD_FROM)
-        done = [r for r in run.ranks if r not in run.pending]
-        text = f"running {elapsed_s:.0f} s"
-        if done and run.pending:
-            text += f" · {name_ranks(done)} finished"
-        return live_bundle(run.live_groups(), board if show_board else None, text)
-
     # -- inside ------------------------------------------------------------------------
 
     def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any:
@@ -318,10 +250,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _require_ranks(self, verb: str) -> None:
         self.session.require(verb)
-
-    @property
-    def _has_front_end(self) -> bool:
-        return getattr(self.shell, "kernel", None) is not None
 
     def _say(self, text: str) -> None:
         print(text)  # noqa: T201  # the cell's output is where it belongs

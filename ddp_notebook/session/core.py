@@ -31,8 +31,6 @@ from ddp_notebook.model import (
     Progress,
     RankExited,
     Ranks,
-    Status,
-    format_ranks,
     name_ranks,
 )
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
@@ -154,6 +152,11 @@ class Session(SetupVerbs):
         """True while there are ranks."""
         return self._processes is not None
 
+    @property
+    def ready(self) -> bool:
+        """True while there are ranks whose set-up is complete."""
+        return self.running and not self._half_way
+
     def status(self) -> Board:
         """The board now."""
         return board(self.record.snapshot)
@@ -254,41 +257,7 @@ class Session(SetupVerbs):
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
         return values
 
-    # -- ending and beginning again ----------------------------------------------------
-
-    def restart(self, ranks: Ranks | None = None) -> Board:
-        """Give `ranks` (all, by default) new processes and build the group anew.
-
-        The other ranks keep their processes and variables. Raises SetupFailed, and
-        UsageMistake when another rank is still in a cell that only a restart ends.
-        """
-        processes = self._need("%ddp_restart")
-        everyone = tuple(range(self.record.snapshot.world_size))
-        members = ranks if ranks is not None else everyone
-        check_ranks(members, self.record.snapshot)
-        processes.stop(members)
-        self._await_survivors(tuple(r for r in everyone if r not in members), members)
-        processes.launch(members)
-        return self._set_up(replace(processes.options, settings={}, step=False))
-
-    def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
-        """Ranks that waited for a stopped one fail now; wait until they are idle."""
-
-        def busy() -> Ranks:
-            states = self.record.snapshot.ranks
-            return tuple(r for r in survivors if states[r].status is Status.RUNNING)
-
-        self.record.wait_for(lambda: not busy(), 2.0)
-        left = busy()
-        dead = self.record.snapshot.with_status(Status.DEAD)
-        others = tuple(r for r in dead if r not in stopped)
-        if left or others:
-            both = format_ranks((*stopped, *left, *others))
-            why = f"{name_ranks(left)} still in a cell" if left else f"{name_ranks(others)} dead"
-            raise UsageMistake(
-                f"The group needs every rank, and {why}. Restart them together: "
-                f"%ddp_restart --ranks {both}"
-            )
+    # -- ending -------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """End the ranks and everything started for them. Does nothing when there is nothing."""

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.model import Board, Diagnosis, Ranks, Stage, Status, StepTable, name_ranks
+from ddp_notebook.model import (
+    Board,
+    Diagnosis,
+    Ranks,
+    Stage,
+    Status,
+    StepTable,
+    format_ranks,
+    name_ranks,
+)
 from ddp_notebook.session.cellrun import CellResult, CellRun
 from ddp_notebook.session.guards import check_ranks, idle_ranks
 from ddp_notebook.session.interrupts import noted
@@ -139,11 +148,54 @@ class SetupVerbs:
             return setup_rules.diagnose(self._script.look())
         return self._bringup.diagnose()
 
+    @property
+    def awaited(self) -> str:
+        """For whom the others wait in the script that runs, in words; empty for nobody."""
+        script = self._script
+        late = script.latest if script is not None else None
+        return late.headline if late is not None and late.findings else ""
+
     def rank_facts(self) -> dict[int, dict[str, Any]]:
         """Versions and environment of each rank that answers, for `%ddp_doctor`."""
         processes = self._need("%ddp_doctor")
         everyone = tuple(range(self.record.snapshot.world_size))
         return {r: dict(a) for r, a in processes.cluster.ask(everyone, "facts", 10.0).items() if a}
+
+    # -- beginning again -----------------------------------------------------------------
+
+    def restart(self, ranks: Ranks | None = None) -> Board:
+        """Give `ranks` (all, by default) new processes and build the group anew.
+
+        The other ranks keep their processes and variables. Raises SetupFailed, and
+        UsageMistake when another rank is still in a cell that only a restart ends.
+        """
+        processes = self._need("%ddp_restart")
+        everyone = tuple(range(self.record.snapshot.world_size))
+        members = ranks if ranks is not None else everyone
+        check_ranks(members, self.record.snapshot)
+        processes.stop(members)
+        self._await_survivors(tuple(r for r in everyone if r not in members), members)
+        processes.launch(members)
+        return self._set_up(replace(processes.options, settings={}, step=False))
+
+    def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
+        """Ranks that waited for a stopped one fail now; wait until they are idle."""
+
+        def busy() -> Ranks:
+            states = self.record.snapshot.ranks
+            return tuple(r for r in survivors if states[r].status is Status.RUNNING)
+
+        self.record.wait_for(lambda: not busy(), 2.0)
+        left = busy()
+        dead = self.record.snapshot.with_status(Status.DEAD)
+        others = tuple(r for r in dead if r not in stopped)
+        if left or others:
+            both = format_ranks((*stopped, *left, *others))
+            why = f"{name_ranks(left)} still in a cell" if left else f"{name_ranks(others)} dead"
+            raise UsageMistake(
+                f"The group needs every rank, and {why}. Restart them together: "
+                f"%ddp_restart --ranks {both}"
+            )
 
     # -- scripts -------------------------------------------------------------------------
 

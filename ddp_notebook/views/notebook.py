@@ -10,12 +10,15 @@ from typing import Any
 from ddp_notebook.model import (
     BenchResult,
     Board,
+    Diagnosis,
     OutputGroup,
     OutputKind,
+    StepTable,
     format_bytes,
     name_ranks,
 )
-from ddp_notebook.views import bench, html, plots, text
+from ddp_notebook.model.doctor import DoctorReport
+from ddp_notebook.views import bench, doctor, findings, html, plots, text
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
@@ -98,6 +101,9 @@ class Displays:
         formatter = self._shell.display_formatter.ipython_display_formatter
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchResult, self._show_bench)
+        for shown in (Diagnosis, StepTable):
+            formatter.for_type(shown, self._show_finding)
+        formatter.for_type(DoctorReport, self._show_doctor)
 
     def board_is_live(self) -> None:
         """The running cell shows its board already; its value need not be shown again."""
@@ -106,6 +112,13 @@ class Displays:
     def _show_board(self, board: Board) -> None:
         if self._live_in != self._shell.execution_count:
             self._shell.display_pub.publish(data=board_bundle(board), metadata={})
+
+    def _show_finding(self, value: Diagnosis | StepTable) -> None:
+        self._shell.display_pub.publish(data=findings.bundle(value), metadata={})
+
+    def _show_doctor(self, report: DoctorReport) -> None:
+        data = {"text/plain": doctor.text(report), "text/html": doctor.html(report)}
+        self._shell.display_pub.publish(data=data, metadata={})
 
     def _show_bench(self, result: BenchResult) -> None:
         for bundle in bench_bundles(result):

@@ -1,0 +1,109 @@
+"""A cell or a script on the ranks as the notebook shows it: live, then whole."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddp_notebook.analysis.board import FOLD_FROM
+from ddp_notebook.errors import Stuck
+from ddp_notebook.model import Event, Pulse, Status, name_ranks
+from ddp_notebook.session import Session
+from ddp_notebook.session.cellrun import CellResult, CellRun
+from ddp_notebook.views import findings
+from ddp_notebook.views.live import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion
+from ddp_notebook.views.notebook import (
+    live_bundle,
+    show_outputs,
+    traceback_bundle,
+    withheld_text,
+)
+
+_REGION_DELAY_S = 0.06
+"""A cell that is over sooner shows its output once, without a live region before it."""
+
+Begin = Callable[[Callable[[CellRun], None]], CellResult]
+"""Starts something on the ranks and waits for its end; calls its argument when it has begun."""
+
+
+def is_news(events: Sequence[Event]) -> bool:
+    """False for signs of life alone: a region is looked at once a second anyway."""
+    return not events or any(not isinstance(event, Pulse) for event in events)
+
+
+class RunningCells:
+    """Mixed into the magics."""
+
+    shell: Any
+    session: Session
+
+    @property
+    def _has_front_end(self) -> bool:
+        return getattr(self.shell, "kernel", None) is not None
+
+    def _show_run(self, begin: Begin) -> None:
+        """Run something and show its output. Raises what went wrong with it."""
+        started = time.monotonic()
+        region: LiveRegion | None = None
+
+        def begun(run: CellRun) -> None:
+            nonlocal region
+            if self._has_front_end:
+                region = LiveRegion(
+                    self.shell.display_pub,
+                    lambda: self._live(run, started),
+                    OUTPUT_INTERVAL_S,
+                    settle_s=OUTPUT_SETTLE_S,
+                )
+
+        def nudge(events: Sequence[Event]) -> None:
+            if region is None:
+                return
+            if not region.opened:
+                # A cell that is over by then has no region, and no thread was started for it.
+                if time.monotonic() - started > _REGION_DELAY_S:
+                    region.open()
+            elif is_news(events):
+                region.nudge()
+
+        unsubscribe = self.session.record.subscribe(nudge)
+        try:
+            result = begin(begun)
+        finally:
+            unsubscribe()
+            if region is not None and sys.exc_info()[0] is not None:
+                region.close({"text/plain": ""})
+        self._show_result(result, region, time.monotonic() - started)
+
+    def _show_result(self, result: CellResult, region: LiveRegion | None, elapsed_s: float) -> None:
+        publisher = self.shell.display_pub
+        first = traceback_bundle(result.tracebacks) if result.tracebacks else None
+        if isinstance(result.error, Stuck):
+            first = findings.bundle(result.error.diagnosis)
+        if region is not None:
+            # The region stands above everything else this cell shows.
+            took = f"finished in {elapsed_s:.1f} s" if elapsed_s >= 1 else ""
+            region.close(first or {"text/plain": took})
+        if first is not None and (region is None or not region.shown):
+            publisher.publish(data=first, metadata={})
+        show_outputs(publisher, result.outputs)
+        if result.withheld_bytes:
+            print(withheld_text(result.withheld_bytes))  # noqa: T201  # the cell's output
+        result.raise_for_error()
+
+    def _live(self, run: CellRun, started: float) -> dict[str, str]:
+        board = self.session.status()
+        trouble = board.snapshot.with_status(Status.DEAD, Status.FAILED)
+        silent = any(row.silent for row in board.rows)
+        elapsed_s = time.monotonic() - started
+        # Where the ranks are is shown as soon as one is in trouble, or one may wonder.
+        show_board = bool(trouble) or silent or (elapsed_s > 3 and len(board.rows) <= FOLD_FROM)
+        done = [r for r in run.ranks if r not in run.pending]
+        text = f"running {elapsed_s:.0f} s"
+        if done and run.pending:
+            text += f" · {name_ranks(done)} finished"
+        if self.session.awaited:
+            text += f" · {self.session.awaited}"
+        return live_bundle(run.live_groups(), board if show_board else None, text)
