@@ -18,7 +18,6 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.agent import sockets
 from ddp_notebook.model import InitArguments
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -67,7 +66,6 @@ def leave() -> None:
     """A call returned: there is a group."""
     log.left += 1
     log.inside = False
-    sockets.setup_ended()
 
 
 def _noted(torchs: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +91,6 @@ def _noted(torchs: Callable[..., None]) -> Callable[..., None]:
 
 def enter(arguments: InitArguments) -> None:
     """A call begins."""
-    sockets.setup_begins()
     log.entered += 1
     log.arguments = arguments
     log.since_s = time.monotonic()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.agent import cells, control, rendezvous, state, torch_private
+from ddp_notebook.agent import cells, control, rendezvous, sockets, state, torch_private
 
 
 def run(
@@ -35,6 +35,7 @@ def run(
     rendezvous.watch()
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         torch_private.forget_groups()
+        sockets.setup_begins()
         _set_environment(environments[str(state.current.rank)])
         runner.shell.user_ns["main"] = module
         try:

@@ -24,6 +24,7 @@ from ddp_notebook.agent import (
     rendezvous,
     rescue,
     settings,
+    sockets,
     state,
     torch_private,
 )
@@ -93,6 +94,7 @@ def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
     state.current.give_up.clear()
     state.current.error = None
     rendezvous.begin_run()
+    sockets.setup_begins()
     _bringup = Bringup(Plan(**plan))
     if paused:
         _hold(STAGES[0])
@@ -248,6 +250,7 @@ class Bringup:
             timeout=self.plan.timeout,
         )
         rendezvous.leave()
+        sockets.setup_ended()
         return dist.get_backend()
 
     def verify(self) -> str:

@@ -20,6 +20,8 @@ _LIBRARY = (
     f"{Path(os.__file__).parent}{os.sep}",
     f"{Path(__file__).parent.parent}{os.sep}",
 )
+_JOBS = f"{Path(__file__).parent.parent / 'faults' / 'jobs'}{os.sep}"
+"""The scripts of the fault lab stand for a user's."""
 # What a rank is found in when it waits for others, by torch's own function names.
 WAITING_IN = (
     "all_reduce",
@@ -88,7 +90,7 @@ def describe(frame: FrameType | None) -> str:
 
 def is_users(filename: str) -> bool:
     """True for cells and for files that are not part of Python or an installed library."""
-    if CELL_NAME.fullmatch(filename):
+    if CELL_NAME.fullmatch(filename) or filename.startswith(_JOBS):
         return True
     return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 

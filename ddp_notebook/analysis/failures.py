@@ -25,6 +25,12 @@ def _meaning(pattern: str, category: Category, cause: str, remedy: str) -> Meani
 
 MEANINGS = (
     _meaning(
+        r"\bno (?:free|available|unused) ports?\b(.*)|ports? exhausted",
+        Category.PORT_EXHAUSTED,
+        "found no free port where it may look{0}",
+        "Free a port of the range, widen it, or let the system choose (MASTER_PORT=0)",
+    ),
+    _meaning(
         r"EADDRINUSE|address already in use|Port (\d+) on \S+ is in use",
         Category.PORT_IN_USE,
         "MASTER_PORT is held by another process on the master's host",

@@ -110,7 +110,7 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
     if not case.waiting:
         return
     for e in case.ranks:
-        if e.activity is Activity.BUSY:
+        if e.activity is Activity.BUSY and not e.polls_for:
             where = f" in {e.doing}" if e.doing else ""
             yield Finding(
                 Category.STRAGGLER,

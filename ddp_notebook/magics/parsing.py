@@ -12,7 +12,9 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
 from ddp_notebook.magics.doctor import doctor_parser
+from ddp_notebook.magics.fault import fault_parser
 from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
+from ddp_notebook.magics.wrap import wrap_parser
 from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS, STORES
 
 
@@ -134,6 +136,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_abort": abort_parser,
     "ddp_bench": _bench,
     "ddp_doctor": doctor_parser,
+    "ddp_fault": fault_parser,
     "ddp_init": _init,
     "ddp_output": _output,
     "ddp_pull": _pull,
@@ -144,6 +147,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_status": _status,
     "ddp_step": step_parser,
     "ddp_why": why_parser,
+    "ddp_wrap": wrap_parser,
 }
 """By the name of the magic; the README's table of verbs is compared with these."""
 

@@ -14,9 +14,11 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from ddp_notebook.bench.plan import Plan, parse_bytes
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.magics.doctor import DoctorVerb
+from ddp_notebook.magics.fault import FaultVerb
 from ddp_notebook.magics.parsing import HelpShown, parser_of
 from ddp_notebook.magics.running import RunningCells, is_news
 from ddp_notebook.magics.setup import SetupVerbMagics
+from ddp_notebook.magics.wrap import WrapVerb
 from ddp_notebook.model import (
     BenchResult,
     Board,
@@ -39,7 +41,14 @@ from ddp_notebook.views.notebook import (
 
 
 @magics_class
-class DDPMagics(DoctorVerb, SetupVerbMagics, RunningCells, Magics):  # type: ignore[misc]
+class DDPMagics(
+    DoctorVerb,
+    FaultVerb,
+    SetupVerbMagics,
+    WrapVerb,
+    RunningCells,
+    Magics,  # type: ignore[misc]
+):
     """The verbs of one notebook, on one session."""
 
     def __init__(self, shell: Any, session: Session) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import line_magic
 
 from ddp_notebook.model import StepTable
-from ddp_notebook.session.wrap import Wrap, WrapOptions
+from ddp_notebook.session.wrap import WrapOptions
 
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
@@ -43,13 +43,6 @@ def wrap_parser() -> Parser:
     return parser
 
 
-class _Wraps(Protocol):
-    """What the verb needs of the session."""
-
-    def wrap(self, name: str, options: WrapOptions) -> Wrap:
-        """Wrap a model, or begin to, or show its buckets."""
-
-
 class WrapVerb:
     """The verb, for the class of all verbs to inherit."""
 
@@ -72,4 +65,4 @@ class WrapVerb:
             find_unused_parameters=args.find_unused_parameters,
             target=args.target,
         )
-        return cast(_Wraps, self.session).wrap(args.name, options).table
+        return self.session.wrap(args.name, options).table

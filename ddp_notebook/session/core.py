@@ -27,6 +27,7 @@ from ddp_notebook.launch.devices import plan_devices, visible_gpus
 from ddp_notebook.model import (
     BenchResult,
     Board,
+    Diagnosis,
     Event,
     Progress,
     RankExited,
@@ -42,9 +43,11 @@ from ddp_notebook.session.running import interrupt, run_to_end, stop_started
 from ddp_notebook.session.setupverbs import SetupVerbs
 
 if TYPE_CHECKING:
+    from ddp_notebook.faults import Fault
     from ddp_notebook.session.bringup import BringUp
     from ddp_notebook.session.scriptrun import ScriptRun
     from ddp_notebook.session.setup import Processes
+    from ddp_notebook.session.wrap import Wrap
 
 _VALUE_TIMEOUT_S = 60.0
 
@@ -63,6 +66,10 @@ class Session(SetupVerbs):
         self._processes: Processes | None = None
         self._bringup: BringUp | None = None
         self._script: ScriptRun | None = None
+        self.wrapping: Wrap | None = None
+        """The last model that was taken through DDP's construction."""
+        self.seen_late: Diagnosis | None = None
+        self._last_fault: Fault | None = None
         self._fork_server: ForkServerClient | None = None
         self._gpus: tuple[str, ...] | None = None
         self._cells = itertools.count(1)

@@ -37,7 +37,11 @@ def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
             f"{name_ranks(dead).capitalize()} {is_} dead. Bring {it} back: "
             f"%ddp_restart --ranks {format_ranks(dead)}{without}"
         )
-    inside = tuple(rank for rank in members if states[rank].status is Status.SETTING_UP)
+    inside = tuple(
+        rank
+        for rank in members
+        if states[rank].status is Status.SETTING_UP and states[rank].entering is not None
+    )
     if inside:
         is_ = "is" if len(inside) == 1 else "are"
         raise UsageMistake(

@@ -68,7 +68,7 @@ class ScriptRun:
         else:
             self.address = (host, free_port(host))
         self.store = store
-        self._watchman: Watchman | None = None
+        self.watchman: Watchman | None = None
         self.told = Told(
             {
                 "MASTER_ADDR": self.address[0],
@@ -99,7 +99,7 @@ class ScriptRun:
         }
         cluster: RankCluster = self.processes.cluster
         send = partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)
-        watchman = self._watchman = Watchman(self.look)
+        watchman = self.watchman = Watchman(self.look)
         found: list[Diagnosis] = []
 
         def over() -> bool:
@@ -110,11 +110,6 @@ class ScriptRun:
 
         run_to_end(run, send, over)
         return found[0] if found and not run.done else None
-
-    @property
-    def latest(self) -> Diagnosis | None:
-        """What the last look gave, also who is only late."""
-        return self._watchman.latest if self._watchman is not None else None
 
     def look(self) -> SetupCase:
         """The case as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ddp_notebook.analysis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
@@ -25,11 +25,15 @@ from ddp_notebook.session.options import Settings
 from ddp_notebook.session.running import interrupt, stop_started
 
 if TYPE_CHECKING:
+    from ddp_notebook.faults import Fault
     from ddp_notebook.session.bringup import BringUp
+    from ddp_notebook.session.core import Session
+    from ddp_notebook.session.faultlab import FaultResult
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.scriptrun import ScriptRun
     from ddp_notebook.session.setup import Processes
+    from ddp_notebook.session.wrap import Wrap, WrapOptions
 
 
 _NOT_FREED = "Nothing but a new process could free"
@@ -43,6 +47,10 @@ class SetupVerbs:
     _bringup: BringUp | None
     _script: ScriptRun | None
     current: CellRun | None
+    wrapping: Wrap | None
+    seen_late: Diagnosis | None
+    """What the last script's ranks waited for when one was only late; None when none was."""
+    _last_fault: Fault | None
 
     def status(self) -> Board:
         """The board now."""
@@ -129,6 +137,9 @@ class SetupVerbs:
         stages = {stage.value: stage for stage in Stage}
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
+        wrapping = self.wrapping
+        if wrapping is not None and wrapping.stage is not None and not self._half_way:
+            return wrapping.step(None)
         with noted() as interrupted:
             return step(self._bringup, ranks, stages[to] if to else None, interrupted)
 
@@ -151,8 +162,8 @@ class SetupVerbs:
     @property
     def awaited(self) -> str:
         """For whom the others wait in the script that runs, in words; empty for nobody."""
-        script = self._script
-        late = script.latest if script is not None else None
+        watchman = self._script.watchman if self._script is not None else None
+        late = watchman.latest if watchman is not None else None
         return late.headline if late is not None and late.findings else ""
 
     def rank_facts(self) -> dict[int, dict[str, Any]]:
@@ -160,6 +171,62 @@ class SetupVerbs:
         processes = self._need("%ddp_doctor")
         everyone = tuple(range(self.record.snapshot.world_size))
         return {r: dict(a) for r, a in processes.cluster.ask(everyone, "facts", 10.0).items() if a}
+
+    # -- DDP -----------------------------------------------------------------------------
+
+    def wrap(self, name: str, options: WrapOptions) -> Wrap:
+        """Take a model on the ranks through DDP's construction; of a wrapped one, its buckets.
+
+        Raises UsageMistake before anything is done, CellInterrupted.
+        """
+        from ddp_notebook.session.wrap import wrap
+
+        cluster = self._need("%ddp_wrap").cluster
+        self.wrapping = wrap(cluster, self.record, None, name, options, self.wrapping)
+        return self.wrapping
+
+    # -- the fault lab -------------------------------------------------------------------
+
+    @property
+    def options(self) -> InitOptions:
+        """With what the ranks were set up."""
+        return self._need("%ddp_fault").options
+
+    def set_up(self, options: InitOptions) -> Board:
+        """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        self.make_ready()
+        return self._set_up(options)
+
+    def make_ready(self) -> None:
+        """Free every rank and bring back the dead, so that all of them take calls."""
+        processes = self._need("%ddp_fault")
+        assert self._bringup is not None
+        self._script = None
+        self._give_up(self._bringup.everyone)
+        dead = self.record.snapshot.with_status(Status.DEAD)
+        if dead:
+            processes.stop(dead)
+            processes.launch(dead)
+
+    def fault(self, name: str, started: Callable[[CellRun], None] | None = None) -> FaultResult:
+        """Inject a fault of the lab into a set-up. Raises UsageMistake."""
+        from ddp_notebook.session import faultlab
+
+        self._need("%ddp_fault")
+        fault = faultlab.find(name)
+        self.make_ready()
+        result = faultlab.inject(cast("Session", self), fault, started)
+        self._last_fault = fault
+        return result
+
+    def repair(self, started: Callable[[CellRun], None] | None = None) -> FaultResult:
+        """Apply the remedy of the last fault: set-up comes to its end. Raises UsageMistake."""
+        from ddp_notebook.session import faultlab
+
+        self._need("%ddp_fault")
+        if self._last_fault is None:
+            raise UsageMistake("There is nothing to repair: inject a fault first, %ddp_fault NAME")
+        return faultlab.repair(cast("Session", self), self._last_fault, started)
 
     # -- beginning again -----------------------------------------------------------------
 
@@ -233,6 +300,8 @@ class SetupVerbs:
                 return run.result(stuck(diagnosis))
             if interrupted() and not run.done:
                 return run.result(interrupt(run, processes.cluster, self.record))
+        watchman = self._script.watchman
+        self.seen_late = watchman.seen_late if watchman is not None else None
         self._script = None
         self._back_from_script(members)
         return run.result()

@@ -93,6 +93,8 @@ class Watchman:
         self._still_since_s = clock()
         self.latest = Diagnosis()
         """What the last look gave: also who is only late."""
+        self.seen_late: Diagnosis | None = None
+        """The last look that found ranks waiting for one that was only late."""
 
     def turn(self) -> Diagnosis | None:
         """Look, if it is time to; the diagnosis when nothing gets on any more."""
@@ -102,6 +104,8 @@ class Watchman:
         self._next_s = now_s + LOOK_EVERY_S
         case = self._look()
         self.latest = setup_rules.diagnose(case)
+        if self.latest.findings and not self.latest.wrong:
+            self.seen_late = self.latest
         if stuck(case, self.latest):
             said = tuple((f.category, f.ranks) for f in self.latest.findings)
             if said == self._previous:

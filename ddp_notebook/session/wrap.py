@@ -148,8 +148,7 @@ class Wrap:
         Raises UsageMistake when it is no model, on any rank.
         """
         kinds = self._ask("look")
-        wrapped = tuple(rank for rank, each in kinds.items() if each["kind"] == "ddp")
-        if len(wrapped) == len(self.ranks):
+        if all(each["kind"] == "ddp" for each in kinds.values()):
             self.done, self.stage = True, None
             self._show_reduction()
             return False
@@ -178,6 +177,8 @@ class Wrap:
         """
         stage = self._next_stage()
         last = to or stage
+        if last.number < stage.number:
+            raise UsageMistake(f"Stage {last} is passed already. The next is {stage}: %ddp_step")
         self._details = []
         texts: dict[int, str] = {}
         while self.stage is not None and self.stage.number <= last.number:
@@ -189,8 +190,7 @@ class Wrap:
             except BaseException:
                 self.stage = None
                 raise
-            following = tuple(WrapStage)[stage.number :]
-            self.stage = following[0] if following else None
+            self.stage = next(iter(tuple(WrapStage)[stage.number :]), None)
             self.done = self.stage is None
         return self._show(stage, self._rows_of(texts))
 

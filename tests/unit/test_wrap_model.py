@@ -408,6 +408,14 @@ def test_a_stage_can_be_given_up() -> None:
     assert (finding.category, finding.ranks, finding.waiting) == (Category.UNDECIDED, (), (1,))
 
 
+def test_a_stage_that_is_passed_cannot_be_stepped_to() -> None:
+    made, _ = scripted(2, record_of(2))
+    made.step(WrapStage.BROADCAST)
+    with pytest.raises(UsageMistake, match=r"passed already\. The next is buckets: %ddp_step"):
+        made.step(WrapStage.BROADCAST)
+    assert made.stage is WrapStage.BUCKETS
+
+
 def test_a_session_that_is_lost_ends_the_wait() -> None:
     record = record_of(2)
     made, _ = scripted(2, record, broadcast={})
