@@ -50,6 +50,20 @@ def set_up_anew(state: RankState) -> RankState:
     )
 
 
+def without_group(state: RankState) -> RankState:
+    """A rank whose process group was given up: it takes cells, and can be set up again."""
+    if state.status is Status.DEAD or state.stage is not Stage.VERIFIED:
+        return state
+    return replace(
+        state,
+        status=state.status if state.status is Status.RUNNING else Status.FAILED,
+        stage=Stage.LAUNCHED,
+        entering=None,
+        cause="its process group was given up",
+        remedy="%ddp_init sets it up again",
+    )
+
+
 def fold_rank(state: RankState, event: Event) -> RankState:
     """The state of one rank after one of its events."""
     if isinstance(event, RankSpawned):

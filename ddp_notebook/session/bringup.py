@@ -243,10 +243,15 @@ class BringUp:
                 or (states[rank].status is not Status.DEAD and not self.answered((rank,)))
             )
 
+        # A rank says that it is done before its call is known to have ended.
+        if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
+            return ()
         while (left := stuck()) and time.monotonic() < deadline:
             self.processes.cluster.ask(left, "free", 0.5)
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
-        return stuck()
+        left = stuck()
+        self.record.lose_group()
+        return left
 
 
 def free_port(host: str) -> int:

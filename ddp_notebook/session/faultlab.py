@@ -145,6 +145,8 @@ def _script(
 def _model(
     session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
 ) -> Diagnosis | None:
+    if not session.ready:
+        session.set_up(changed(session.options, settings={}, step=False))
     source = _MODEL.replace("{variant!r}", repr(fault.variant if faulty else ""))
     session.run_cell(source, started=started).raise_for_error()
     wrapping = session.wrap("model", WrapOptions())

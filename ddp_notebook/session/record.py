@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.analysis.timeline import fold, set_up_anew
+from ddp_notebook.analysis.timeline import fold, set_up_anew, without_group
 from ddp_notebook.model import Event, RankState, Snapshot
 
 
@@ -39,8 +39,15 @@ class Record:
 
     def begin_setup(self) -> None:
         """The ranks that live go through set-up again: what was passed before does not count."""
+        self._change_all(set_up_anew)
+
+    def lose_group(self) -> None:
+        """The process group was given up: no rank is verified any more."""
+        self._change_all(without_group)
+
+    def _change_all(self, change: Callable[[RankState], RankState]) -> None:
         with self._changed:
-            ranks = tuple(set_up_anew(state) for state in self._snapshot.ranks)
+            ranks = tuple(change(state) for state in self._snapshot.ranks)
             self._snapshot = replace(self._snapshot, ranks=ranks)
             self._changed.notify_all()
         self._tell(())

@@ -115,6 +115,10 @@ class SetupVerbs:
         """Free ranks from what blocks them; those that needed a new process for it."""
         bringup, processes = self._bringup, self._processes
         assert bringup is not None and processes is not None
+        run = self.current
+        if run is not None and not run.done:
+            run.interrupted = True
+            stop_started(run, processes.cluster)
         stuck = bringup.free(ranks)
         if stuck:
             processes.stop(stuck)
@@ -326,10 +330,6 @@ class SetupVerbs:
         members = ranks if ranks is not None else bringup.everyone
         check_ranks(members, self.record.snapshot)
         had_group = not self._half_way
-        run = self.current
-        if run is not None and not run.done:
-            run.interrupted = True
-            stop_started(run, processes.cluster)
         restarted = self._give_up(members)
         notes = [n for n in self.record.snapshot.notes if not n.startswith(_NOT_FREED)]
         if restarted:
