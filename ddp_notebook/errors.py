@@ -66,11 +66,15 @@ class SetupFailed(DDPError):
 
 
 class CellFailed(DDPError):
-    """A cell raised, died or was not run on `ranks`. The other ranks finished it."""
+    """A cell raised, died or was not run on `ranks`. The other ranks finished it.
+
+    `diagnosis` says whose fault it was, where that could be found out.
+    """
 
     def __init__(self, message: str, ranks: Ranks) -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.diagnosis: Diagnosis | None = None
 
 
 class Stuck(DDPError):

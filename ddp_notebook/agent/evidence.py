@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,7 +37,7 @@ _VARIABLES = re.compile(
 _STORE = {"_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler"}
 _GROUP = {"_new_process_group_helper", "_store_based_barrier", "new_group"}
 _OURS = {"reach_store": "store", "join_rendezvous": "rendezvous", "make_group": "process-group"}
-_KEY = re.compile(rb"/\d+//\w+//\d+/(\d+)")
+_KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 
 
 def gather() -> dict[str, Any]:
@@ -71,6 +72,7 @@ def gather() -> dict[str, Any]:
             environment={k: v for k, v in os.environ.items() if _VARIABLES.fullmatch(k)},
             versions=versions(),
             addresses=_resolved(arguments.master_addr),
+            runnable=_runnable(),
             main_cpu_s=_main_cpu_s(),
             tensors=_wrapped_tensors(frames),
         )
@@ -180,10 +182,10 @@ def _store_file(path: str) -> StoreFile:
         status, data = Path(path).stat(), Path(path).read_bytes()[: 1 << 20]
     except OSError:
         return StoreFile(path, False, writable)
+    keys = Counter((match[0], match[1].decode()) for match in _KEY.finditer(data))
     claims: dict[str, int] = {}
-    for match in _KEY.finditer(data):
-        rank = match[1].decode()
-        claims[rank] = claims.get(rank, 0) + 1
+    for (_, rank), count in keys.items():  # a group of its own has keys of its own
+        claims[rank] = max(count, claims.get(rank, 0))
     return StoreFile(path, True, writable, status.st_mtime, claims)
 
 
@@ -244,6 +246,18 @@ def versions() -> dict[str, str]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["ddp_notebook"] = importlib.metadata.version("ddp_notebook")
     return found
+
+
+def _runnable() -> bool:
+    """True when main, or a thread that Python does not know (one of torch's), wants a CPU."""
+    main = threading.main_thread().native_id
+    others = {thread.native_id for thread in threading.enumerate()} - {main}
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            wants = task.read_text().rpartition(")")[2].split()[0]
+            if wants == "R" and int(task.parent.name) not in others:
+                return True
+    return False
 
 
 def _main_cpu_s() -> float:

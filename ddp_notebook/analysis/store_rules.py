@@ -70,7 +70,8 @@ def _somebody_should_answer(case: SetupCase) -> bool:
     if case.store_host is None:
         return True
     host = next((e for e in case.ranks if e.rank == case.store_host), None)
-    return host is not None and host.activity is Activity.WAITING and bool(host.entered)
+    # It reaches its own store: so that is open, and only the others are shut out.
+    return host is not None and host.probe.state == "open"
 
 
 def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding:

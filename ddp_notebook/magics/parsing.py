@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import NoReturn
@@ -22,6 +23,13 @@ class HelpShown(Exception):
     """The user asked for help; `str()` of it is the help."""
 
 
+class _ShowHelp(argparse.Action):
+    """Raises HelpShown where -h is an option of ours, not a word of what comes after a script."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        raise HelpShown(parser.format_help().strip())
+
+
 class Parser(MagicArgumentParser):  # type: ignore[misc]
     """argparse for a magic's line. `example` is a call that works."""
 
@@ -32,7 +40,9 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]
             add_help=False,
             formatter_class=argparse.HelpFormatter,  # IPython's own writes reStructuredText
         )
-        self.add_argument("-h", "--help", action="store_true", help="show this and do nothing")
+        self.add_argument(
+            "-h", "--help", action=_ShowHelp, nargs=0, help="show this and do nothing"
+        )
         self.example = example
 
     def error(self, message: str) -> NoReturn:
@@ -41,9 +51,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]
 
     def read(self, line: str) -> argparse.Namespace:
         """The arguments of `line`. Raises UsageError, HelpShown."""
-        words = arg_split(line)
-        if "-h" in words or "--help" in words:
-            raise HelpShown(self.format_help().strip())
+        # Quotes are taken off as a shell does; on Windows a backslash is part of a path.
+        words = arg_split(line, posix=os.name == "posix", strict=False)
         arguments, unknown = self.parse_known_args(words)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

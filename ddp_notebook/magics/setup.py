@@ -57,7 +57,8 @@ def run_parser() -> Parser:
     add("--store", choices=STORES, default="session", help="who hosts the store (session)")
     add("--set", action="append", default=[], help="RANKS:NAME=value, for single ranks")
     add("script", help="the script")
-    add("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    # argparse asks for what may be empty, and would say so when the script is missing.
+    add("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
     return parser
 
 

@@ -109,6 +109,8 @@ class RankEvidence:
     versions: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What names resolve to on the rank's host, by name; nothing when they do not."""
+    runnable: bool = False
+    """Its main thread, or one of torch's, has something to do and may only lack a CPU."""
     main_cpu_s: float = 0.0
     """CPU time of its main thread so far."""
     exit_code: int | None = None

@@ -224,7 +224,13 @@ class BringUp:
 
     def look(self) -> SetupCase:
         """The case as it is."""
-        return gather(self.processes.cluster, self.record.snapshot, self.told)
+        return gather(
+            self.processes.cluster, self.record.snapshot, self.told, asked=self._still_asked
+        )
+
+    def _still_asked(self) -> Ranks:
+        """Ranks with a call of ours that has not ended."""
+        return tuple(rank for rank in self._answers if not self.answered((rank,)))
 
     def diagnose(self) -> Diagnosis:
         """What is wrong, as far as can be told now."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import DDPError, SetupFailed, Stuck, UsageMistake
+from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.faults import FAULTS, Fault, Kind, job_path
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session.bringup import free_port
@@ -92,7 +92,7 @@ def _play(
     play = {Kind.SETTINGS: _settings, Kind.SCRIPT: _script, Kind.MODEL: _model}[fault.kind]
     try:
         diagnosis = play(session, fault, faulty, started)
-    except (SetupFailed, Stuck) as error:
+    except (CellFailed, SetupFailed, Stuck) as error:
         return FaultResult(fault, error.diagnosis, str(error), not faulty)
     return FaultResult(fault, diagnosis, "", not faulty)
 

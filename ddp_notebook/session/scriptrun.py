@@ -69,6 +69,7 @@ class ScriptRun:
             self.address = (host, free_port(host))
         self.store = store
         self.watchman: Watchman | None = None
+        self._run: CellRun | None = None
         self.told = Told(
             {
                 "MASTER_ADDR": self.address[0],
@@ -90,6 +91,7 @@ class ScriptRun:
         given_up: Callable[[], bool],
     ) -> Diagnosis | None:
         """Run it to its end; the diagnosis when it does not get on any more."""
+        self._run = run
         told = {
             "cell": run.cell,
             "number": number,
@@ -113,7 +115,13 @@ class ScriptRun:
 
     def look(self) -> SetupCase:
         """The case as it is."""
-        return gather(self.processes.cluster, self.record.snapshot, self.told, self.ranks)
+        return gather(
+            self.processes.cluster,
+            self.record.snapshot,
+            self.told,
+            self.ranks,
+            lambda: self._run.pending if self._run is not None else (),
+        )
 
 
 def stuck(diagnosis: Diagnosis) -> Stuck:

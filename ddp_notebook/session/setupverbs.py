@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ddp_notebook.analysis import setup_rules
-from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.errors import CellFailed, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
     Diagnosis,
@@ -304,11 +304,15 @@ class SetupVerbs:
                 return run.result(stuck(diagnosis))
             if interrupted() and not run.done:
                 return run.result(interrupt(run, processes.cluster, self.record))
+        result = run.result()
+        if isinstance(result.error, CellFailed):
+            found = setup_rules.diagnose(self._script.look())
+            result.error.diagnosis = found if found.wrong else None
         watchman = self._script.watchman
         self.seen_late = watchman.seen_late if watchman is not None else None
         self._script = None
         self._back_from_script(members)
-        return run.result()
+        return result
 
     def _back_from_script(self, members: Ranks) -> None:
         """Give the ranks back the session's own group, which the script took the place of."""

@@ -28,6 +28,20 @@ ASK_TIMEOUT_S = 1.0
 LOOK_AFTER_S = 0.6
 """How long somebody must have waited before it is worth a look."""
 LOOK_EVERY_S = 0.45
+RESTLESS_FOR_S = 10.0
+"""How long ranks may want a CPU before that is no excuse any more."""
+_OF_A_MOMENT = frozenset(
+    {
+        Category.EARLY_EXIT,
+        Category.MISSING_RANK,
+        Category.PARAM_MISMATCH,
+        Category.STORE_GONE,
+        Category.UNREACHABLE_MASTER,
+        Category.VERSION_MISMATCH,
+        Category.FILESYSTEM,
+    }
+)
+"""What can look so for a moment where nothing is wrong, when ranks lack a CPU."""
 UNDECIDED_AFTER_S = 30.0
 """After so long without any change a stop that no rule explains is shown as it is."""
 
@@ -43,13 +57,22 @@ class Told:
 
 
 def gather(
-    cluster: RankCluster, snapshot: Snapshot, told: Told, ranks_of_run: Ranks | None = None
+    cluster: RankCluster,
+    snapshot: Snapshot,
+    told: Told,
+    ranks_of_run: Ranks | None = None,
+    asked: Callable[[], Ranks] = tuple,
 ) -> SetupCase:
-    """The evidence of the ranks (all by default), of dead and silent ones what the record has."""
+    """The evidence of the ranks (all by default), of dead and silent ones what the record has.
+
+    `asked` are the ranks that have something to do: one that does nothing has not begun yet,
+    and what it knows is of an earlier set-up.
+    """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
     dead = {state.rank: state for state in states if state.status is Status.DEAD}
     alive = tuple(state.rank for state in states if state.rank not in dead)
     answers = cluster.ask(alive, "evidence", ASK_TIMEOUT_S)
+    to_do = asked()
     ranks = []
     for state in states:
         if state.rank in dead:
@@ -61,6 +84,8 @@ def gather(
             )
         elif answer := answers.get(state.rank):
             evidence = evidence_from_json(answer)
+            if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
+                evidence = RankEvidence(state.rank, Activity.BUSY, doing="about to begin")
         else:
             evidence = RankEvidence(state.rank, Activity.SILENT, doing=state.doing)
         ranks.append(evidence)
@@ -91,6 +116,7 @@ class Watchman:
         self._previous: object = None
         self._picture: object = None
         self._still_since_s = clock()
+        self._stuck_since_s: float | None = None
         self.latest = Diagnosis()
         """What the last look gave: also who is only late."""
         self.seen_late: Diagnosis | None = None
@@ -106,7 +132,12 @@ class Watchman:
         self.latest = setup_rules.diagnose(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
-        if stuck(case, self.latest):
+        is_stuck = stuck(case, self.latest)
+        if not is_stuck:
+            self._stuck_since_s = None
+        elif self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        if is_stuck and not self._may_only_be_slow(case, now_s):
             said = tuple((f.category, f.ranks) for f in self.latest.findings)
             if said == self._previous:
                 return self.latest
@@ -114,6 +145,13 @@ class Watchman:
             return None
         self._previous = None
         return self._after_long_stillness(case, now_s)
+
+    def _may_only_be_slow(self, case: SetupCase, now_s: float) -> bool:
+        """What is found could be a moment's picture of ranks that lack a CPU to get on."""
+        sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
+        assert self._stuck_since_s is not None
+        restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
+        return restless and not sure and now_s - self._stuck_since_s < RESTLESS_FOR_S
 
     def _after_long_stillness(self, case: SetupCase, now_s: float) -> Diagnosis | None:
         picture = tuple((e.activity, e.inside, e.doing, e.arguments) for e in case.ranks)

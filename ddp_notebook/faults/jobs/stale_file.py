@@ -19,8 +19,9 @@ import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 store = dist.FileStore(sys.argv[1], 2)
+address = store.get("default_pg/0//cpu//0/0")
 for rank in range(int(sys.argv[2])):
-    store.set(f"default_pg/0//cpu//0/{rank}", "gone")
+    store.set(f"default_pg/0//cpu//0/{rank}", address)
 os._exit(1)  # as if killed: nobody removes the file
 """
 
