@@ -59,6 +59,7 @@ _ENGINE_ARGS = [
 ]
 _POLL_S = 0.002
 _REPLY_GRACE_S = 0.2
+_ASK_AGAIN_S = 10.0
 
 
 class RankCluster(Protocol):
@@ -188,11 +189,23 @@ class IPyParallelCluster:
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
         """Wait until `ranks` are registered; those that are not by then."""
         deadline = time.monotonic() + timeout_s
+        ask_again_s = time.monotonic() + _ASK_AGAIN_S
         while missing := tuple(sorted(set(ranks) - set(self._client.ids))):
             if time.monotonic() > deadline or give_up():
                 return missing
+            if time.monotonic() > ask_again_s:
+                # The hub says once that an engine is there, and on a busy machine that can be
+                # missed; a client that connects is told of all of them.
+                self._reconnect()
+                ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
+
+    def _reconnect(self) -> None:
+        """A fresh client; nothing may be under way on the one before."""
+        before, self._client = self._client, self._wait(self._cluster.connect_client())
+        self._views.clear()
+        before.close(linger=0)
 
     def call(
         self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]

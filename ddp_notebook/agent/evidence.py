@@ -29,6 +29,8 @@ from ddp_notebook.agent import keeper, rendezvous, state, where
 from ddp_notebook.model import Activity, Probe, RankEvidence, StoreFile, evidence_to_json
 
 PROBE_TIMEOUT_S = 0.3
+RESOLVE_TIMEOUT_S = 0.3
+_LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
 _VARIABLES = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_\w+|(GLOO|NCCL|TP)_SOCKET_IFNAME|TORCHELASTIC_\w+"
     r"|TORCH_DISTRIBUTED_DEBUG|CUDA_VISIBLE_DEVICES|TORCH_GLOO_\w+"
@@ -42,6 +44,7 @@ _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 
 def gather() -> dict[str, Any]:
     """This rank's evidence as JSON."""
+    runnable = _runnable()  # before anything here wakes the store's thread
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = _frames(frame)
     inside = state.current.waiting_in or _inside(frames)
@@ -72,7 +75,7 @@ def gather() -> dict[str, Any]:
             environment={k: v for k, v in os.environ.items() if _VARIABLES.fullmatch(k)},
             versions=versions(),
             addresses=_resolved(arguments.master_addr),
-            runnable=_runnable(),
+            runnable=runnable,
             main_cpu_s=_main_cpu_s(),
             tensors=_wrapped_tensors(frames),
         )
@@ -152,24 +155,50 @@ def _probe(host: str, port: int | None) -> Probe:
     if not host or port is None or not 0 < port < 65536:
         return Probe()
     target = f"{host}:{port}"
+    found = _lookup(host)
+    if isinstance(found, str):
+        return Probe(target, "unresolved" if found else "resolving", found)
     try:
-        with socket.create_connection((host, port), PROBE_TIMEOUT_S):
+        with socket.create_connection((found[0], port), PROBE_TIMEOUT_S):
             return Probe(target, "open")
-    except socket.gaierror as error:
-        return Probe(target, "unresolved", str(error.strerror))
     except TimeoutError:
         return Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")
     except OSError as error:
         return Probe(target, "refused", error.strerror or str(error))
 
 
-def _resolved(host: str) -> dict[str, tuple[str, ...]]:
-    if not host:
-        return {}
-    with contextlib.suppress(OSError, UnicodeError):
+_names: dict[str, tuple[str, ...] | str] = {}
+"""What names resolve to, or why they do not."""
+_asked_for: dict[str, threading.Thread] = {}
+
+
+def _lookup(host: str) -> tuple[str, ...] | str:
+    """The addresses of a name, or why it has none; "" while the resolver has not answered.
+
+    A resolver may take many seconds; whoever asks this rank does not wait for it.
+    """
+    asking = _asked_for.get(host)
+    if asking is None or not asking.is_alive():
+        asking = threading.Thread(target=_resolve, args=(host,), name="ddp-resolve", daemon=True)
+        _asked_for[host] = asking
+        asking.start()
+    asking.join(RESOLVE_TIMEOUT_S)
+    return _names.get(host, "")
+
+
+def _resolve(host: str) -> None:
+    try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        return {host: tuple(sorted({str(entry[4][0]) for entry in found}))}
-    return {host: ()}
+        _names[host] = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    except (OSError, UnicodeError) as error:
+        _names[host] = getattr(error, "strerror", None) or str(error)
+
+
+def _resolved(host: str) -> dict[str, tuple[str, ...]]:
+    found = _lookup(host) if host else ""
+    if isinstance(found, str):
+        return {host: ()} if found else {}
+    return {host: tuple(sorted(found))}
 
 
 def _store_file(path: str) -> StoreFile:
@@ -249,15 +278,31 @@ def versions() -> dict[str, str]:
 
 
 def _runnable() -> bool:
-    """True when main, or a thread that Python does not know (one of torch's), wants a CPU."""
+    """True when main, or a thread that Python does not know (one of torch's), wants a CPU.
+
+    A thread that polls, or answers a knock at the store, does so for a moment; one that lacks
+    a CPU does so at every look.
+    """
     main = threading.main_thread().native_id
-    others = {thread.native_id for thread in threading.enumerate()} - {main}
+    ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
+    wanting: set[str] | None = None
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_BETWEEN_LOOKS_S)
+        now = _threads_that_run() - ours
+        wanting = now if wanting is None else wanting & now
+        if not wanting:
+            return False
+    return True
+
+
+def _threads_that_run() -> set[str]:
+    found = set()
     for task in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            wants = task.read_text().rpartition(")")[2].split()[0]
-            if wants == "R" and int(task.parent.name) not in others:
-                return True
-    return False
+        with contextlib.suppress(OSError, IndexError):
+            if task.read_text().rpartition(")")[2].split()[0] == "R":
+                found.add(task.parent.name)
+    return found
 
 
 def _main_cpu_s() -> float:
