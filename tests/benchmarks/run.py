@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import robustness
+import setting_up
 from cells import TrivialCells
 from flood import Flood
 from memory import Memory
@@ -29,7 +30,7 @@ from starting import Starting
 from support import RUN_TAG
 
 MEASUREMENTS: tuple[type[Measurement], ...] = (Starting, TrivialCells, Printing, Flood, Memory)
-NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "kills")
+NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
 
 
 def main() -> int:
@@ -48,6 +49,8 @@ def main() -> int:
     rows = [row for each in chosen for row in each.rows(medians(rounds[each.name]))]
     if "interrupts" in arguments.only:
         rows += robustness.interrupts(arguments.tries)
+    if "setup" in arguments.only:
+        rows += setting_up.rows(arguments.fault_rounds, arguments.healthy_runs, arguments.tries)
     if "kills" in arguments.only:
         rows += robustness.kills(arguments.kill_rounds)
     facts = {**machine(), "load": max(load), "minutes": (time.monotonic() - started) / 60}
@@ -68,6 +71,8 @@ def read_arguments() -> argparse.Namespace:
     add("--kills", action="store_true", help="the rounds of kills too: about half an hour")
     add("--kill-rounds", type=int, default=20, help="rounds of each kill (default 20)")
     add("--tries", type=int, default=50, help="cells after interrupted ones (default 50)")
+    add("--fault-rounds", type=int, default=5, help="rounds of each fault (default 5)")
+    add("--healthy-runs", type=int, default=200, help="healthy set-ups with delays (default 200)")
     add("--json", type=Path, default=None, help="write all numbers to this file")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else list(NAMES[:-1])
