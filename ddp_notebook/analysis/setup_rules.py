@@ -40,7 +40,8 @@ def doing(evidence: RankEvidence) -> str:
     """What a rank does, for a person."""
     match evidence.activity:
         case Activity.WAITING:
-            place = f" ({evidence.doing})" if evidence.doing else ""
+            said = evidence.doing.removeprefix(f"{evidence.inside}: ")
+            place = f" ({said})" if said else ""
             return f"waits in {evidence.inside}{place}"
         case Activity.BUSY:
             return f"busy: {evidence.doing}" if evidence.doing else "busy"

@@ -38,6 +38,8 @@ class BringUp:
         self.generation = 0
         self.told = Told()
         self.store = "session"
+        self.settings: Settings = {}
+        """What this set-up changes on single ranks."""
         self._answers: dict[int, Any] = {}
 
     @property
@@ -67,7 +69,7 @@ class BringUp:
     def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, dict[str, Any]]:
         """What each rank is told."""
         self.generation += 1
-        self.store = store
+        self.store, self.settings = store, settings
         options = self.processes.options
         host, port = self._meeting_place(store)
         self._note(host, port)

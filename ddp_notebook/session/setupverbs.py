@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +12,7 @@ from ddp_notebook.analysis import setup_rules
 from ddp_notebook.errors import CellFailed, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
+    Category,
     Diagnosis,
     Ranks,
     Stage,
@@ -83,7 +86,7 @@ class SetupVerbs:
                 if options.step:
                     bringup.prepare(options.settings, options.store)
                 else:
-                    bringup.run(options.settings, options.store, interrupted)
+                    self._run_set_up(bringup, options, interrupted)
         except KeyboardInterrupt:
             self._give_up(bringup.everyone)
             raise SetupFailed(
@@ -95,6 +98,23 @@ class SetupVerbs:
             failure.board = self.status()
             raise
         return self.status()
+
+    def _run_set_up(
+        self, bringup: BringUp, options: InitOptions, interrupted: Callable[[], bool]
+    ) -> None:
+        """Set-up in one go. A port that we chose and that somebody else was faster to take is
+        chosen anew."""
+        for pause_s in (0.1, 0.4, 1.6):
+            try:
+                return bringup.run(options.settings, options.store, interrupted)
+            except SetupFailed as failure:
+                ours = options.store == "rank0" and not options.master_port and not options.settings
+                found = failure.diagnosis.findings if failure.diagnosis is not None else ()
+                if not ours or not any(f.category is Category.PORT_IN_USE for f in found):
+                    raise
+                self._give_up(bringup.everyone)
+                time.sleep(pause_s * random.random())  # noqa: S311
+        return bringup.run(options.settings, options.store, interrupted)
 
     def _set_up_again(self, options: InitOptions) -> Board:
         """Once more with ranks whose set-up failed: in place, as far as their processes live."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ddp_notebook.analysis.steps import step_table
 from ddp_notebook.errors import UsageMistake
@@ -28,8 +29,26 @@ def step(
 
 
 def table(bringup: BringUp) -> StepTable:
-    """Where all ranks stand."""
-    return step_table(bringup.record.snapshot, bringup.store)
+    """Where all ranks stand, with who hosts the store and whose keys are in it."""
+    made = step_table(bringup.record.snapshot, bringup.store)
+    return replace(made, details=(*_the_store(bringup), *made.details))
+
+
+def _the_store(bringup: BringUp) -> tuple[str, ...]:
+    address = bringup.told.values.get("MASTER_ADDR", "")
+    if not address:
+        return ()
+    port, keeper = bringup.told.values["MASTER_PORT"], bringup.processes.keeper_pid
+    host = "rank 0" if bringup.store == "rank0" else f"the session (pid {keeper})"
+    joined = [
+        s.rank
+        for s in bringup.record.snapshot.ranks
+        if Stage.RENDEZVOUS in (s.entering, s.stage)
+        or (s.stage is not None and s.stage.number > Stage.RENDEZVOUS.number)
+    ]
+    claimed = {bringup.settings.get(rank, {}).get("RANK") or str(rank) for rank in joined}
+    keys = ", ".join(f"join/{rank}" for rank in sorted(claimed)) or "none yet"
+    return (f"store: {address}:{port}, hosted by {host}", f"keys of ranks in it: {keys}")
 
 
 def _await_arrival(bringup: BringUp, moving: Ranks, interrupted: Callable[[], bool]) -> None:

@@ -115,7 +115,7 @@ def _remedy(finding: Finding) -> str:
 
 
 def _waiting(finding: Finding) -> str:
-    waiting = words.only_wait(finding.waiting)
+    waiting = words.only_wait(finding)
     return f'<div style="{_BELOW}">{_text(waiting)}</div>' if waiting else ""
 
 

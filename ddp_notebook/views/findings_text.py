@@ -14,7 +14,6 @@ from ddp_notebook.model import (
     Category,
     Diagnosis,
     Finding,
-    Ranks,
     StepRow,
     StepTable,
     format_ranks,
@@ -87,8 +86,9 @@ def sentence(finding: Finding) -> str:
     return plain(Diagnosis((finding,)).headline)
 
 
-def only_wait(ranks: Ranks) -> str:
-    """``Rank 0 only waits.``, ``Ranks 0,2 only wait.``; empty for nobody."""
+def only_wait(finding: Finding) -> str:
+    """``Rank 0 only waits.``, ``Ranks 0,2 only wait.``; empty for nobody. Culprits do not count."""
+    ranks = tuple(rank for rank in finding.waiting if rank not in finding.ranks)
     if not ranks:
         return ""
     return f"{name_ranks(ranks).capitalize()} only wait{'s' if len(ranks) == 1 else ''}."
@@ -175,7 +175,7 @@ def _finding(finding: Finding) -> str:
     busy = f"{BUSY} · " if finding.passing else ""
     said = f"{busy}{sentence(finding)} [{finding.category.value}]"
     parts = [_lines(said, f"{symbol(finding)} ")]
-    remedy, waiting = plain(finding.remedy), only_wait(finding.waiting)
+    remedy, waiting = plain(finding.remedy), only_wait(finding)
     if remedy:
         parts.append(f"  {WHAT_TO_DO}:\n{_lines(remedy, '      ')}")
     if waiting:
