@@ -298,7 +298,7 @@ class ForkServer:
             select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
             self.reap()
         end_sessions({*leaders, *self.orphaned})
-        remove_orphans(self.folders, self.started_s)
+        remove_orphans(self.folders, self.started_s, wait_s=1.0)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
+_LOOK_AGAIN_S = 0.05
 _TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
@@ -21,26 +23,43 @@ def semaphore_prefix(session_folder: str) -> str:
     return f"/mp-{Path(session_folder).name}"
 
 
-def remove_orphans(session_folders: Iterable[str], since_s: float) -> None:
+def remove_orphans(session_folders: Iterable[str], since_s: float, wait_s: float = 0.0) -> None:
     """Remove what processes of these sessions left; `since_s` is when the first one began.
 
     Semaphores are known by their names, which are the session's own; pages of torch by the
-    number of the process that made them, which must be gone.
+    number of the process that made them, which must be gone. For that it waits up to
+    `wait_s`: a process that was killed just now may still be on its way out.
     """
     if not FOLDER.is_dir():
         return
-    marks = tuple(f"sem.{semaphore_prefix(folder)[1:]}-" for folder in session_folders)
+    _remove_semaphores(tuple(f"sem.{semaphore_prefix(each)[1:]}-" for each in session_folders))
+    deadline = time.monotonic() + wait_s
+    while _remove_pages(since_s) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _remove_semaphores(prefixes: tuple[str, ...]) -> None:
     inodes = set()
     for path, status in _mine():
-        if marks and path.name.startswith(marks):
+        if prefixes and path.name.startswith(prefixes):
             inodes.add(status.st_ino)
-        match = _TORCH.fullmatch(path.name)
-        if match and status.st_ctime >= since_s and not _exists(int(match[1])):
-            _unlink(path)
     # While the C library makes a semaphore, it has a second name of six characters.
     for path, status in _mine():
         if status.st_ino in inodes:
             _unlink(path)
+
+
+def _remove_pages(since_s: float) -> int:
+    """Remove torch's pages of processes that are gone; how many there are of live ones."""
+    left = 0
+    for path, status in _mine():
+        match = _TORCH.fullmatch(path.name)
+        if match and status.st_ctime >= since_s:
+            if _lives(int(match[1])):
+                left += 1
+            else:
+                _unlink(path)
+    return left
 
 
 def _mine() -> list[tuple[Path, os.stat_result]]:
@@ -54,14 +73,12 @@ def _mine() -> list[tuple[Path, os.stat_result]]:
     return found
 
 
-def _exists(pid: int) -> bool:
+def _lives(pid: int) -> bool:
+    """True for a process that has not ended; one that nobody has reaped yet has."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except (OSError, IndexError):
         return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _unlink(path: Path) -> None:

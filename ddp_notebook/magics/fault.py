@@ -63,12 +63,15 @@ class FaultVerb:
         if args.show:
             self._say(faultlab.story(fault, whole=True))
             return None
+        self.session.require("%ddp_fault")
         self._say(faultlab.story(fault))
         result = self.session.fault(fault.name)
         if result.diagnosis is None:
             self._say("Set-up came to its end all the same: nothing was found.")
-        elif not fault.passes:
-            self._say("Apply the remedy: %ddp_fault --repair")
+        elif fault.passes:
+            self._say("Set-up came to its end. This was seen while the others waited:")
+        else:
+            self._say("This is what is found. To apply the remedy: %ddp_fault --repair")
         return result.diagnosis
 
     def _repair(self, args: argparse.Namespace) -> Board:

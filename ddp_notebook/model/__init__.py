@@ -3,13 +3,15 @@
 Plain frozen values and the functions that need nothing but them. Standard library only;
 everything here can be written as JSON and read back.
 
-    words.py   rank sets, stages, what a rank is at, kinds of output, sizes
-    events.py  what ranks say, and its form on the wire
-    state.py   what events add up to, and how it is arranged for drawing
-    bench.py   what a benchmark measured
-    diagnosis.py  findings: the mistake, whose it is, what to do
+    words.py      rank sets, stages, what a rank is at, kinds of output, sizes
+    events.py     what ranks say, and its form on the wire
+    state.py      what events add up to, and how it is arranged for drawing
     evidence.py   what is known of each rank while set-up runs
-    steps.py   what a step of set-up gives
+    diagnosis.py  findings: the mistake, whose it is, what to do
+    steps.py      what a step of set-up gives
+    wrap.py       DDP's construction: its stages, models, buckets
+    doctor.py     what the doctor found
+    bench.py      what a benchmark measured
 """
 
 from ddp_notebook.model.bench import (

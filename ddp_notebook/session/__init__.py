@@ -1,9 +1,19 @@
 """One method per verb; what every magic calls; usable without a notebook.
 
-core.py        Session: the verbs
-setup.py       from nothing to a verified process group, and back after a restart
+core.py        Session: the verbs of ranks, cells and values
+setupverbs.py  Session: the verbs of set-up
+setup.py       the processes of the ranks and the stores, from their start to their end
+store.py       a store, in a process of its own
+bringup.py     the ranks through the stages of set-up; freeing them
+stepping.py    one step of set-up
+why.py         asks for evidence, and decides whether set-up is stuck
 cellrun.py     one cell on some ranks
+scriptrun.py   one script on some ranks
 running.py     sending a cell, waiting for it, stopping it
+wrap.py        a model through DDP's construction
+faultlab.py    a fault injected, found, repaired
+doctor/        whether DDP can work here
+asking.py      calling ranks without waiting for what cannot come
 interrupts.py  an interrupt is noted, not raised, while a cell runs
 guards.py      what a verb needs before it may begin
 record.py      events, the state they add up to, and waiting for either

@@ -246,7 +246,7 @@ class Processes:
             return
         # Its children were told by the kernel to die with it; what they started was not.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
-        remove_orphans((str(self.folder),), self._started_s)
+        remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that held the ranks ended.")
 
 

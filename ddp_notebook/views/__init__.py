@@ -1,1 +1,11 @@
-"""Views only draw: each takes a value of the model and gives text, HTML or a figure."""
+"""Views only draw: each takes a value of the model and gives text, HTML or a figure.
+
+text.py, html.py  the board and the ranks' output
+findings.py       a diagnosis or a step table, in both forms: findings_text.py, findings_html.py
+doctor.py         what the doctor found
+bench.py          a benchmark as a table
+plots.py          a benchmark as a figure
+live.py           a region of a cell's output that is painted again
+notebook.py       how IPython shows our values
+ansi.py           escape codes in text a rank wrote
+"""

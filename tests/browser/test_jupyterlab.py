@@ -1,10 +1,12 @@
-"""What a person sees in a real JupyterLab: the board, output as it is written, a death."""
+"""What a person sees in a real JupyterLab: the board, output as it is written, a death; set-up
+step by step, and what is found when it does not get on."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -161,14 +163,13 @@ class Notebook:
         return self.cells.nth(index).locator(".jp-InputPrompt")
 
 
-@pytest.fixture
-def notebook(lab: Lab, chromium: str, tmp_path: Path) -> Iterator[Notebook]:
-    """A notebook with four ranks up, open in a browser; a picture of it is kept at the end."""
+@contextlib.contextmanager
+def opened(lab: Lab, chromium: str, cells: list[str], picture: Path) -> Iterator[Notebook]:
+    """A new notebook with `cells` in a browser; a picture of it is kept at the end."""
     source = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
+        cells=[nbformat.v4.new_code_cell(source) for source in cells],
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
     )
-    (lab.root / "go-on").unlink(missing_ok=True)
     nbformat.write(source, lab.root / "ranks.ipynb")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
@@ -177,15 +178,22 @@ def notebook(lab: Lab, chromium: str, tmp_path: Path) -> Iterator[Notebook]:
             page.goto(f"{lab.url}lab/tree/ranks.ipynb?token={lab.token}")
             # The status bar's word; the notebook's own indicator shows idle before it is so.
             expect(page.get_by_text("| Idle")).to_be_visible(timeout=SHOWN_WITHIN_MS)
-            opened = Notebook(page)
-            opened.run(LOAD)
-            opened.run(INIT)
-            yield opened
+            yield Notebook(page)
         finally:
-            page.screenshot(path=tmp_path / "last.png")
+            page.screenshot(path=picture)
             for kernel in _api(page, lab, "GET").json():
                 _api(page, lab, "DELETE", f"/{kernel['id']}")
             browser.close()
+
+
+@pytest.fixture
+def notebook(lab: Lab, chromium: str, tmp_path: Path) -> Iterator[Notebook]:
+    """A notebook with four ranks up, open in a browser."""
+    (lab.root / "go-on").unlink(missing_ok=True)
+    with opened(lab, chromium, CELLS, tmp_path / "last.png") as made:
+        made.run(LOAD)
+        made.run(INIT)
+        yield made
 
 
 def _api(page: Page, lab: Lab, method: str, path: str = "") -> Any:
@@ -227,3 +235,45 @@ def test_the_board_shows_a_killed_rank_by_itself_within_2_seconds(
     expect(row).to_contain_text("dead")
     expect(board).to_contain_text("%ddp_restart --ranks 2")
     notebook.page.screenshot(path=tmp_path / "dead.png")
+
+
+def test_set_up_step_by_step_why_and_a_fault(lab: Lab, chromium: str, tmp_path: Path) -> None:
+    cells = [
+        "%load_ext ddp_notebook",
+        "%ddp_init --step",
+        "%ddp_step --ranks 0,2 --to process-group",
+        "%ddp_why",
+        "%ddp_step --to process-group",
+        "%ddp_step",
+        "%ddp_fault duplicate-rank",
+        "%ddp_fault --repair",
+    ]
+    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+        views = [notebook.run(index).locator(".ddp-findings") for index in range(len(cells))]
+        begun, step, why, _, done, fault, _ = views[1:]
+        expect(begun.locator("tbody tr")).to_have_count(4)
+        expect(begun.locator("code")).to_have_text("%ddp_step")
+
+        rows = step.locator("tbody tr")
+        for rank, (state, waits_for) in enumerate([("waiting", "ranks 1,3"), ("paused", "")] * 2):
+            expect(rows.nth(rank).locator("th")).to_have_text(str(rank))
+            expect(rows.nth(rank).locator("td").nth(1)).to_contain_text(state)
+            expect(rows.nth(rank).locator("td").nth(3)).to_have_text(waits_for)
+        expect(step.locator("code")).to_have_text("%ddp_step --ranks 1,3")
+        expect(step.locator("a")).to_have_attribute("href", re.compile("^https://.*pytorch.org/"))
+
+        expect(why).to_contain_text("held by you")
+        expect(why.locator("details tbody")).to_contain_text("ranks 0,2")
+        expect(done).to_contain_text("Set-up is complete: every rank is verified.")
+
+        expect(fault).to_contain_text("duplicate-rank")
+        expect(fault).to_contain_text("Rank 2: ")
+        evidence = fault.locator("details").filter(has_text="evidence")
+        expect(evidence.locator("li").first).to_be_hidden()
+        evidence.locator("summary").click()
+        expect(evidence.locator("li")).to_have_count(2)
+        expect(evidence.locator("li").first).to_contain_text("RANK=1")
+        notebook.page.screenshot(path=tmp_path / "fault.png")
+        board = notebook.cells.nth(len(cells) - 1).locator(".ddp-board tbody tr")
+        expect(board).to_have_count(4)
+        expect(board.nth(2)).to_contain_text("6/6 verified")

@@ -9,11 +9,8 @@ import pytest
 from support import session_of
 
 from ddp_notebook.errors import NoSession
-from ddp_notebook.magics.parsing import PARSERS
 from ddp_notebook.model.doctor import DoctorReport, Verdict
 from ddp_notebook.session.doctor import facts
-
-pytestmark = pytest.mark.skipif("ddp_doctor" not in PARSERS, reason="the verb is not registered")
 
 TORCH = {
     "torch": "2.13.0",
