@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _KNOCK_S = 0.1
 _KNOCK_TIMEOUT_S = 1.0
-_SLICE_S = 0.5
+_SLICE_S = 0.25
 """How long to wait for keys before looking whether the wait was given up."""
 
 

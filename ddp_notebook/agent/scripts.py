@@ -44,8 +44,10 @@ def run(
         except SystemExit as stop:
             outcome.error = _failed(stop)
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
-            outcome.error = error
-            runner.shell.showtraceback()
+            # The first frame is this one; the user's begins after it.
+            trace = error.__traceback__
+            outcome.error = error.with_traceback(trace.tb_next if trace is not None else None)
+            runner.shell.showtraceback((type(error), error, error.__traceback__))
 
 
 def _failed(stop: SystemExit) -> SystemExit | None:

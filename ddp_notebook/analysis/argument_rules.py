@@ -49,7 +49,9 @@ def duplicate_ranks(case: SetupCase) -> Iterator[Finding]:
             f"{_processes(ranks)} both say RANK={claimed}{nobody}",
             f"Give each process its own RANK: {_own_ranks(culprits)}.",
             case.waiting,
-            tuple(f"process {rank} came with RANK={claimed}" for rank in ranks),
+            tuple(
+                f"the process launched as rank {rank} came with RANK={claimed}" for rank in ranks
+            ),
         )
 
 

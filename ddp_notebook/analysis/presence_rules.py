@@ -10,6 +10,7 @@ from ddp_notebook.model import (
     Category,
     Finding,
     SetupCase,
+    format_ranks,
 )
 
 _IN_SETUP = ("store", "rendezvous", "process-group")
@@ -121,12 +122,13 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
                 (f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",),
                 passing=True,
             )
-        elif e.activity is Activity.HELD:
-            yield Finding(
-                Category.STRAGGLER,
-                (e.rank,),
-                "is held by you",
-                f"%ddp_step --ranks {e.rank}",
-                case.waiting,
-                passing=True,
-            )
+    held = case.where(Activity.HELD)
+    if held:
+        yield Finding(
+            Category.STRAGGLER,
+            held,
+            "held before a stage until stepped on",
+            f"%ddp_step --ranks {format_ranks(held)}",
+            case.waiting,
+            passing=True,
+        )

@@ -54,7 +54,8 @@ def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
         doing = next(iter(doings(busy, snapshot)))
         raise UsageMistake(
             f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
-            f"Get {it} back: %ddp_restart --ranks {format_ranks(busy)}, or wait: %ddp_status"
+            f"Get {it} back: %ddp_abort, or with new processes: %ddp_restart --ranks "
+            f"{format_ranks(busy)}. Or wait: %ddp_status"
         )
     return members
 

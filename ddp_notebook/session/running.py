@@ -108,7 +108,10 @@ def _who_does_what(run: CellRun, record: Record) -> str:
         lines.append(f"{name_ranks(ranks)} still in {doing}")
     if begun:
         it = "it" if len(begun) == 1 else "them"
-        lines.append(f"get {it} back with %ddp_restart --ranks {format_ranks(begun)}")
+        lines.append(
+            f"get {it} back with %ddp_abort, or with new processes: %ddp_restart --ranks "
+            f"{format_ranks(begun)}"
+        )
     late = tuple(rank for rank in pending if rank not in run.started)
     if late:
         lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")

@@ -162,7 +162,12 @@ class SetupVerbs:
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
         wrapping = self.wrapping
-        if wrapping is not None and wrapping.stage is not None and not self._half_way:
+        if wrapping is not None and not self._half_way:
+            if wrapping.stage is None:
+                raise UsageMistake(
+                    "There is nothing to step: set-up and %ddp_wrap are complete. The buckets "
+                    "after a training step: %ddp_wrap --buckets"
+                )
             return wrapping.step(None)
         with noted() as interrupted:
             return step(self._bringup, ranks, stages[to] if to else None, interrupted)
@@ -357,7 +362,7 @@ class SetupVerbs:
         restarted = self._give_up(members)
         notes = [n for n in self.record.snapshot.notes if not n.startswith(_NOT_FREED)]
         if restarted:
-            notes.append(f"{_NOT_FREED} {name_ranks(restarted)}: their variables are gone.")
+            notes.append(f"{_NOT_FREED} {name_ranks(restarted)}; variables are gone there.")
         self.record.note(notes=tuple(notes))
         if self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")

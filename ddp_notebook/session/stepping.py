@@ -64,7 +64,7 @@ def _await_arrival(bringup: BringUp, moving: Ranks, interrupted: Callable[[], bo
 
     while not record.wait_for(arrived, 0.05) and not interrupted():
         states = record.snapshot.ranks
-        picture = tuple((s.status, s.stage, s.entering) for s in states)
+        picture = tuple((s.status, s.stage, s.entering, s.doing) for s in states)
         if picture != looked_at:
             looked_at, since_s = picture, time.monotonic()
         elif time.monotonic() - since_s > _SETTLED_S:
@@ -84,5 +84,9 @@ def _why_not(bringup: BringUp, ranks: Ranks | None) -> str:
                 "then %ddp_init --step"
             )
         return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
-    asked = name_ranks(ranks or ())
-    return f"{asked.capitalize()} is not paused; {name_ranks(paused)} can be stepped: %ddp_step"
+    asked = ranks or ()
+    is_ = "is" if len(asked) == 1 else "are"
+    return (
+        f"{name_ranks(asked).capitalize()} {is_} not paused; {name_ranks(paused)} can be stepped: "
+        "%ddp_step"
+    )
