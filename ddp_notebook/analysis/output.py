@@ -21,6 +21,8 @@ class OutputLog:
     def __init__(self) -> None:
         self._items: list[OutputItem] = []
         self._pieces: list[str] = []
+        self._open = ""
+        """The last item's text in a form that more can be appended to."""
         self._clear_pending = False
         self.changes = 0
         """Grows with every change."""
@@ -53,14 +55,15 @@ class OutputLog:
     def _add_text(self, output: Output) -> None:
         if not self._items or self._items[-1].what is not output.what:
             self._join()
+            self._open = ""
             self._items.append(OutputItem(output.what))
         self._pieces.append(output.text)
 
     def _join(self) -> None:
         if self._pieces:
-            last = self._items[-1]
-            text = apply_carriage_returns(last.text + "".join(self._pieces))
-            self._items[-1] = replace(last, text=text)
+            written = self._open + "".join(self._pieces)
+            self._open = resumable(written)
+            self._items[-1] = replace(self._items[-1], text=apply_carriage_returns(written))
             self._pieces = []
 
     def _replace_display(self, item: OutputItem) -> None:
@@ -80,16 +83,36 @@ def apply_carriage_returns(text: str) -> str:
     if "\r" not in text:
         return text
     lines = _LINE_END.sub("\n", text).split("\n")
-    return "\n".join(_overwrite(line) if "\r" in line else line for line in lines)
+    return "\n".join(_shown(line) if "\r" in line else line for line in lines)
 
 
-def _overwrite(line: str) -> str:
-    shown = ""
-    pieces = line.split("\r")
-    for piece in pieces:
+def resumable(text: str) -> str:
+    """`text` shortened so that with more behind it, it still shows what all of it would.
+
+    Of a line that was written over and over, that is what it shows, and how far the last
+    piece got in overwriting it.
+    """
+    if "\r" not in text:
+        return text
+    head, end, line = _LINE_END.sub("\n", text).rpartition("\n")
+    head = apply_carriage_returns(head)
+    if "\r" not in line:
+        return f"{head}{end}{line}"
+    shown, at = _overwrite(line)
+    return f"{head}{end}{shown}\r{shown[:at]}"
+
+
+def _shown(line: str) -> str:
+    shown, at = _overwrite(line)
+    return f"{shown}\r" if at == 0 and shown else shown
+
+
+def _overwrite(line: str) -> tuple[str, int]:
+    """What a line shows, and where in it the next character goes."""
+    shown, piece = "", ""
+    for piece in line.split("\r"):
         shown = piece + shown[len(piece) :]
-    ends_open = pieces[-1] == "" and shown
-    return f"{shown}\r" if ends_open else shown
+    return shown, len(piece)
 
 
 def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:

@@ -17,12 +17,11 @@ from ddp_notebook.cluster import (
     CONTROLLER,
     IPyParallelCluster,
     RankCluster,
-    loopback_interface,
-    rank_environment,
 )
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
+from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.forkserver import end_sessions
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.listener import Listener
