@@ -24,7 +24,9 @@ def diagnose(case: SetupCase) -> Diagnosis:
     """What is wrong with this set-up. Findings come in the order in which to mend them."""
     findings: list[Finding] = []
     blamed: set[int] = set()
-    if case.where(Activity.WAITING, Activity.FAILED):
+    # A file of an earlier run is a mistake also where the run was lucky.
+    lucky = any(e.arguments.stale for e in case.ranks)
+    if lucky or case.where(Activity.WAITING, Activity.FAILED):
         for rule in RULES:
             for finding in rule(case):
                 # What a rank does wrong first explains what goes wrong with it later.

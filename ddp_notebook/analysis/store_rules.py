@@ -17,25 +17,27 @@ from ddp_notebook.model import (
 
 def stale_files(case: SetupCase) -> Iterator[Finding]:
     """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
-    came = tuple(e for e in case.came if e.arguments.method == "file" and e.file.exists)
+    came = tuple(e for e in case.came if e.arguments.method == "file")
     claimed = [e.arguments.rank for e in came]
-    for e in came:
-        twice = sorted(
-            rank
-            for rank, count in e.file.claims.items()
-            if count > max(1, claimed.count(int(rank)))
+    proofs = [
+        f"rank {e.rank} found an address of its own in it when it came"
+        for e in came
+        if e.arguments.stale
+    ]
+    for rank, count in sorted(next((e.file.claims for e in came if e.file.exists), {}).items()):
+        if count > max(1, claimed.count(int(rank))):
+            proofs.append(f"rank {rank} is in it more than once")
+        elif int(rank) >= case.world_size:
+            proofs.append(f"rank {rank} is in it, and there is no such rank")
+    if proofs:
+        yield Finding(
+            Category.STALE_STORE,
+            tuple(e.rank for e in came),
+            f"the file {came[0].arguments.path} holds the addresses of an earlier run",
+            "Delete the file before each run, or use a new name (or env://, tcp://).",
+            case.waiting,
+            tuple(proofs),
         )
-        unborn = sorted(r for r in e.file.claims if case.world_size <= int(r))
-        if twice or unborn:
-            yield Finding(
-                Category.STALE_STORE,
-                tuple(each.rank for each in came),
-                f"the file {e.file.path} holds the addresses of an earlier run",
-                "Delete the file before each run, or use a new name (or env://, tcp://).",
-                case.waiting,
-                tuple(f"rank {rank} is in it more than once" for rank in twice),
-            )
-            return
 
 
 def unreachable_store(case: SetupCase) -> Iterator[Finding]:

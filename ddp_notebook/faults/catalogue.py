@@ -341,7 +341,7 @@ _MODELS = (
     _model(
         "dtype",
         "a layer has another dtype on a rank",
-        "The bytes of half precision are read as single precision: nothing hangs, the numbers "
+        "The bytes of half precision are read as single precision. Nothing hangs; the numbers "
         "are silently wrong.",
     ),
     _model(

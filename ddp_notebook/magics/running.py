@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp_notebook.analysis.board import FOLD_FROM
-from ddp_notebook.errors import CellFailed, Stuck
+from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Event, Pulse, Status, name_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.cellrun import CellResult, CellRun
@@ -89,8 +89,8 @@ class RunningCells:
         if first is not None and (region is None or not region.shown):
             publisher.publish(data=first, metadata={})
         show_outputs(publisher, result.outputs)
-        if isinstance(result.error, CellFailed) and result.error.diagnosis is not None:
-            publisher.publish(data=findings.bundle(result.error.diagnosis), metadata={})
+        if result.diagnosis is not None and not isinstance(result.error, Stuck):
+            publisher.publish(data=findings.bundle(result.diagnosis), metadata={})
         if result.withheld_bytes:
             print(withheld_text(result.withheld_bytes))  # noqa: T201  # the cell's output
         result.raise_for_error()

@@ -47,6 +47,8 @@ class InitArguments:
     backend: str = ""
     timeout_s: float | None = None
     hosts_store: bool = False
+    stale: bool = False
+    """When it came, the file at `path` held an address of its own rank already."""
     raw: Mapping[str, str] = field(default_factory=dict)
 
 

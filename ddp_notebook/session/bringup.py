@@ -241,6 +241,8 @@ class BringUp:
     def free(self, ranks: Ranks) -> Ranks:
         """Get ranks out of what they are blocked in; those that nothing but an end will free."""
         deadline = time.monotonic() + _FREE_WITHIN_S
+        # Only what they are in now: a set-up that begins meanwhile is not to be given up.
+        calls = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
         def stuck() -> Ranks:
             states = self.record.snapshot.ranks
@@ -248,7 +250,7 @@ class BringUp:
                 rank
                 for rank in ranks
                 if states[rank].status is Status.RUNNING
-                or (states[rank].status is not Status.DEAD and not self.answered((rank,)))
+                or (states[rank].status is not Status.DEAD and not _ended(calls.get(rank)))
             )
 
         # A rank says that it is done before its call is known to have ended.
@@ -260,6 +262,10 @@ class BringUp:
         left = stuck()
         self.record.lose_group()
         return left
+
+
+def _ended(answer: Any) -> bool:
+    return answer is None or bool(answer.done())
 
 
 def free_port(host: str) -> int:

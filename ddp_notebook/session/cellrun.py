@@ -14,6 +14,7 @@ from ddp_notebook.errors import CellFailed, CellSyntaxError, DDPError
 from ddp_notebook.model import (
     CellFinished,
     CellStarted,
+    Diagnosis,
     Event,
     Output,
     OutputGroup,
@@ -28,12 +29,17 @@ from ddp_notebook.model import (
 
 @dataclass(frozen=True)
 class CellResult:
-    """How a cell ended. `error` is what the magic raises, None when every rank finished it."""
+    """How a cell ended. `error` is what the magic raises, None when every rank finished it.
+
+    `diagnosis` says what was wrong, where that could be found out; also of a run that went well
+    by luck.
+    """
 
     tracebacks: tuple[OutputGroup, ...]
     outputs: tuple[OutputGroup, ...]
     withheld_bytes: Mapping[int, int]
     error: DDPError | None
+    diagnosis: Diagnosis | None = None
 
     def raise_for_error(self) -> None:
         """Raise `error`, if there is one."""

@@ -139,6 +139,8 @@ def _script(
         started=started,
     )
     result.raise_for_error()
+    if result.diagnosis is not None:
+        return result.diagnosis
     return session.seen_late if faulty and fault.passes else None
 
 

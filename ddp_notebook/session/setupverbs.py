@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 _NOT_FREED = "Nothing but a new process could free"
 
 
+_SCRIPT_ENDS_S = 5.0
+
+
 class SetupVerbs:
     """Mixed into `Session`."""
 
@@ -54,6 +57,8 @@ class SetupVerbs:
     seen_late: Diagnosis | None
     """What the last script's ranks waited for when one was only late; None when none was."""
     _last_fault: Fault | None
+    _awaits_script: bool = False
+    """A thread waits for the end of a script."""
 
     def status(self) -> Board:
         """The board now."""
@@ -318,25 +323,36 @@ class SetupVerbs:
         script = find_script(path)
         members = idle_ranks(ranks, "%ddp_run", self.record.snapshot)
         run = self.current = CellRun(self._next_cell(), members, script.name)
-        self._script = ScriptRun(processes, self.record, store, members)
-        with noted() as interrupted:
-            if started is not None:
-                started(run)
-            diagnosis = self._script.run(
-                run, script, arguments, settings or {}, number or run.cell, interrupted
-            )
-            if diagnosis is not None:
-                return run.result(stuck(diagnosis))
-            if interrupted() and not run.done:
-                return run.result(interrupt(run, processes.cluster, self.record))
+        script_run = self._script = ScriptRun(processes, self.record, store, members)
+        self._awaits_script = True
+        try:
+            with noted() as interrupted:
+                if started is not None:
+                    started(run)
+                diagnosis = script_run.run(
+                    run, script, arguments, settings or {}, number or run.cell, interrupted
+                )
+                if diagnosis is not None:
+                    return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)
+                if interrupted() and not run.done:
+                    return run.result(interrupt(run, processes.cluster, self.record))
+            return self._end_of_script(run, script_run)
+        finally:
+            self._awaits_script = False
+            self.record.add(())
+
+    def _end_of_script(self, run: CellRun, script_run: ScriptRun) -> CellResult:
+        """How a script ended, diagnosed where it failed; its ranks have their group again."""
         result = run.result()
-        if isinstance(result.error, CellFailed):
-            found = setup_rules.diagnose(self._script.look())
-            result.error.diagnosis = found if found.wrong else None
-        watchman = self._script.watchman
+        found = setup_rules.diagnose(script_run.look())
+        if found.wrong:
+            result = replace(result, diagnosis=found)
+            if isinstance(result.error, CellFailed):
+                result.error.diagnosis = found
+        watchman = script_run.watchman
         self.seen_late = watchman.seen_late if watchman is not None else None
         self._script = None
-        self._back_from_script(members)
+        self._back_from_script(run.ranks)
         return result
 
     def _back_from_script(self, members: Ranks) -> None:
@@ -366,6 +382,10 @@ class SetupVerbs:
         self.record.note(notes=tuple(notes))
         if self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
+        if self._awaits_script:
+            # Another thread waits for the script, and sets the ranks up when it is over.
+            self.record.wait_for(lambda: not self._awaits_script, _SCRIPT_ENDS_S)
+            return self.status()
         if had_group and not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
             self._script = None
             return self._set_up(replace(processes.options, settings={}, step=False))
