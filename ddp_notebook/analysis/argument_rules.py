@@ -21,33 +21,51 @@ from ddp_notebook.model import (
 def invalid_values(case: SetupCase) -> Iterator[Finding]:
     """A value that cannot work anywhere."""
     for finding in failures.of_category(case, Category.ENV_INVALID):
-        if not _all_mean_fewer(case):
+        if _wrong_size(case) is None:
             yield finding
 
 
-def _all_mean_fewer(case: SetupCase) -> bool:
-    """Every rank came with the same WORLD_SIZE, and it is not the number of processes."""
+def _wrong_size(case: SetupCase) -> int | None:
+    """The WORLD_SIZE with which every rank came, if so many processes cannot have it.
+
+    A group of some of the processes is right: then no more come than it takes.
+    """
     sizes = {e.arguments.world_size for e in case.came}
-    return len(sizes) == 1 and case.world_size not in sizes and None not in sizes
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or size == case.world_size:
+        return None
+    fits = len(case.came) <= size and all((e.arguments.rank or 0) < size for e in case.came)
+    return size if size > case.world_size or not fits else None
 
 
 def duplicate_ranks(case: SetupCase) -> Iterator[Finding]:
     """Two processes claim one rank."""
+    for came in odd.meetings(case):
+        yield from _claimed_twice(came, case)
+
+
+def _claimed_twice(came: tuple[RankEvidence, ...], case: SetupCase) -> Iterator[Finding]:
+    # A run of some of the session's ranks counts them from 0.
+    own = {e.rank: place for place, e in enumerate(case.ranks)}
     claims: dict[int, list[int]] = {}
-    for e in case.came:
+    for e in came:
         if e.arguments.rank is not None and _same_world(e, case):
             claims.setdefault(e.arguments.rank, []).append(e.rank)
     for claimed, ranks in sorted(claims.items()):
         if len(ranks) < 2:
             continue
-        culprits = tuple(rank for rank in ranks if rank != claimed)
+        culprits = tuple(rank for rank in ranks if own[rank] != claimed)
         absent = sorted(set(range(case.world_size)) - claims.keys())
-        nobody = f"; nobody is rank {format_ranks(absent)}" if absent else ""
+        all_came = len(came) == case.world_size
+        nobody = f"; nobody is rank {format_ranks(absent)}" if absent and all_came else ""
         yield Finding(
             Category.DUPLICATE_RANK,
             culprits,
-            f"{_processes(ranks)} both say RANK={claimed}{nobody}",
-            f"Give each process its own RANK: {_own_ranks(culprits)}.",
+            f"{_processes(ranks)} {'both' if len(ranks) == 2 else 'all'} say "
+            f"RANK={claimed}{nobody}",
+            "Give each process its own RANK: "
+            + ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
+            + ".",
             case.waiting,
             tuple(
                 f"the process launched as rank {rank} came with RANK={claimed}" for rank in ranks
@@ -65,23 +83,28 @@ def _processes(ranks: list[int]) -> str:
     return f"The processes launched as {name_ranks(ranks)}"
 
 
-def _own_ranks(ranks: Ranks) -> str:
-    return ", ".join(f"RANK={rank} on rank {rank}" for rank in ranks)
-
-
 def differing_values(case: SetupCase) -> Iterator[Finding]:
     """MASTER_ADDR, MASTER_PORT, WORLD_SIZE, the backend or the method differ between ranks."""
-    came = case.came
-    for name, value_of in odd.VALUES.items():
-        values = {e.rank: value for e in came if (value := value_of(e))}
+    for came in odd.meetings(case):
+        yield from _differing(came, case)
+
+
+def _differing(came: tuple[RankEvidence, ...], case: SetupCase) -> Iterator[Finding]:
+    for name in odd.VALUES:
+        told = case.told.get(name, "")
+        values = odd.values_of(name, came, told)
         if len(set(values.values())) < 2:
             continue
-        right, culprits = odd.odd_ones(values, case.told.get(name, ""), case.store_host)
+        right, culprits = odd.odd_ones(values, told, case.store_host)
         others = tuple(rank for rank in values if rank not in culprits)
+        where = f"on {name_ranks(others)}"
+        if name.startswith("MASTER") and case.store_host is None and told not in ("", right):
+            # The store is where it is, however many ranks agree on another place.
+            right, culprits, where = told, tuple(sorted(values)), "where the session's store is"
         yield Finding(
             Category.ENV_MISMATCH,
             culprits,
-            f"{name} is {_each(values, culprits)}, but {right} on {name_ranks(others)}",
+            f"{name} is {_each(values, culprits)}, but {right} {where}",
             f"Set {odd.assignment(name, right)} on {name_ranks(culprits)}.",
             case.waiting,
             tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
@@ -98,10 +121,9 @@ def _each(values: Mapping[int, str], ranks: Ranks) -> str:
 
 def wrong_world_size(case: SetupCase) -> Iterator[Finding]:
     """All ranks expect another number of ranks than there are processes."""
-    came = case.came
-    if not came or not _all_mean_fewer(case):
+    came, size = case.came, _wrong_size(case)
+    if size is None:
         return
-    size = came[0].arguments.world_size
     yield Finding(
         Category.WORLD_SIZE_MISMATCH,
         tuple(e.rank for e in came),
@@ -117,6 +139,8 @@ def other_versions(case: SetupCase) -> Iterator[Finding]:
     """torch or Python differ between ranks."""
     for name in ("torch", "python"):
         values = {e.rank: e.versions[name] for e in case.ranks if e.versions.get(name)}
+        if name == "python":  # 3.12.1 and 3.12.4 work together
+            values = {rank: ".".join(text.split(".")[:2]) for rank, text in values.items()}
         if len(set(values.values())) < 2:
             continue
         right, culprits = odd.odd_ones(values, "", 0)

@@ -25,7 +25,7 @@ def _meaning(pattern: str, category: Category, cause: str, remedy: str) -> Meani
 
 MEANINGS = (
     _meaning(
-        r"\bno (?:free|available|unused) ports?\b(.*)|ports? exhausted",
+        r"\bno (?:free|available|unused) ports?\b([^\n]*)|ports? exhausted",
         Category.PORT_EXHAUSTED,
         "found no free port where it may look{0}",
         "Free a port of the range, widen it, or let the system choose (MASTER_PORT=0)",
@@ -105,6 +105,7 @@ _VICTIM = re.compile(
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere."""
+_TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 
 def of_category(case: SetupCase, category: Category) -> Iterator[Finding]:
@@ -124,7 +125,8 @@ def all_but(case: SetupCase, category: Category) -> Iterator[Finding]:
 def _all(case: SetupCase) -> Iterator[Finding]:
     same: dict[tuple[Category, str, str], list[RankEvidence]] = {}
     for e in case.ranks:
-        if e.activity is Activity.FAILED and (meaning := _read(e, case)) is not None:
+        meaning = _read(e, case) if e.activity is Activity.FAILED else None
+        if meaning is not None and not _took_its_port(e, case, meaning[0]):
             same.setdefault(meaning, []).append(e)
     for (category, cause, remedy), ranks in same.items():
         holder = tuple(f"the port is held{e.holder}" for e in ranks if e.holder)
@@ -138,15 +140,24 @@ def _all(case: SetupCase) -> Iterator[Finding]:
         )
 
 
+def _took_its_port(e: RankEvidence, case: SetupCase, category: Category) -> bool:
+    """It could not have the port because another rank of this job hosts its store there."""
+    port = e.arguments.master_port
+    others = (o.arguments for o in case.came if o.rank != e.rank)
+    return category is Category.PORT_IN_USE and any(
+        o.hosts_store and o.master_port == port for o in others
+    )
+
+
 def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
     if e.error_category:
         return Category(e.error_category), _first_line(e).rstrip("."), e.error_remedy
     for meaning in MEANINGS:
         if match := meaning.pattern.search(e.error_text):
-            groups = [each for each in match.groups() if each] or ["it"]
-            cause, remedy = meaning.cause.format(groups[0]), meaning.remedy.format(groups[0])
-            return meaning.category, cause, f"{remedy}."
+            group = next((each for each in match.groups() if each), "")
+            cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
+            return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
     if e.error_type == "MemoryError":
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if _VICTIM.search(e.error_text):
@@ -162,15 +173,25 @@ def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
 
 def _gave_up_first(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
     """A rank whose time-out is shorter than the others' gave up on a rank that is only late."""
+    if not _TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
+        return None
     mine = e.arguments.timeout_s
     others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]
     longer = [each for each in others if each is not None and mine is not None and each > mine]
-    if not longer or "given up" in e.error_text:
+    if not longer:
         return None
     return (
         Category.ENV_MISMATCH,
         f"waits {mine:g} s, other ranks up to {max(longer):g} s: it gave up first",
         "Give init_process_group the same timeout= on every rank, longer than the latest takes.",
+    )
+
+
+def _somebody_is_gone(case: SetupCase) -> bool:
+    """A rank that will not come at all, however long it is waited for."""
+    return any(
+        e.activity is Activity.DEAD or (e.activity is Activity.IDLE and not e.entered)
+        for e in case.ranks
     )
 
 

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from ddp_notebook.model import RankEvidence, Ranks
+from ddp_notebook.model import Activity, RankEvidence, Ranks, SetupCase
+
+IN_SETUP = ("store", "rendezvous", "process-group")
+"""The parts of set-up in which a rank waits for others to come."""
+
+
+def call_number(evidence: RankEvidence) -> int:
+    """Which of its calls of init_process_group a rank is at: the one it waits in, or its last."""
+    waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
+    return (
+        evidence.left + 1 if waits and evidence.entered > evidence.left else max(1, evidence.left)
+    )
+
+
+def meetings(case: SetupCase) -> tuple[tuple[RankEvidence, ...], ...]:
+    """The ranks that came, by which of their calls they are at: only those can meet."""
+    numbers = sorted({call_number(e) for e in case.came})
+    return tuple(tuple(e for e in case.came if call_number(e) == number) for number in numbers)
 
 
 def odd_ones(values: Mapping[int, str], told: str, host: int | None) -> tuple[str, Ranks]:
@@ -27,16 +45,8 @@ def odd_ones(values: Mapping[int, str], told: str, host: int | None) -> tuple[st
     return right, tuple(rank for rank, value in sorted(values.items()) if value != right)
 
 
-def _address(evidence: RankEvidence) -> str:
-    """MASTER_ADDR by what it means: ``localhost`` and ``127.0.0.1`` are one."""
-    name = evidence.arguments.master_addr
-    found = evidence.addresses.get(name, ())
-    loopback = bool(found) and all(each.startswith("127.") or each == "::1" for each in found)
-    return "127.0.0.1" if loopback else name
-
-
 VALUES: dict[str, Callable[[RankEvidence], str]] = {
-    "MASTER_ADDR": _address,
+    "MASTER_ADDR": lambda e: e.arguments.master_addr,
     "MASTER_PORT": lambda e: str(e.arguments.master_port or ""),
     "WORLD_SIZE": lambda e: str(e.arguments.world_size or ""),
     "backend": lambda e: e.arguments.backend,
@@ -44,6 +54,36 @@ VALUES: dict[str, Callable[[RankEvidence], str]] = {
     "the file": lambda e: e.arguments.path,
 }
 """What every rank must come with alike."""
+
+
+def values_of(name: str, ranks: Iterable[RankEvidence], told: str) -> dict[int, str]:
+    """What these ranks came with, those left out of which it is not known.
+
+    Names and addresses of one machine are one value, written as `told` if that is one of them.
+    """
+    came = tuple(ranks)
+    values = {e.rank: value for e in came if (value := VALUES[name](e))}
+    if name != "MASTER_ADDR" or len(set(values.values())) < 2:
+        return values
+    names = [told] * bool(told) + [each for each, _ in Counter(values.values()).most_common()]
+    same: dict[str, str] = {}
+    for each in names:
+        if (mine := _means(each, came)) is not None:
+            known = (other for other in set(same.values()) if mine & (_means(other, came) or set()))
+            same.setdefault(each, next(known, each))
+    return {rank: same[value] for rank, value in values.items() if value in same}
+
+
+def _means(name: str, ranks: Iterable[RankEvidence]) -> set[str] | None:
+    """The addresses of `name`, itself among them; None while no resolver has answered for it."""
+    found = {each for e in ranks for each in e.addresses.get(name, ())}
+    try:
+        found.add(str(ipaddress.ip_address(name)))
+    except ValueError:
+        if name != "localhost" and not any(name in e.addresses for e in ranks):
+            return None
+    loopback = name == "localhost" or any(ipaddress.ip_address(a).is_loopback for a in found)
+    return {*found, name, *(("localhost",) if loopback else ())}
 
 
 def assignment(name: str, value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_notebook.analysis import failures
+from ddp_notebook.analysis import failures, odd
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -12,8 +12,6 @@ from ddp_notebook.model import (
     SetupCase,
     format_ranks,
 )
-
-_IN_SETUP = ("store", "rendezvous", "process-group")
 
 # -- who is not there --------------------------------------------------------------------
 
@@ -43,22 +41,29 @@ def dead_ranks(case: SetupCase) -> Iterator[Finding]:
 
 def absent_ranks(case: SetupCase) -> Iterator[Finding]:
     """A rank that is done, or was never asked to, and did not call init_process_group."""
-    waiting = tuple(e for e in case.ranks if e.activity is Activity.WAITING)
-    if not any(e.inside in _IN_SETUP for e in waiting):
+    waiting = tuple(
+        e for e in case.ranks if e.activity is Activity.WAITING and e.inside in odd.IN_SETUP
+    )
+    if not waiting:
         return
     host = case.store_host
-    absent = tuple(
-        e.rank for e in case.ranks if e.activity is Activity.IDLE and not e.entered and not e.left
-    )
-    if absent:
-        yield Finding(
-            Category.MISSING_RANK,
-            absent,
-            "never called init_process_group",
-            "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
-            case.waiting,
-            tuple(f"rank {rank} runs nothing and has no process group" for rank in absent),
-        )
+    call = max(odd.call_number(e) for e in waiting)
+    expected = max(e.arguments.world_size or case.world_size for e in waiting)
+    idle = tuple(e for e in case.ranks if e.activity is Activity.IDLE)
+    never = tuple(e.rank for e in idle if not e.entered and not e.left and not e.initialized)
+    once = tuple(e.rank for e in idle if 0 < e.left < call)
+    # A group may be of some of the processes: then the rest is not missing.
+    if case.world_size - len(never) - len(once) < expected:
+        for absent, what in ((never, "never called"), (once, "is done and did not call again")):
+            if absent:
+                yield Finding(
+                    Category.MISSING_RANK,
+                    absent,
+                    f"{what} init_process_group",
+                    "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
+                    case.waiting,
+                    tuple(f"rank {rank} runs nothing" for rank in absent),
+                )
     gone = next((e for e in case.ranks if e.rank == host and e.activity is Activity.IDLE), None)
     if gone is not None and gone.entered and any(e.inside == "store" for e in waiting):
         yield Finding(
@@ -90,7 +95,8 @@ def early_exits(case: SetupCase) -> Iterator[Finding]:
 def polling_ranks(case: SetupCase) -> Iterator[Finding]:
     """A rank that waits in a loop for a file that no rank that still runs will write."""
     pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
-    if not pollers or any(e.activity is Activity.BUSY and not e.polls_for for e in case.ranks):
+    working = (Activity.BUSY, Activity.SILENT)  # also one that answers nobody may write it
+    if not pollers or any(e.activity in working and not e.polls_for for e in case.ranks):
         return
     for e in pollers:
         yield Finding(

@@ -30,7 +30,9 @@ def diagnose(case: SetupCase) -> Diagnosis:
         for rule in RULES:
             for finding in rule(case):
                 # What a rank does wrong first explains what goes wrong with it later.
-                if finding.passing or not set(finding.ranks) <= blamed:
+                # One that is nobody's doing is explained by no rank.
+                explained = bool(finding.ranks) and set(finding.ranks) <= blamed
+                if finding.passing or not explained:
                     findings.append(finding)
                     blamed.update(() if finding.passing else finding.ranks)
     if any(not finding.passing for finding in findings):

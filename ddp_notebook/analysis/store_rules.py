@@ -43,7 +43,9 @@ def stale_files(case: SetupCase) -> Iterator[Finding]:
 def unreachable_store(case: SetupCase) -> Iterator[Finding]:
     """Nobody answers at MASTER_ADDR:MASTER_PORT, though somebody should by now."""
     unresolved = tuple(
-        e for e in case.ranks if e.activity is Activity.WAITING and e.probe.state == "unresolved"
+        e
+        for e in case.ranks
+        if e.activity is Activity.WAITING and e.inside == "store" and e.probe.state == "unresolved"
     )
     if unresolved:
         address = unresolved[0].arguments.master_addr
@@ -62,18 +64,25 @@ def unreachable_store(case: SetupCase) -> Iterator[Finding]:
         and e.inside == "store"
         and e.probe.state in ("refused", "timeout")
         and not e.arguments.hosts_store
+        and _somebody_should_answer(e, case)
     )
-    if shut_out and _somebody_should_answer(case):
+    if shut_out:
         yield _unreachable(case, shut_out)
 
 
-def _somebody_should_answer(case: SetupCase) -> bool:
+def _somebody_should_answer(e: RankEvidence, case: SetupCase) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     if case.store_host is None:
         return True
-    host = next((e for e in case.ranks if e.rank == case.store_host), None)
-    # It reaches its own store: so that is open, and only the others are shut out.
-    return host is not None and host.probe.state == "open"
+    first = tuple(o for o in case.came if o.arguments.rank == 0)
+    hosts = tuple(o for o in first if o.arguments.hosts_store)
+    if hosts:
+        # It reaches its own store: so that is open, and only the others are shut out. One that
+        # is open elsewhere is where differing values send it.
+        port = e.arguments.master_port
+        return any(h.probe.state == "open" and h.arguments.master_port == port for h in hosts)
+    # Rank 0 takes the store for somebody else's, and knocks like the others.
+    return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
 
 
 def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding:

@@ -1,0 +1,156 @@
+"""Set-up step by step on real ranks, and set-up that is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from support import eventually, spared
+
+from ddp_notebook.errors import SetupFailed, UsageMistake
+from ddp_notebook.model import Status
+from ddp_notebook.session import InitOptions, Session
+
+WITHIN_S = 4.0
+"""Two seconds on a quiet machine."""
+
+
+@pytest.fixture(scope="module")
+def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
+    """Three ranks that stand before set-up, whatever a test does with them."""
+    made = Session()
+    try:
+        made.init(options(step=True))
+        with spared(made):
+            yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.fixture
+def session(shared: Session) -> Session:
+    """The ranks, paused before the first stage again."""
+    shared.set_up(options(step=True))
+    return shared
+
+
+def options(**more: object) -> InitOptions:
+    """Three ranks on CPUs, with a time-out that is too short for a person who thinks."""
+    return InitOptions(**{"world_size": 3, "device": "cpu", "timeout_s": 3.0, **more})  # type: ignore[arg-type]
+
+
+def test_stepping_begins_before_the_first_stage_and_ends_verified(session: Session) -> None:
+    assert session.record.snapshot.with_status(Status.PAUSED) == (0, 1, 2)
+    passed = []
+    for _ in range(5):
+        table = session.step()
+        passed.append({row.passed for row in table.rows})
+    assert passed == [
+        {"environment"},
+        {"store"},
+        {"rendezvous"},
+        {"process-group"},
+        {"verified"},
+    ]
+    assert session.ready
+    session.run_cell("x = torch.ones(1); dist.all_reduce(x); assert x == 3").raise_for_error()
+    with pytest.raises(UsageMistake, match="Set-up is complete"):
+        session.step()
+
+
+def test_a_rank_that_is_held_back_is_waited_for_and_nothing_times_out(session: Session) -> None:
+    session.step(to="store")
+    table = session.step((0, 2))
+    assert [row.state for row in table.rows] == ["waiting", "paused", "waiting"]
+    assert [row.waits_for for row in table.rows] == [(1,), (), (1,)]
+    assert "join/1" in table.rows[0].text
+    assert table.next_call == "%ddp_step --ranks 1"
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began > 3.5, 10, "the time-out of a plain set-up")
+    assert not session.why().wrong
+    session.run_cell("held = 'looked at'", (1,)).raise_for_error()
+    table = session.step((1,))
+    assert {row.state for row in table.rows} == {"paused"}
+    session.step(to="verified")
+    assert session.ready
+    assert session.pull("held", (1,)) == {1: "looked at"}
+
+
+def test_a_variable_can_be_mended_between_two_steps(session: Session) -> None:
+    session.set_up(options(step=True, settings={1: {"MASTER_PORT": "1"}}))
+    session.step(to="environment")
+    table = session.step()
+    assert table.rows[1].state == "waiting"
+    assert "nobody opens" in table.rows[1].text
+    found = session.why()
+    assert found.findings[0].ranks == (1,)
+    session.set_up(options())
+    assert session.ready
+
+
+def test_wrong_calls_of_step_say_what_to_type(session: Session) -> None:
+    with pytest.raises(UsageMistake, match="Rank 7 does not exist"):
+        session.step((7,))
+    with pytest.raises(UsageMistake, match="--to is one of environment"):
+        session.step(to="nowhere")
+    session.step((0,), to="store")
+    session.step((0,))
+    with pytest.raises(UsageMistake, match="Rank 0 is not paused; ranks 1-2 can be stepped"):
+        session.step((0,))
+
+
+def test_a_set_up_that_stalls_can_be_given_up_and_the_processes_live(session: Session) -> None:
+    pids = [state.pid for state in session.record.snapshot.ranks]
+    session.run_cell("kept = 1").raise_for_error()
+    with pytest.raises(SetupFailed) as caught:
+        session.set_up(options(settings={2: {"RANK": "1"}}))
+    assert caught.value.diagnosis is not None
+    with pytest.raises(UsageMistake, match="still in set-up"):
+        session.run_cell("1")
+    began = time.monotonic()
+    board = session.abort()
+    assert time.monotonic() - began < WITHIN_S
+    assert not board.snapshot.with_status(Status.SETTING_UP, Status.RUNNING)
+    session.run_cell("kept += 1").raise_for_error()
+    session.init(options())
+    assert session.ready
+    assert [state.pid for state in session.record.snapshot.ranks] == pids
+    assert set(session.pull("kept").values()) == {2}
+
+
+def test_an_interrupt_ends_a_set_up_that_waits_and_the_next_one_works(session: Session) -> None:
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed_at: list[float] = []
+
+    def press() -> None:
+        eventually(lambda: session.record.snapshot.with_status(Status.SETTING_UP), 10)
+        pressed_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # Nobody opens at an address of documentation: nothing is decided before the interrupt.
+    stalled = options(settings={r: {"MASTER_ADDR": "203.0.113.9"} for r in range(3)})
+    thread = threading.Thread(target=press, name="ctrl-c", daemon=True)
+    try:
+        thread.start()
+        with pytest.raises(SetupFailed, match=r"interrupted|203"):
+            session.set_up(stalled)
+    finally:
+        thread.join(10)
+        signal.signal(signal.SIGINT, previous)
+    assert time.monotonic() - pressed_at[0] < WITHIN_S
+    session.init(options())
+    assert session.ready
+
+
+def test_a_blocked_rank_answers_while_its_main_thread_cannot(session: Session) -> None:
+    session.step((0,), to="rendezvous")
+    assert session._processes is not None
+    began = time.monotonic()
+    answers = session._processes.cluster.ask((0, 1, 2), "evidence", 5.0)
+    assert time.monotonic() - began < WITHIN_S
+    assert [answers[rank]["activity"] for rank in range(3)] == ["waiting", "held", "held"]
+    assert session._processes.cluster.ask((0,), "what is not asked", 5.0) == {0: {}}
