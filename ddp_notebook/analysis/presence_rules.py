@@ -53,17 +53,20 @@ def absent_ranks(case: SetupCase) -> Iterator[Finding]:
     never = tuple(e.rank for e in idle if not e.entered and not e.left and not e.initialized)
     once = tuple(e.rank for e in idle if 0 < e.left < call)
     # A group may be of some of the processes: then the rest is not missing.
-    if case.world_size - len(never) - len(once) < expected:
-        for absent, what in ((never, "never called"), (once, "is done and did not call again")):
-            if absent:
-                yield Finding(
-                    Category.MISSING_RANK,
-                    absent,
-                    f"{what} init_process_group",
-                    "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
-                    case.waiting,
-                    tuple(f"rank {rank} runs nothing" for rank in absent),
-                )
+    enough = case.world_size - len(never) - len(once) >= expected
+    for absent, what in (
+        (never, "never called init_process_group"),
+        (once, "is done, and did not call init_process_group again as the others did"),
+    ):
+        if absent and not enough:
+            yield Finding(
+                Category.MISSING_RANK,
+                absent,
+                what,
+                "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
+                case.waiting,
+                tuple(f"rank {rank} runs nothing" for rank in absent),
+            )
     gone = next((e for e in case.ranks if e.rank == host and e.activity is Activity.IDLE), None)
     if gone is not None and gone.entered and any(e.inside == "store" for e in waiting):
         yield Finding(

@@ -148,10 +148,11 @@ def test_who_has_the_shorter_time_out_gave_up_first() -> None:
 
 
 def test_nobody_is_unreachable_while_the_store_is_not_known_to_be_open() -> None:
-    shut_out = waiting(1, "store", probe=Probe("127.0.0.1:29500", "refused", "refused"))
-    starting = waiting(0, "store", probe=Probe("127.0.0.1:29500", "refused", "refused"))
+    refused = Probe("127.0.0.1:29500", "refused", "refused")
+    shut_out = waiting(1, "store", probe=refused)
+    starting = waiting(0, "store", probe=refused, came={"hosts_store": True})
     assert blamed(diagnose(starting, shut_out, host=0)) == []
-    opened = waiting(0, "store")
+    opened = waiting(0, "store", came={"hosts_store": True})
     assert blamed(diagnose(opened, shut_out, host=0)) == [(Category.UNREACHABLE_MASTER, (1,))]
 
 
