@@ -27,6 +27,7 @@ from ddp_notebook.session.why import Told, Watchman, gather
 _STAGES = "ddp_notebook.agent.stages"
 _FREE_WITHIN_S = 1.2
 _FREE_AGAIN_S = 0.1
+_LAST_WORD_S = 0.3
 
 
 class BringUp:
@@ -260,8 +261,18 @@ class BringUp:
             self.processes.cluster.ask(left, "free", 0.5)
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
+        # A call can be known to have ended before the rank's own word of it has arrived.
+        self.record.wait_for(lambda: not self._inside(ranks, left), _LAST_WORD_S)
         self.record.lose_group()
         return left
+
+    def _inside(self, ranks: Ranks, but: Ranks) -> bool:
+        states = self.record.snapshot.ranks
+        return any(
+            states[rank].status is Status.SETTING_UP and states[rank].entering is not None
+            for rank in ranks
+            if rank not in but
+        )
 
 
 def _ended(answer: Any) -> bool:

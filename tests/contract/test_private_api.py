@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -111,3 +115,56 @@ def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> N
         return len(client._output_futures) + len(client._futures) + len(client.outstanding)
 
     eventually(lambda: not kept(), 5, "the client forgot the messages of the cells")
+
+
+def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: Session) -> None:
+    client: Any = session._processes.cluster._client  # type: ignore[union-attr]
+    assert callable(client._send)
+    assert client._control_stream is not None
+    assert isinstance(client._engines[0], str), "a rank's address on the control channel"
+    session.run_cell(
+        "from ddp_notebook.agent import control\n"
+        "kernel = get_ipython().kernel\n"
+        "there = [isinstance(kernel.control_handlers, dict), callable(kernel.session.send),\n"
+        "         control.REQUEST in kernel.control_handlers,\n"
+        "         control.attach(kernel), control.attach(None), control.attach(object())]"
+    ).raise_for_error()
+    assert session.pull("there")[0] == [True, True, True, True, False, False]
+
+
+def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
+    cluster: Any = ranks2._processes.cluster  # type: ignore[union-attr]
+    pid = ranks2.record.snapshot.ranks[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        found = cluster.ask((0, 1), "evidence", 1.0)
+        assert time.monotonic() - started < 3.0
+        assert set(found) == {0}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: 1 in cluster.ask((1,), "evidence", 1.0), 10, "an answer of rank 1")
+
+
+def test_a_rank_answers_while_its_main_thread_is_blocked_and_is_freed_from_there(
+    ranks2: Session,
+) -> None:
+    cluster: Any = ranks2._processes.cluster  # type: ignore[union-attr]
+    with ThreadPoolExecutor(1) as pool:
+        blocked = pool.submit(ranks2.run_cell, "dist.all_reduce(torch.ones(1))", (0,))
+
+        def evidence() -> Any:
+            found = cluster.ask((0, 1), "evidence", 5.0)
+            return found if found[0]["activity"] == "waiting" else None
+
+        try:
+            found = eventually(evidence, 10, "rank 0 in the all_reduce")
+            assert (found[0]["inside"], found[0]["initialized"]) == ("collective", True)
+            assert (found[1]["activity"], found[1]["rank"]) == ("idle", 1)
+            assert cluster.ask((0,), "facts", 5.0)[0]
+            assert cluster.ask((0,), "no such question", 5.0) == {0: {}}
+            assert not blocked.done(), "asking changed nothing"
+        finally:
+            freed = cluster.ask((0,), "free", 5.0)
+        assert freed[0]["closed"] > 0
+        assert "rank 0 raised" in str(blocked.result(10).error)

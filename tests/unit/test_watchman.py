@@ -1,0 +1,226 @@
+"""When a stop counts as stuck: two looks agree, nobody works, and a moment proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Diagnosis,
+    InitArguments,
+    Probe,
+    RankEvidence,
+    Ranks,
+    SetupCase,
+)
+from ddp_notebook.session.why import (
+    LOOK_AFTER_S,
+    LOOK_EVERY_S,
+    RESTLESS_FOR_S,
+    UNDECIDED_AFTER_S,
+    Watchman,
+    stuck,
+)
+
+STEP_S = 0.05
+"""How often the loop that waits gives the watchman a turn."""
+
+
+def waiting(rank: int, port: int = 1, **more: object) -> RankEvidence:
+    came = InitArguments("env", rank, 3, "127.0.0.1", port, timeout_s=60.0)
+    made = RankEvidence(
+        rank, Activity.WAITING, "store", entered=1, arguments=came, probe=Probe("", "open")
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def busy(rank: int, doing: str = "train.py:7") -> RankEvidence:
+    return RankEvidence(rank, Activity.BUSY, doing=doing)
+
+
+def idle(rank: int) -> RankEvidence:
+    return RankEvidence(rank, Activity.IDLE)
+
+
+SURE = (waiting(0), waiting(1, port=2), waiting(2))
+"""Rank 1 came with another port: no moment's picture."""
+OF_A_MOMENT = (waiting(0), idle(1), waiting(2))
+"""Rank 1 is missing, or has only not begun yet."""
+HEALTHY = (waiting(0), waiting(1), waiting(2))
+
+
+class Watch:
+    """A watchman whose time passes when it is told to."""
+
+    def __init__(self, *ranks: RankEvidence) -> None:
+        self.ranks = ranks
+        self.now_s = 100.0
+        self.looks = 0
+        self.man = Watchman(self._look, lambda: self.now_s)
+
+    def _look(self) -> SetupCase:
+        self.looks += 1
+        return SetupCase(self.ranks)
+
+    def pass_s(self, seconds: float) -> Diagnosis | None:
+        """Let time pass, giving turns; what is said, if anything is."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += STEP_S
+            if (said := self.man.turn()) is not None:
+                return said
+        return None
+
+    def look(self) -> Diagnosis | None:
+        """Let time pass until the next look; what it gives."""
+        before = self.looks
+        while self.looks == before:
+            self.now_s += STEP_S
+            if (said := self.man.turn()) is not None:
+                return said
+        return None
+
+
+def said(diagnosis: Diagnosis | None) -> tuple[Category, Ranks]:
+    assert diagnosis is not None
+    return diagnosis.findings[0].category, diagnosis.findings[0].ranks
+
+
+def test_nobody_is_looked_at_before_somebody_may_have_waited() -> None:
+    watch = Watch(*SURE)
+    assert watch.man.turn() is None
+    watch.pass_s(LOOK_AFTER_S - 2 * STEP_S)
+    assert watch.looks == 0
+
+
+def test_a_mistake_is_said_when_two_looks_agree_on_it_and_within_two_seconds() -> None:
+    watch = Watch(*SURE)
+    began_s = watch.now_s
+    assert said(watch.pass_s(60)) == (Category.ENV_MISMATCH, (1,))
+    assert watch.looks == 2
+    assert watch.now_s - began_s < LOOK_AFTER_S + LOOK_EVERY_S + 4 * STEP_S < 2
+
+
+def test_between_looks_the_ranks_are_left_alone() -> None:
+    watch = Watch(*HEALTHY)
+    watch.pass_s(5)
+    assert watch.looks <= (5 - LOOK_AFTER_S) / LOOK_EVERY_S + 1
+
+
+def test_two_looks_that_see_different_mistakes_do_not_agree() -> None:
+    watch = Watch(*SURE)
+    assert watch.look() is None
+    watch.ranks = (waiting(0), waiting(1), waiting(2, port=2))
+    assert watch.look() is None
+    assert said(watch.look()) == (Category.ENV_MISMATCH, (2,))
+
+
+def test_a_look_at_which_all_is_well_begins_the_count_anew() -> None:
+    watch = Watch(*SURE)
+    assert watch.look() is None
+    watch.ranks = HEALTHY
+    assert watch.look() is None
+    watch.ranks = SURE
+    assert watch.look() is None
+    assert watch.look() is not None
+
+
+def test_a_rank_that_works_holds_the_word_back_whatever_else_is_wrong() -> None:
+    watch = Watch(waiting(0), waiting(1, port=2), busy(2))
+    assert watch.pass_s(10 * UNDECIDED_AFTER_S) is None
+    assert watch.man.latest.wrong, "who asks is told"
+    watch.ranks = SURE
+    assert said(watch.pass_s(5)) == (Category.ENV_MISMATCH, (1,))
+
+
+def test_a_rank_that_polls_for_a_file_does_not_work() -> None:
+    polling = replace(busy(1), polls_for="/tmp/ready")
+    watch = Watch(waiting(0), polling, waiting(2))
+    assert said(watch.pass_s(5)) == (Category.FILESYSTEM, (1,))
+
+
+def test_who_was_late_is_remembered_after_it_came() -> None:
+    watch = Watch(waiting(0), busy(1), waiting(2))
+    assert watch.pass_s(5) is None
+    watch.ranks = HEALTHY
+    assert watch.pass_s(5) is None
+    assert said(watch.man.seen_late) == (Category.STRAGGLER, (1,))
+    assert watch.man.latest.findings == ()
+
+
+def test_what_may_be_a_moments_picture_waits_while_ranks_lack_a_cpu() -> None:
+    restless = tuple(replace(e, runnable=e.activity is Activity.WAITING) for e in OF_A_MOMENT)
+    watch = Watch(*restless)
+    assert watch.pass_s(RESTLESS_FOR_S - 1) is None
+    assert said(watch.pass_s(5)) == (Category.MISSING_RANK, (1,)), "no excuse for ever"
+
+
+def test_ranks_that_lack_no_cpu_need_no_such_patience() -> None:
+    watch = Watch(*OF_A_MOMENT)
+    assert said(watch.pass_s(2)) == (Category.MISSING_RANK, (1,))
+
+
+def test_what_is_certain_is_said_also_where_ranks_lack_a_cpu() -> None:
+    watch = Watch(*(replace(e, runnable=True) for e in SURE))
+    assert said(watch.pass_s(2)) == (Category.ENV_MISMATCH, (1,))
+
+
+def test_the_patience_begins_anew_when_the_ranks_got_on_meanwhile() -> None:
+    restless = tuple(replace(e, runnable=e.activity is Activity.WAITING) for e in OF_A_MOMENT)
+    watch = Watch(*restless)
+    assert watch.pass_s(RESTLESS_FOR_S - 1) is None
+    watch.ranks = HEALTHY
+    assert watch.look() is None
+    watch.ranks = restless
+    assert watch.pass_s(RESTLESS_FOR_S - 1) is None
+
+
+def test_a_long_stillness_that_no_rule_explains_is_shown_as_it_is() -> None:
+    watch = Watch(*HEALTHY)
+    assert watch.pass_s(UNDECIDED_AFTER_S - 1) is None
+    diagnosis = watch.pass_s(5)
+    assert said(diagnosis) == (Category.UNDECIDED, ())
+    assert diagnosis is not None
+    (finding,) = diagnosis.findings
+    assert finding.waiting == (0, 1, 2)
+    assert len(finding.evidence) == 3
+    assert "%ddp_abort" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        waiting(1, inside="rendezvous"),
+        waiting(1, doing="rendezvous: waits for rank 2"),
+        replace(waiting(1), activity=Activity.IDLE, inside="", left=1),
+    ],
+    ids=["the stage", "the place", "the activity"],
+)
+def test_any_change_begins_the_stillness_anew(moved: RankEvidence) -> None:
+    watch = Watch(*HEALTHY)
+    assert watch.pass_s(UNDECIDED_AFTER_S - 1) is None
+    watch.ranks = (waiting(0), moved, waiting(2))
+    assert watch.pass_s(UNDECIDED_AFTER_S - 1) is None
+    assert watch.pass_s(5) is not None
+
+
+@pytest.mark.parametrize("activity", [Activity.BUSY, Activity.HELD])
+def test_while_a_rank_works_or_is_held_a_stillness_is_nothing(activity: Activity) -> None:
+    watch = Watch(waiting(0), RankEvidence(1, activity, doing="x"), waiting(2))
+    assert watch.pass_s(5 * UNDECIDED_AFTER_S) is None
+
+
+def test_ranks_that_all_do_nothing_are_not_undecided() -> None:
+    assert Watch(idle(0), idle(1)).pass_s(5 * UNDECIDED_AFTER_S) is None
+
+
+def test_stuck_needs_a_mistake_and_nobody_who_works() -> None:
+    wrong = Diagnosis(Watch(*SURE).man.latest.findings)
+    assert not stuck(SetupCase(SURE), wrong)
+    watch = Watch(*SURE)
+    watch.look()
+    assert stuck(SetupCase(SURE), watch.man.latest)
+    assert not stuck(SetupCase((*SURE, busy(3))), watch.man.latest)
