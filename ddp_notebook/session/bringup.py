@@ -25,7 +25,7 @@ from ddp_notebook.session.setup import Processes
 from ddp_notebook.session.why import Told, Watchman, gather
 
 _STAGES = "ddp_notebook.agent.stages"
-_FREE_WITHIN_S = 1.2
+_FREE_WITHIN_S = 1.0
 _FREE_AGAIN_S = 0.1
 _LAST_WORD_S = 0.3
 
