@@ -88,7 +88,8 @@ class RankCluster(Protocol):
     def ask(self, ranks: Ranks, question: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
         """Ask ranks something that they answer also while their main thread is blocked.
 
-        The questions are those of `agent.control`. A rank that does not answer is left out.
+        The questions are those of `agent.control`. A rank that does not answer is left out;
+        one that cannot answer gives ``{"error": why}``.
         """
 
     def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
@@ -253,7 +254,8 @@ class IPyParallelCluster:
         for rank, future in sent.items():
             with contextlib.suppress(TimeoutError):
                 message = future.result(max(0.0, deadline - time.monotonic()))
-                answers[rank] = message["content"].get("answer") or {}
+                content = message["content"]
+                answers[rank] = content.get("answer") or {"error": content.get("error", "")}
         return answers
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:

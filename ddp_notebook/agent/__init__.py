@@ -17,6 +17,8 @@
     sockets.py         which sockets are torch's
     rescue.py          frees the main thread when it is blocked in torch
     ddp.py             DDP's construction, and what DDP knows later
+    wrap_stage.py      what a stage of that construction runs in
+    celltree.py        a cell as one module
     cells.py           runs a cell on the rank
     scripts.py         runs a training script on the rank
     tasks.py           long tasks of ours, with progress

@@ -24,7 +24,16 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from ddp_notebook.agent import beacon, boot, engine_private, progressbars, rendezvous, state, where
+from ddp_notebook.agent import (
+    beacon,
+    boot,
+    celltree,
+    engine_private,
+    progressbars,
+    rendezvous,
+    state,
+    where,
+)
 from ddp_notebook.agent.relay import RankStream, Relay
 from ddp_notebook.model import CellFinished, CellStarted, OutputKind
 
@@ -55,6 +64,7 @@ class CellRunner:
         self._replace_compiler()
         progressbars.prefer_text()
         engine_private.keep_quiet(getattr(shell, "kernel", None))
+        engine_private.keep_no_tracebacks(shell)
         for name, function in self._helpers():
             shell.user_ns_hidden[name] = None
             shell.user_ns[name] = function
@@ -107,17 +117,26 @@ class CellRunner:
 
         publisher.publish = relay_publish
         publisher.clear_output = relay_clear
-        show_traceback = self.shell._showtraceback
+        self._replace_tracebacks()
+
+    def _replace_tracebacks(self) -> None:
+        show, show_text = self.shell.showtraceback, self.shell._showtraceback
+
+        def show_unless_interrupted(*arguments: Any, **more: Any) -> None:
+            # Making a traceback is most of the time that an interrupted cell takes to end.
+            value = sys.exc_info()[1]
+            if not self.relay.cell or value is None or not _is_interrupt(value):
+                show(*arguments, **more)
 
         def relay_traceback(etype: type[BaseException], value: BaseException, stb: Any) -> None:
             if not self.relay.cell:
-                show_traceback(etype, value, stb)
+                show_text(etype, value, stb)
                 return
             self.shell._last_traceback = stb
-            if not _is_interrupt(value):
-                lines = [stb] if isinstance(stb, str) else stb
-                self.relay.show(what=OutputKind.ERROR, text="\n".join(lines))
+            lines = [stb] if isinstance(stb, str) else stb
+            self.relay.show(what=OutputKind.ERROR, text="\n".join(lines))
 
+        self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = relay_traceback
 
     def _replace_compiler(self) -> None:
@@ -148,17 +167,7 @@ class CellRunner:
     async def _run_as_module(self, nodes: list[ast.stmt], compiler: Any, result: Any) -> bool:
         if not nodes:
             return False
-        nodes = list(nodes)
-        if isinstance(nodes[-1], ast.Expr):
-            last = nodes[-1]
-            call = ast.Call(ast.Name(_RESULT_NAME, ast.Load()), [last.value], [])
-            # Only the wrapping call takes a place: the user's expression keeps its own.
-            shown = ast.copy_location(ast.Expr(ast.copy_location(call, last.value)), last)
-            ast.copy_location(call.func, last.value)
-            nodes = [*nodes[:-1], shown]
-        first = _first_after_future_imports(nodes)
-        nodes.insert(first, _call_at(_BEGIN_NAME, nodes[min(first, len(nodes) - 1)]))
-        module = ast.Module(nodes, [])
+        module = celltree.as_module(nodes, _BEGIN_NAME, _RESULT_NAME)
         ast.increment_lineno(module, 1)
         lines = linecache.getlines(self.file_name)
         text = [f"{self.magic_line}\n", *lines]
@@ -352,26 +361,6 @@ async def _run_async(cell: int, number: int, magic_line: str, source: str) -> No
         signal.signal(signal.SIGINT, previous)
         shell.events.trigger("post_execute")
         runner.end(cell, error)
-
-
-def _first_after_future_imports(nodes: list[ast.stmt]) -> int:
-    """Where a statement may be put first: after the docstring and ``from __future__``."""
-    for place, node in enumerate(nodes):
-        docstring = (
-            place == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        )
-        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if not docstring and not future:
-            return place
-    return len(nodes)
-
-
-def _call_at(name: str, other: ast.stmt) -> ast.stmt:
-    """A statement that calls `name`, at the place of another one."""
-    call = ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], []))
-    for node in ast.walk(call):
-        ast.copy_location(node, other)
-    return call
 
 
 def _error_of(result: Any) -> BaseException | None:

@@ -1,7 +1,6 @@
 """Answers questions of the session on the engine's control thread, whatever main is doing.
 
-A fixed set of questions; the answer is JSON. ipykernel's table of control handlers is
-private to it: without it a blocked rank cannot be asked, and is told so.
+A fixed set of questions; the answer is JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_notebook.agent import evidence, facts, rescue
+from ddp_notebook.agent import engine_private, evidence, facts, rescue
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
@@ -23,16 +22,7 @@ QUESTIONS: dict[str, Callable[[], Mapping[str, Any]]] = {
 
 def attach(kernel: Any) -> bool:
     """Have `kernel` answer; False when this ipykernel has changed."""
-    handlers = getattr(kernel, "control_handlers", None)
-    if not isinstance(handlers, dict) or not hasattr(kernel, "session"):
-        return False
-
-    def handle(stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
-        content = answer(str(parent["content"].get("question", "")))
-        kernel.session.send(stream, REPLY, content, parent=parent, ident=ident)
-
-    handlers[REQUEST] = handle
-    return True
+    return engine_private.answer(kernel, REQUEST, REPLY, answer)
 
 
 def answer(question: str) -> dict[str, Any]:

@@ -8,14 +8,12 @@ torch does not have is left out and named under ``"lacks"``; `missing` lists it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib
 import inspect
 import math
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,8 +21,7 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.agent import beacon
-from ddp_notebook.model import CellFinished, CellStarted
+from ddp_notebook.agent.wrap_stage import is_out_of_memory, stage_of
 from ddp_notebook.model.wrap import WrapStage
 
 VERIFY = "torch.distributed.utils:_verify_param_shape_across_processes"
@@ -39,9 +36,7 @@ _MIB = 2**20
 _BROADCAST_BYTES = 250 * _MIB
 """How much DDP's constructor broadcasts at a time."""
 _DEFAULT_CAP_MB = 25
-_OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
 
-_Work = Callable[..., dict[str, Any]]
 _Named = list[tuple[str, torch.Tensor]]
 _Reduced = tuple[list[str], list[torch.nn.Parameter], list[bool]]
 
@@ -67,58 +62,6 @@ def _find(path: str) -> Any:
 
 def _can_skip_sync() -> bool:
     return "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
-
-
-# -- failing ---------------------------------------------------------------------------
-
-
-def _stage(stage: WrapStage) -> Callable[[_Work], _Work]:
-    """The work of a stage. A failure is an answer too, or the session would not learn of it."""
-
-    def decorate(work: _Work) -> _Work:
-        @functools.wraps(work)
-        def answer(**arguments: Any) -> dict[str, Any]:
-            with _busy(stage):
-                try:
-                    return work(**arguments)
-                except KeyboardInterrupt:
-                    return {"failed": "interrupted", "text": "was interrupted"}
-                except (MemoryError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                    return _failure(error)
-
-        return answer
-
-    return decorate
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    kind = "memory" if _is_out_of_memory(error) else "error"
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return {"failed": kind, "text": text[:300]}
-
-
-@contextlib.contextmanager
-def _busy(stage: WrapStage) -> Iterator[None]:
-    """Meanwhile the board shows the rank in `stage`; an interrupt is raised within alone."""
-    voice = beacon.current()
-    pulse = voice.pulse
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    voice.pulse = lambda: {**pulse(), "doing": f"%ddp_wrap: {stage.value}"}
-    voice.emit_now(CellStarted, cell=0)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
-    finally:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        voice.pulse = pulse
-        voice.emit_now(CellFinished, cell=0, outcome="ok")
-        signal.signal(signal.SIGINT, previous)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(w in str(error).lower() for w in _OUT_OF_MEMORY)
 
 
 # -- what the model is -------------------------------------------------------------------
@@ -185,12 +128,19 @@ def reduced(module: torch.nn.Module) -> _Reduced:
 # -- the stages ------------------------------------------------------------------------
 
 
-@_stage(WrapStage.PARAMETERS_VERIFIED)
+@stage_of(WrapStage.PARAMETERS_VERIFIED)
 def fingerprint(name: str, hashed: bool) -> dict[str, Any]:
-    """What the module `name` is made of; `model.wrap.fingerprint_from_json` reads it."""
-    parameters, buffers = _states(_module(name))
+    """What the module `name` is made of, and with `hashed` what is in it."""
+    module = _module(name)
+    parameters, buffers = _states(module)
+    hashes = [_hash(each.detach()) for _, each in (*parameters, *buffers)] if hashed else []
+    return {"hashes": hashes, **contents(module)}
+
+
+def contents(module: torch.nn.Module) -> dict[str, Any]:
+    """What `module` is made of; `model.wrap.fingerprint_from_json` reads it."""
+    parameters, buffers = _states(module)
     return {
-        "hashes": [_hash(each.detach()) for _, each in (*parameters, *buffers)] if hashed else [],
         "parameters": [_told(*each) for each in parameters],
         "buffers": [_told(*each) for each in buffers],
     }
@@ -209,7 +159,7 @@ def _told(name: str, tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
-@_stage(WrapStage.PARAMETERS_VERIFIED)
+@stage_of(WrapStage.PARAMETERS_VERIFIED)
 def verify(name: str) -> dict[str, Any]:
     """torch's own check of the parameters' shapes: a collective, and it does not name a rank."""
     check = _find(VERIFY)
@@ -219,7 +169,7 @@ def verify(name: str) -> dict[str, Any]:
     return {"lacks": []}
 
 
-@_stage(WrapStage.BROADCAST)
+@stage_of(WrapStage.BROADCAST)
 def broadcast(name: str) -> dict[str, Any]:
     """Take rank 0's values; hashes of all tensors before and after, and their size in bytes."""
     module = _module(name)
@@ -257,12 +207,12 @@ def _hash(tensor: torch.Tensor) -> str:
         flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
         return hashlib.blake2b(flat.numpy().data, digest_size=8).hexdigest()
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         return ""
 
 
-@_stage(WrapStage.BUCKETS)
+@stage_of(WrapStage.BUCKETS)
 def buckets(name: str, cap_mb: float | None, find_unused: bool) -> dict[str, Any]:
     """The buckets DDP would make with these options; `model.wrap.plan_from_json` reads it."""
     found, limits = reduced(_module(name)), bucket_limits(cap_mb)
@@ -303,7 +253,7 @@ def _bucket(found: _Reduced, members: Sequence[int]) -> dict[str, Any]:
     return {"parameters": [names[i] for i in members], "bytes": size}
 
 
-@_stage(WrapStage.REDUCER)
+@stage_of(WrapStage.REDUCER)
 def construct(name: str, cap_mb: float | None, find_unused: bool) -> dict[str, Any]:
     """Make the DistributedDataParallel object; `settle` gives it to the user.
 

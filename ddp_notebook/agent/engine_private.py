@@ -1,10 +1,11 @@
-"""Every use of ipykernel's private API inside a rank, each checked before use and tested.
+"""Every use of ipykernel's and IPython's private API inside a rank, each checked and tested.
 
-Without it a cell is a little slower; nothing else is lost.
+Without it a cell is a little slower, and a rank cannot be asked anything while it is blocked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.model import QUIET
@@ -27,6 +28,40 @@ def keep_quiet(kernel: Any) -> bool:
         publish(status, channel, *args, **options)
 
     kernel._publish_status = publish_status
+    return True
+
+
+def keep_no_tracebacks(shell: Any) -> bool:
+    """Have `shell` not keep a formatted traceback of each error; False if it does not anyway.
+
+    IPython keeps them for `%notebook`, which has no use on a rank, and formats each traceback
+    a second time for it: most of the time that an interrupted cell takes to end.
+    """
+    if not hasattr(shell, "_format_exception_for_storage"):
+        return False
+
+    def nothing(exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        kept = {"ename": type(exception).__name__, "evalue": str(exception)}
+        return {**kept, "traceback": []}
+
+    shell._format_exception_for_storage = nothing
+    return True
+
+
+def answer(kernel: Any, request: str, reply: str, to: Callable[[str], Mapping[str, Any]]) -> bool:
+    """Have `kernel` answer messages of type `request` with `to(question)`; False if it cannot.
+
+    On its control thread, whatever its main thread is doing.
+    """
+    handlers = getattr(kernel, "control_handlers", None)
+    if not isinstance(handlers, dict) or not hasattr(kernel, "session"):
+        return False
+
+    def handle(stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
+        content = dict(to(str(parent["content"].get("question", ""))))
+        kernel.session.send(stream, reply, content, parent=parent, ident=ident)
+
+    handlers[request] = handle
     return True
 
 

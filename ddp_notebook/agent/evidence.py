@@ -21,24 +21,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.agent import keeper, rendezvous, state, where
+from ddp_notebook.agent import ddp, keeper, rendezvous, state, torch_private, where
 from ddp_notebook.model import Activity, Probe, RankEvidence, StoreFile, evidence_to_json
+from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 
 PROBE_TIMEOUT_S = 0.3
 RESOLVE_TIMEOUT_S = 0.3
 _LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
-_VARIABLES = re.compile(
-    r"RANK|WORLD_SIZE|LOCAL_RANK|MASTER_\w+|(GLOO|NCCL|TP)_SOCKET_IFNAME|TORCHELASTIC_\w+"
-    r"|TORCH_DISTRIBUTED_DEBUG|CUDA_VISIBLE_DEVICES|TORCH_GLOO_\w+"
-)
-# Python functions of torch that a rank is in while it waits for others in set-up.
-_STORE = {"_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler"}
-_GROUP = {"_new_process_group_helper", "_store_based_barrier", "new_group"}
-_OURS = {"reach_store": "store", "join_rendezvous": "rendezvous", "make_group": "process-group"}
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 
 
@@ -70,14 +62,11 @@ def gather() -> dict[str, Any]:
             probe=_probe(arguments.master_addr, arguments.master_port) if call.entered else Probe(),
             file=_store_file(arguments.path),
             host=socket.gethostname(),
-            pid=os.getpid(),
-            interfaces=tuple(sorted(psutil.net_if_addrs())),
-            environment={k: v for k, v in os.environ.items() if _VARIABLES.fullmatch(k)},
             versions=versions(),
             addresses=_resolved(arguments.master_addr),
             runnable=runnable,
             main_cpu_s=_main_cpu_s(),
-            tensors=_wrapped_tensors(frames),
+            model=_wrapped_model(frames),
         )
     )
 
@@ -113,10 +102,10 @@ def _inside(frames: list[FrameType]) -> str:
     collective = ""
     for frame in frames:
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module == "torch.distributed.rendezvous" and name in _STORE:
+        if module == "torch.distributed.rendezvous" and name in torch_private.STORE_FUNCTIONS:
             return "store"
         if module == "torch.distributed.distributed_c10d":
-            if name in _GROUP:
+            if name in torch_private.GROUP_FUNCTIONS:
                 return "process-group"
             if not collective and name in where.WAITING_IN and name != "init_process_group":
                 collective = "collective"
@@ -127,24 +116,15 @@ def _inside(frames: list[FrameType]) -> str:
     return collective
 
 
-def _wrapped_tensors(frames: list[FrameType]) -> tuple[tuple[str, str], ...]:
-    """Of the model whose DDP is being constructed on these frames: names, shapes and dtypes."""
+def _wrapped_model(frames: list[FrameType]) -> Fingerprint | None:
+    """What the model is made of whose DDP is being constructed on these frames."""
     for frame in frames:
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if module == "torch.nn.parallel.distributed" and name == "__init__":
             model = frame.f_locals.get("module")
             if isinstance(model, torch.nn.Module):
-                return tensors_of(model)
-    return ()
-
-
-def tensors_of(model: torch.nn.Module) -> tuple[tuple[str, str], ...]:
-    """Name, and shape with dtype, of each parameter and buffer in DDP's order."""
-    parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    return tuple(
-        (name, f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}")
-        for name, each in (*parameters, *model.named_buffers())
-    )
+                return fingerprint_from_json(ddp.contents(model))
+    return None
 
 
 # -- the store ---------------------------------------------------------------------------
@@ -205,17 +185,15 @@ def _store_file(path: str) -> StoreFile:
     """What is in the file of a ``file://`` rendezvous: an address per rank, or more."""
     if not path:
         return StoreFile()
-    folder = Path(path).parent
-    writable = os.access(path if Path(path).exists() else folder, os.W_OK)
     try:
-        status, data = Path(path).stat(), Path(path).read_bytes()[: 1 << 20]
+        data = Path(path).read_bytes()[: 1 << 20]
     except OSError:
-        return StoreFile(path, False, writable)
+        return StoreFile(path)
     keys = Counter((match[0], match[1].decode()) for match in _KEY.finditer(data))
     claims: dict[str, int] = {}
     for (_, rank), count in keys.items():  # a group of its own has keys of its own
         claims[rank] = max(count, claims.get(rank, 0))
-    return StoreFile(path, True, writable, status.st_mtime, claims)
+    return StoreFile(path, True, claims)
 
 
 # -- what the user's code waits for ------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Notes each call of `init_process_group` on this rank: with what, since when, how it ended.
+"""Notes each call of `init_process_group` on this rank: with what, and whether it returned.
 
 The call itself is torch's own. A note that fails is left out; the user's call goes on.
 """
@@ -10,7 +10,6 @@ import functools
 import inspect
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,6 @@ class Log:
     entered: int = 0
     left: int = 0
     arguments: InitArguments = field(default_factory=InitArguments)
-    since_s: float = 0.0
-    """When the last call began, on the monotonic clock."""
     inside: bool = False
 
 
@@ -95,7 +92,6 @@ def enter(arguments: InitArguments) -> None:
     """A call begins."""
     log.entered += 1
     log.arguments = arguments
-    log.since_s = time.monotonic()
     log.inside = True
 
 
@@ -111,8 +107,8 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     parsed = urlparse(url)
     query = {key: values[-1] for key, values in parse_qs(parsed.query).items()}
     # torch appends rank and world_size to the URL when they are given.
-    given_rank = rank if rank >= 0 else _number(query.get("rank"))
-    given_size = world_size if world_size >= 0 else _number(query.get("world_size"))
+    given_rank = rank if rank >= 0 else number(query.get("rank"))
+    given_size = world_size if world_size >= 0 else number(query.get("world_size"))
     if parsed.scheme == "file":
         return InitArguments(
             "file",
@@ -127,9 +123,9 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     if parsed.scheme == "tcp":
         address, port = parsed.hostname or "", parsed.port
     else:
-        address, port = raw.get("MASTER_ADDR", ""), _number(raw.get("MASTER_PORT"))
-        given_rank = given_rank if given_rank is not None else _number(raw.get("RANK"))
-        given_size = given_size if given_size is not None else _number(raw.get("WORLD_SIZE"))
+        address, port = raw.get("MASTER_ADDR", ""), number(raw.get("MASTER_PORT"))
+        given_rank = given_rank if given_rank is not None else number(raw.get("RANK"))
+        given_size = given_size if given_size is not None else number(raw.get("WORLD_SIZE"))
     return InitArguments(
         parsed.scheme or "env",
         given_rank,
@@ -157,7 +153,8 @@ def uses_agent_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
-def _number(text: str | None) -> int | None:
+def number(text: str | None) -> int | None:
+    """The number that `text` writes; None where it writes none."""
     with contextlib.suppress(TypeError, ValueError):
         return int(text or "")
     return None

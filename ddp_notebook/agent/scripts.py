@@ -1,9 +1,8 @@
 """Runs a training script on this rank, as `python script.py` would under torchrun.
 
 It is `__main__`, with its own arguments, its own environment and its own folder first on the
-path, none of which outlives it; its output,
-tracebacks and interrupts take the same ways as a cell's. Afterwards cells see its
-variables under `main`.
+path, none of which outlives it; its output, tracebacks and interrupts take the same ways as a
+cell's. Afterwards cells see its variables under `main`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.agent import cells, control, rendezvous, sockets, state, torch_private
+from ddp_notebook.agent import cells, control, rendezvous, sockets, state, torch_private, where
 
 
 def run(
@@ -33,6 +32,7 @@ def run(
     runner = cells.attach()
     control.attach(getattr(runner.shell, "kernel", None))
     rendezvous.watch()
+    where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         torch_private.forget_groups()
         sockets.setup_begins()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from typing import TYPE_CHECKING
@@ -57,13 +56,13 @@ def read(plan: Plan, backend_name: str) -> InitArguments:
     """With what this rank comes to the rendezvous, by its environment as it is now."""
     raw = {name: os.environ[name] for name in rendezvous.VARIABLES if name in os.environ}
     tcp = plan.init_method == "tcp"
-    rank = _number(raw.get("RANK"))
+    rank = rendezvous.number(raw.get("RANK"))
     timeout_s = float(plan.settings.get(TIMEOUT) or plan.timeout_s)
     if plan.init_method == "file":
         return InitArguments(
             "file",
             rank,
-            _number(raw.get("WORLD_SIZE")),
+            rendezvous.number(raw.get("WORLD_SIZE")),
             path=plan.settings.get("STORE_PATH") or plan.store_path,
             backend=backend_name,
             timeout_s=timeout_s,
@@ -72,20 +71,14 @@ def read(plan: Plan, backend_name: str) -> InitArguments:
     return InitArguments(
         plan.init_method,
         rank,
-        _number(raw.get("WORLD_SIZE")),
+        rendezvous.number(raw.get("WORLD_SIZE")),
         plan.master_addr if tcp else raw.get("MASTER_ADDR", ""),
-        plan.master_port if tcp else _number(raw.get("MASTER_PORT")),
+        plan.master_port if tcp else rendezvous.number(raw.get("MASTER_PORT")),
         backend=backend_name,
         timeout_s=timeout_s,
         hosts_store=rank == 0 and plan.store == "rank0",
         raw=raw,
     )
-
-
-def _number(text: str | None) -> int | None:
-    with contextlib.suppress(ValueError):
-        return int(text or "")
-    return None
 
 
 def check(came: InitArguments, plan: Plan) -> None:

@@ -13,6 +13,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
+"""Functions of `torch.distributed.rendezvous` that a rank is in while it reaches the store."""
+GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
+"""Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
+
+Read off the stack only. Without them a rank in set-up is taken for busy.
+"""
+
 
 def forget_groups() -> None:
     """Forget every process group, also half-made ones after a failed init.

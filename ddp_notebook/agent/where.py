@@ -20,8 +20,8 @@ _LIBRARY = (
     f"{Path(os.__file__).parent}{os.sep}",
     f"{Path(__file__).parent.parent}{os.sep}",
 )
-_JOBS = f"{Path(__file__).parent.parent / 'faults' / 'jobs'}{os.sep}"
-"""The scripts of the fault lab stand for a user's."""
+_scripts: set[str] = set()
+"""Files that were run as scripts: the user's, also in a folder of libraries."""
 # What a rank is found in when it waits for others, by torch's own function names.
 WAITING_IN = (
     "all_reduce",
@@ -50,6 +50,11 @@ WAITING_IN = (
 def cell_file(number: int) -> str:
     """The file name of the cell whose prompt is ``In [number]``."""
     return f"<ddp cell {number}>"
+
+
+def is_a_script(filename: str) -> None:
+    """From now on `filename` is the user's, wherever it lies."""
+    _scripts.add(filename)
 
 
 def describe_main_thread() -> str:
@@ -90,7 +95,7 @@ def describe(frame: FrameType | None) -> str:
 
 def is_users(filename: str) -> bool:
     """True for cells and for files that are not part of Python or an installed library."""
-    if CELL_NAME.fullmatch(filename) or filename.startswith(_JOBS):
+    if CELL_NAME.fullmatch(filename) or filename in _scripts:
         return True
     return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 

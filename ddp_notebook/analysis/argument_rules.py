@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from ddp_notebook.analysis import failures, odd
+from ddp_notebook.analysis import failures, odd, params
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -159,17 +160,10 @@ def other_versions(case: SetupCase) -> Iterator[Finding]:
 
 def differing_models(case: SetupCase) -> Iterator[Finding]:
     """The models that ranks wrap differ in number, order, shape or dtype of their tensors."""
-    models = {e.rank: repr(e.tensors) for e in case.ranks if e.tensors}
-    if len(set(models.values())) < 2:
-        return
-    right, culprits = odd.odd_ones(models, "", 0)
-    good = next(e for e in case.ranks if models.get(e.rank) == right)
-    bad = next(e for e in case.ranks if e.rank == culprits[0])
-    yield Finding(
-        Category.PARAM_MISMATCH,
-        culprits,
-        odd.first_difference(bad, good),
-        "Build the same model on every rank: the same arguments, the same order of layers.",
-        case.waiting,
-        (f"rank {bad.rank} has {len(bad.tensors)} tensors, rank {good.rank} {len(good.tensors)}",),
-    )
+    models = {e.rank: e.model for e in case.ranks if e.model is not None}
+    for finding in params.compare(models):
+        yield replace(
+            finding,
+            remedy="Build the same model on every rank: the same arguments, the same order.",
+            waiting=case.waiting,
+        )

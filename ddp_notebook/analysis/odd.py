@@ -89,17 +89,3 @@ def _means(name: str, ranks: Iterable[RankEvidence]) -> set[str] | None:
 def assignment(name: str, value: str) -> str:
     """How a right value is given."""
     return f"{name}={value}" if name.isupper() else f"{name} {value}"
-
-
-def first_difference(bad: RankEvidence, good: RankEvidence) -> str:
-    """Where two models first differ, in words."""
-    for place, (mine, theirs) in enumerate(zip(bad.tensors, good.tensors, strict=False)):
-        if mine != theirs:
-            return (
-                f"tensor {place} of the model differs: rank {bad.rank} has {mine[0]} {mine[1]}, "
-                f"rank {good.rank} has {theirs[0]} {theirs[1]}"
-            )
-    return (
-        f"rank {bad.rank}'s model has {len(bad.tensors)} tensors, "
-        f"rank {good.rank}'s has {len(good.tensors)}"
-    )

@@ -59,7 +59,7 @@ def doing(evidence: RankEvidence) -> str:
         case Activity.IDLE:
             return "runs nothing"
         case _:
-            return "does not answer"
+            return f"does not answer ({evidence.doing})" if evidence.doing else "does not answer"
 
 
 RULES: tuple[Rule, ...] = (

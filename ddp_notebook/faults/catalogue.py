@@ -11,6 +11,8 @@ from ddp_notebook.model import Category
 
 ALL = -1
 """In place of a rank: every rank."""
+OTHERS = -2
+"""In place of a rank: every rank but 0."""
 
 
 class Kind(StrEnum):
@@ -29,7 +31,7 @@ class Fault:
     """One fault. `settings` may hold ``{held_port}`` (another process listens there),
     ``{free_port}`` (nobody does; another one for each rank) and ``{world_size}``.
 
-    `culprits` are the ranks that must be found, `(ALL,)` for every one. `passes`: it mends
+    `culprits` are the ranks that must be found, `(ALL,)` or `(OTHERS,)`. `passes`: it mends
     itself, the ranks are only late. `simulated` says what is not real about it.
     """
 
@@ -48,6 +50,12 @@ class Fault:
     min_ranks: int = 2
     passes: bool = False
     simulated: str = ""
+
+    def culprits_of(self, world_size: int) -> tuple[int, ...]:
+        """The ranks that must be found among `world_size`."""
+        if self.culprits in ((ALL,), (OTHERS,)):
+            return tuple(range(int(self.culprits == (OTHERS,)), world_size))
+        return self.culprits
 
 
 def job_path(name: str) -> Path:
@@ -76,6 +84,7 @@ _SETTINGS = (
         (0,),
         settings={ALL: {"MASTER_PORT": "{held_port}"}},
         store="rank0",
+        simulated="the port is taken before rank 0 comes: it loses the race every time",
     ),
     Fault(
         "own-ports",
@@ -83,7 +92,7 @@ _SETTINGS = (
         "find_free_port() was called on every rank, so each has another MASTER_PORT. Rank 0 "
         "listens at its own and nobody ever comes.",
         Category.ENV_MISMATCH,
-        (),
+        (OTHERS,),
         settings={ALL: {"MASTER_PORT": "{free_port}"}},
         store="rank0",
     ),

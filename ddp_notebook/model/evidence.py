@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.model.words import Ranks
+from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 
 
 class Activity(StrEnum):
@@ -63,12 +64,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """The file of a ``file://`` rendezvous, as the rank sees it. Times are wall clock seconds."""
+    """The file of a ``file://`` rendezvous, as the rank sees it."""
 
     path: str = ""
     exists: bool = False
-    writable: bool = True
-    made_s: float = 0.0
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
 
@@ -105,9 +104,6 @@ class RankEvidence:
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
-    pid: int = 0
-    interfaces: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What names resolve to on the rank's host, by name; nothing when they do not."""
@@ -117,8 +113,8 @@ class RankEvidence:
     """CPU time of its main thread so far."""
     exit_code: int | None = None
     last_words: str = ""
-    tensors: tuple[tuple[str, str], ...] = ()
-    """Of the model it is wrapping: each parameter's and buffer's name, and its shape and dtype."""
+    model: Fingerprint | None = None
+    """What the model is made of whose DDP it is constructing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +129,6 @@ class SetupCase:
     told: Mapping[str, str] = field(default_factory=dict)
     store_host: int | None = None
     store_alive: bool = True
-    started_s: float = 0.0
-    """When this set-up or run began, wall clock."""
 
     @property
     def world_size(self) -> int:
@@ -171,9 +165,7 @@ def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
     for name, cls in _NESTED.items():
         if name in fields:
             fields[name] = cls(**fields[name])
-    for name in ("interfaces", "tensors"):
-        fields[name] = tuple(
-            tuple(each) if isinstance(each, list) else each for each in fields.get(name, ())
-        )
+    if fields.get("model") is not None:
+        fields["model"] = fingerprint_from_json(fields["model"])
     fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
     return RankEvidence(**fields)

@@ -28,6 +28,7 @@ _STAGES = "ddp_notebook.agent.stages"
 _FREE_WITHIN_S = 1.0
 _FREE_AGAIN_S = 0.1
 _LAST_WORD_S = 0.3
+_PREPARED_WITHIN_S = 10.0
 
 
 class BringUp:
@@ -115,7 +116,6 @@ class BringUp:
             values,
             0 if self.store == "rank0" and options.init_method != "file" else None,
             lambda: self.store == "rank0" or self.processes.store_alive,
-            time.time(),
         )
         self.record.note(
             generation=self.generation,
@@ -201,9 +201,12 @@ class BringUp:
         self._answers = self.processes.cluster.call(
             self.everyone, f"{_STAGES}:prepare", lambda rank: {"plan": plans[rank]}
         )
-        self.record.wait_for(
-            lambda: len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone), 10
-        )
+
+        def paused() -> bool:
+            return len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone)
+
+        if not self.record.wait_for(paused, _PREPARED_WITHIN_S):
+            raise SetupFailed(self._why_not_up(self.diagnose()))
 
     def send_on(self, ranks: Ranks, to: Stage | None) -> None:
         """Send paused ranks through their next stage, or through all up to `to`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -77,8 +76,7 @@ class ScriptRun:
                 "WORLD_SIZE": str(len(ranks)),
             },
             ranks[0] if store == "rank0" else None,
-            lambda: store == "rank0" or processes.store_alive,
-            time.time(),
+            lambda: store == "rank0" or processes.script_store_alive,
         )
 
     def run(

@@ -192,6 +192,11 @@ class Processes:
         """The process that hosts the session's store, 0 when there is none."""
         return self._store.pid if self._store is not None and self._store.alive else 0
 
+    @property
+    def script_store_alive(self) -> bool:
+        """True while the last script's store can be reached."""
+        return self._script_store is not None and self._script_store.alive
+
     def fresh_store(self) -> tuple[str, int]:
         """Where an empty store listens, for a script: its keys would meet those of the last run."""
         if self._script_store is not None:

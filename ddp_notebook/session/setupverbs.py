@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 _NOT_FREED = "Nothing but a new process could free"
-
-
 _SCRIPT_ENDS_S = 5.0
 
 
@@ -93,10 +91,10 @@ class SetupVerbs:
                 else:
                     self._run_set_up(bringup, options, interrupted)
         except KeyboardInterrupt:
-            self._give_up(bringup.everyone)
+            lost = self._give_up(bringup.everyone)
+            kept = f"{_NOT_FREED} {name_ranks(lost)}." if lost else "They keep their variables."
             raise SetupFailed(
-                "Set-up was interrupted. The ranks are idle and keep their variables. "
-                "Try again with %ddp_init.",
+                f"Set-up was interrupted. The ranks are idle. {kept} Try again with %ddp_init.",
                 self.status(),
             ) from None
         except SetupFailed as failure:
@@ -123,13 +121,8 @@ class SetupVerbs:
 
     def _set_up_again(self, options: InitOptions) -> Board:
         """Once more with ranks whose set-up failed: in place, as far as their processes live."""
-        bringup, processes = self._bringup, self._processes
-        assert bringup is not None and processes is not None
-        self._give_up(bringup.everyone)
-        dead = self.record.snapshot.with_status(Status.DEAD)
-        if dead:
-            processes.stop(dead)
-            processes.launch(dead)
+        processes = self._need("%ddp_init")
+        self.make_ready()
         moved = not options.same_store(processes.options)
         processes.options = options
         if moved and options.init_method != "file":
@@ -173,6 +166,8 @@ class SetupVerbs:
                     "There is nothing to step: set-up and %ddp_wrap are complete. The buckets "
                     "after a training step: %ddp_wrap --buckets"
                 )
+            if ranks is not None or to is not None:
+                raise UsageMistake("A stage of %ddp_wrap takes every rank: type %ddp_step")
             return wrapping.step(None)
         with noted() as interrupted:
             return step(self._bringup, ranks, stages[to] if to else None, interrupted)
@@ -204,7 +199,8 @@ class SetupVerbs:
         """Versions and environment of each rank that answers, for `%ddp_doctor`."""
         processes = self._need("%ddp_doctor")
         everyone = tuple(range(self.record.snapshot.world_size))
-        return {r: dict(a) for r, a in processes.cluster.ask(everyone, "facts", 10.0).items() if a}
+        answers = processes.cluster.ask(everyone, "facts", 10.0)
+        return {rank: dict(facts) for rank, facts in answers.items() if "error" not in facts}
 
     # -- DDP -----------------------------------------------------------------------------
 

@@ -53,7 +53,6 @@ class Told:
     values: Mapping[str, str] = field(default_factory=dict)
     store_host: int | None = None
     store_alive: Callable[[], bool] = lambda: True
-    started_s: float = 0.0
 
 
 def gather(
@@ -82,7 +81,10 @@ def gather(
                 exit_code=state.exit_code,
                 last_words=state.last_words,
             )
-        elif answer := answers.get(state.rank):
+        elif (answer := answers.get(state.rank, {})) and "error" in answer:
+            doing = f"its observer failed: {answer['error']}"
+            evidence = RankEvidence(state.rank, Activity.SILENT, doing=doing)
+        elif answer:
             evidence = evidence_from_json(answer)
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
                 evidence = RankEvidence(state.rank, Activity.BUSY, doing="about to begin")
@@ -94,7 +96,6 @@ def gather(
         dict(told.values),
         told.store_host,
         store_alive=told.store_alive(),
-        started_s=told.started_s,
     )
 
 
@@ -164,7 +165,7 @@ class Watchman:
         finding = Finding(
             Category.UNDECIDED,
             (),
-            f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why.",
+            f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why",
             "See what each rank does, free them with %ddp_abort, or go on waiting.",
             case.waiting,
             facts,

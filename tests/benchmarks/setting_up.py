@@ -71,10 +71,8 @@ def _fault(ranks: Session, fault: Fault, rounds: int) -> Row:
         result = ranks.fault(fault.name)
         times.append(time.monotonic() - started)
         first = result.diagnosis.findings[0] if result.diagnosis is not None else None
-        everyone = tuple(range(RANKS))
-        culprits = everyone if fault.culprits == (-1,) else fault.culprits
-        right = first is not None and first.category is fault.category
-        right = right and (not culprits or first.ranks == culprits) if first else False
+        wanted = (fault.category, fault.culprits_of(RANKS))
+        right = first is not None and (first.category, first.ranks) == wanted
         repaired = not ranks.repair().error and ranks.record.snapshot.ready
         held += right and repaired
     print(f"{fault.name}: {held} of {rounds}", file=sys.stderr, flush=True)

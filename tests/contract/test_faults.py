@@ -48,19 +48,13 @@ def pids(session: Session) -> dict[int, int]:
     return {state.rank: state.pid for state in session.record.snapshot.ranks}
 
 
-def culprits_of(name: str) -> tuple[int, ...] | None:
-    """The ranks that must be found; None for any."""
-    culprits = FAULTS[name].culprits
-    return EVERYBODY if culprits == (-1,) else culprits or None
-
-
 def check(name: str, diagnosis: Diagnosis | None) -> None:
     """The first finding is the catalogued one, and says what a person needs."""
     assert diagnosis is not None, "nothing was found"
     assert diagnosis.findings, diagnosis
     first = diagnosis.findings[0]
     assert first.category is FAULTS[name].category, diagnosis
-    assert first.ranks == (culprits_of(name) or first.ranks), diagnosis
+    assert first.ranks == FAULTS[name].culprits_of(WORLD_SIZE), diagnosis
     assert first.passing is FAULTS[name].passes
     assert first.cause, "a finding says what happened"
     assert first.remedy, "a finding says what to do"

@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     evidence_from_json,
     evidence_to_json,
 )
+from ddp_notebook.model.wrap import Fingerprint, TensorInfo
 
 TOLD = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
 
@@ -186,9 +187,9 @@ def test_errors_are_told_apart_by_what_they_say() -> None:
 
 
 def test_another_model_is_the_odd_ranks() -> None:
-    same = (("weight", "(4, 8) float32"),)
-    other = (("weight", "(5, 8) float32"),)
-    ranks = [waiting(rank, "ddp", tensors=other if rank == 1 else same) for rank in range(3)]
+    same = Fingerprint((TensorInfo("weight", (4, 8), "float32"),))
+    other = Fingerprint((TensorInfo("weight", (5, 8), "float32"),))
+    ranks = [waiting(rank, "ddp", model=other if rank == 1 else same) for rank in range(3)]
     assert blamed(diagnose(*ranks)) == [(Category.PARAM_MISMATCH, (1,))]
 
 
@@ -221,7 +222,9 @@ def test_one_wrong_port_among_many_is_blamed_on_its_rank_alone(size: int, data: 
 
 
 def test_evidence_and_diagnosis_survive_being_written_as_json() -> None:
-    evidence = waiting(1, tensors=(("a", "(1,) float32"),), addresses={"x": ("1.2.3.4",)})
+    evidence = waiting(
+        1, model=Fingerprint((TensorInfo("a", (1,), "float32"),)), addresses={"x": ("1.2.3.4",)}
+    )
     assert evidence_from_json(evidence_to_json(evidence)) == evidence
     found = diagnose(waiting(0, "store"), RankEvidence(1, Activity.IDLE))
     assert diagnosis_from_json(found.to_json()) == found

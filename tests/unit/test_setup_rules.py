@@ -28,6 +28,7 @@ from ddp_notebook.model import (
     evidence_from_json,
     evidence_to_json,
 )
+from ddp_notebook.model.wrap import Fingerprint, TensorInfo
 
 HOST, PORT = "127.0.0.1", 29500
 IN_SETUP = ("store", "rendezvous", "process-group")
@@ -751,29 +752,35 @@ def test_a_file_that_a_rank_may_still_write_is_waited_for_with_reason(activity: 
 # --------------------------------------------------------------------------- models, versions
 
 
-LAYER = (("first.weight", "(4, 8) float32"), ("first.bias", "(4,) float32"))
+LAYER = (TensorInfo("first.weight", (4, 8), "float32"), TensorInfo("first.bias", (4,), "float32"))
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        (*LAYER, ("third.weight", "(2, 2) float32")),
+        (*LAYER, TensorInfo("third.weight", (2, 2), "float32")),
         LAYER[:1],
-        (("first.weight", "(5, 8) float32"), LAYER[1]),
-        (("first.weight", "(4, 8) float16"), LAYER[1]),
+        (TensorInfo("first.weight", (5, 8), "float32"), LAYER[1]),
+        (TensorInfo("first.weight", (4, 8), "float16"), LAYER[1]),
         LAYER[::-1],
     ],
     ids=["more", "fewer", "shape", "dtype", "order"],
 )
-def test_models_that_differ_are_said_with_where(other: tuple[tuple[str, str], ...]) -> None:
+def test_models_that_differ_are_said_with_where(other: tuple[TensorInfo, ...]) -> None:
     models = (LAYER, other, LAYER)
-    finding = the_one(*(waiting(r, "ddp", tensors=model) for r, model in enumerate(models)))
+    finding = the_one(
+        *(waiting(r, "ddp", model=Fingerprint(model)) for r, model in enumerate(models))
+    )
     assert (finding.category, finding.ranks) == (Category.PARAM_MISMATCH, (1,))
     assert "rank 1" in finding.cause
 
 
 def test_models_that_are_the_same_or_not_built_yet_are_no_finding() -> None:
-    ranks = [waiting(0, "ddp", tensors=LAYER), coming(1), waiting(2, "ddp", tensors=LAYER)]
+    ranks = [
+        waiting(0, "ddp", model=Fingerprint(LAYER)),
+        coming(1),
+        waiting(2, "ddp", model=Fingerprint(LAYER)),
+    ]
     assert found(*ranks) == []
 
 
@@ -838,6 +845,9 @@ DIAGNOSES = st.builds(
     doing=st.dictionaries(RANK, st.text()),
     world_size=RANK,
 )
+TENSORS = st.builds(
+    TensorInfo, st.text(), st.lists(RANK, max_size=3).map(tuple), st.just("float32")
+)
 WORDS = st.dictionaries(st.text(), st.text(), max_size=3)
 EVIDENCE = st.builds(
     RankEvidence,
@@ -848,11 +858,9 @@ EVIDENCE = st.builds(
     arguments=st.builds(InitArguments, rank=st.none() | RANK, path=st.text(), raw=WORDS),
     probe=st.builds(Probe, state=st.sampled_from(["open", "refused"]), detail=st.text()),
     file=st.builds(StoreFile, exists=st.booleans(), claims=st.dictionaries(st.text(), RANK)),
-    interfaces=st.lists(st.text(), max_size=3).map(tuple),
-    environment=WORDS,
     addresses=st.dictionaries(st.text(), st.lists(st.text(), max_size=2).map(tuple), max_size=2),
     exit_code=st.none() | st.integers(-64, 255),
-    tensors=st.lists(st.tuples(st.text(), st.text()), max_size=3).map(tuple),
+    model=st.none() | st.builds(Fingerprint, st.lists(TENSORS, max_size=3).map(tuple)),
 )
 
 
