@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -44,8 +45,11 @@ TORCH_MODULES = (
     # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
     "torch._dynamo",
 )
-LATER_MODULES = ("matplotlib.pyplot",)
-"""Imported when nothing else is to do; the backend itself must be loaded where the shell is."""
+LATER_MODULES = ("matplotlib.font_manager", "matplotlib.figure", "matplotlib.pyplot")
+"""Imported when nothing else is to do, in steps: a command waits for the end of a step.
+
+The backend itself must be loaded where the shell is.
+"""
 
 ExitHandler = Callable[[int], None]
 
@@ -74,6 +78,7 @@ class ForkServerClient:
         self._spawned: dict[int, Future[int]] = {}
         self._exit_handlers: dict[int, ExitHandler] = {}
         self._exit_codes: dict[int, int] = {}
+        self._pidfds: dict[int, int] = {}
         self._lost_handlers: list[Callable[[], None]] = []
         self._lost = False
         self._lock = threading.Lock()
@@ -117,12 +122,23 @@ class ForkServerClient:
             code = self._exit_codes.pop(pid, None)
             if code is None:
                 self._exit_handlers[pid] = on_exit
+                self._hold(pid)
         if code is not None:  # it ended before we could ask to be told
             on_exit(code)
         return pid
 
     def signal(self, pid: int, number: int) -> None:
-        """Signal a child that this fork server started."""
+        """Signal a child that this fork server started.
+
+        Directly where the system has file descriptors of processes (Linux), for the fork server
+        may be importing; a pid alone may be another process's by now.
+        """
+        with self._lock:
+            held = self._pidfds.get(pid)
+            if held is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(held, number)
+                return
         self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
 
     def own(self, path: str) -> None:
@@ -148,6 +164,16 @@ class ForkServerClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _hold(self, pid: int) -> None:
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # it has just ended, or this kernel has none
+                self._pidfds[pid] = os.pidfd_open(pid)
+
+    def _let_go(self, pid: int) -> None:
+        held = self._pidfds.pop(pid, None)
+        if held is not None:
+            os.close(held)
 
     def _send(self, command: Mapping[str, Any]) -> None:
         data = json.dumps(command).encode() + b"\n"
@@ -179,6 +205,7 @@ class ForkServerClient:
                 self._spawned.pop(event["tag"]).set_exception(OSError(event["text"]))
             case "exited":
                 with self._lock:
+                    self._let_go(event["pid"])
                     handler = self._exit_handlers.pop(event["pid"], None)
                     if handler is None:
                         self._exit_codes[event["pid"]] = event["code"]
@@ -190,6 +217,8 @@ class ForkServerClient:
             self._lost = True
             handlers, self._lost_handlers = self._lost_handlers, []
             waiting = [*self._spawned.values()]
+            for pid in list(self._pidfds):
+                self._let_go(pid)
         lost = SessionLost("The fork server that starts ranks is gone. Start again: %ddp_init")
         futures: list[Future[Any]] = [self.ready, *waiting]
         for future in futures:

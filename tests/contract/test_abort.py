@@ -122,7 +122,7 @@ def ctrl_c(call: Callable[[], object], when: Callable[[], object]) -> float:
         signal.signal(signal.SIGINT, before)
     assert not problems, problems
     text = str(caught.value)
-    assert text.startswith("Set-up was interrupted. The ranks are idle and keep their variables.")
+    assert text.startswith("Set-up was interrupted. The ranks are idle. They keep their variables.")
     assert "%ddp_init" in text
     board = caught.value.board
     assert board is not None

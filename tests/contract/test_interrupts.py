@@ -223,6 +223,17 @@ def test_what_a_cell_does_about_an_interrupt_is_not_interrupted_in_turn(
     assert ranks.pull("saved") == dict.fromkeys(range(WORLD_SIZE), True)
 
 
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone has them")
+def test_an_interrupt_does_not_wait_for_a_fork_server_that_is_busy(shell: Any, ranks: Any) -> None:
+    fork_server = ranks._processes.fork_server.pid
+    os.kill(fork_server, signal.SIGSTOP)
+    try:
+        back = run_and_interrupt(shell, LOOP, in_the_cell(ranks, EVERYBODY))
+    finally:
+        os.kill(fork_server, signal.SIGCONT)
+    assert "ranks 0-3 stopped" in back.message
+
+
 # --------------------------------------------------------------------------- nothing is lost
 
 

@@ -181,3 +181,14 @@ def test_a_rank_answers_while_its_main_thread_is_blocked_and_is_freed_from_there
             freed = cluster.ask((0,), "free", 5.0)
         assert freed[0]["closed"] > 0
         assert "rank 0 raised" in str(blocked.result(10).error)
+
+
+def test_a_rank_formats_no_traceback_that_nobody_reads(ranks2: Session) -> None:
+    result = ranks2.run_cell(
+        "from IPython.core.getipython import get_ipython\n"
+        "shell = get_ipython()\n"
+        "if hasattr(type(shell), '_format_exception_for_storage'):\n"
+        "    kept = shell._format_exception_for_storage(ValueError('why'))\n"
+        "    assert kept == {'ename': 'ValueError', 'evalue': 'why', 'traceback': []}, kept"
+    )
+    result.raise_for_error()
