@@ -90,7 +90,11 @@ def goes_on(session: Session, keeping: tuple[int, ...] = (0, 1, 2)) -> None:
     assert session.pull("kept", keeping) == dict.fromkeys(keeping, "kept")
 
 
-def ctrl_c(call: Callable[[], object], when: Callable[[], object]) -> float:
+def ctrl_c(
+    call: Callable[[], object],
+    when: Callable[[], object],
+    kept: str = "They keep their variables.",
+) -> float:
     """Interrupt `call` as Ctrl-C does, once `when` is true; seconds from then until it is back.
 
     The interrupt must not reach the caller as anything but SetupFailed.
@@ -122,7 +126,7 @@ def ctrl_c(call: Callable[[], object], when: Callable[[], object]) -> float:
         signal.signal(signal.SIGINT, before)
     assert not problems, problems
     text = str(caught.value)
-    assert text.startswith("Set-up was interrupted. The ranks are idle. They keep their variables.")
+    assert text.startswith(f"Set-up was interrupted. The ranks are idle. {kept}")
     assert "%ddp_init" in text
     board = caught.value.board
     assert board is not None
@@ -241,7 +245,8 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
         return session.record.snapshot.ranks[0].entering is Stage.RENDEZVOUS
 
     os.kill(before[1], signal.SIGSTOP)
-    assert ctrl_c(lambda: session.set_up(OPTIONS), waits) < BACK_WITHIN_S
+    kept = "Nothing but a new process could free rank 1."
+    assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < BACK_WITHIN_S
     goes_on(session, (0, 2))
     after = pids(session)
     assert (after[0], after[2]) == (before[0], before[2])
