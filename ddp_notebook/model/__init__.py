@@ -6,6 +6,7 @@ everything here can be written as JSON and read back.
     words.py      rank sets, stages, what a rank is at, kinds of output, sizes
     events.py     what ranks say, and its form on the wire
     state.py      what events add up to, and how it is arranged for drawing
+    collectives.py  what each rank issued, a record each
     evidence.py   what is known of each rank while set-up runs
     diagnosis.py  findings: the mistake, whose it is, what to do
     steps.py      what a step of set-up gives
@@ -17,6 +18,16 @@ everything here can be written as JSON and read back.
 from ddp_notebook.model.bench import (
     BenchPoint,
     BenchResult,
+)
+from ddp_notebook.model.collectives import (
+    DEFAULT_GROUP,
+    Collective,
+    Collectives,
+    Part,
+    Phase,
+    Place,
+    collective_from_json,
+    collective_to_json,
 )
 from ddp_notebook.model.diagnosis import (
     Category,
@@ -78,6 +89,14 @@ from ddp_notebook.model.words import (
 )
 
 __all__ = [
+    "DEFAULT_GROUP",
+    "Collective",
+    "Collectives",
+    "Part",
+    "Phase",
+    "Place",
+    "collective_from_json",
+    "collective_to_json",
     "evidence_to_json",
     "evidence_from_json",
     "StoreFile",

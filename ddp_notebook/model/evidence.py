@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ddp_notebook.model.collectives import Collectives, Place
 from ddp_notebook.model.words import Ranks
 from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 
@@ -115,6 +116,12 @@ class RankEvidence:
     last_words: str = ""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
+    path: tuple[Place, ...] = ()
+    """Where its main thread is in the user's code, the outermost line first."""
+    waits_for: int | None = None
+    """The number of the collective in which its main thread waits."""
+    run: int = 0
+    """The session's number of the cell or script that it runs, or ran last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,7 @@ class SetupCase:
     told: Mapping[str, str] = field(default_factory=dict)
     store_host: int | None = None
     store_alive: bool = True
+    collectives: Collectives = field(default_factory=Collectives)
 
     @property
     def world_size(self) -> int:
@@ -167,5 +175,6 @@ def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
             fields[name] = cls(**fields[name])
     if fields.get("model") is not None:
         fields["model"] = fingerprint_from_json(fields["model"])
+    fields["path"] = tuple(Place(**each) for each in fields.get("path", ()))
     fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
     return RankEvidence(**fields)
