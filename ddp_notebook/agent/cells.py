@@ -29,6 +29,7 @@ from ddp_notebook.agent import (
     boot,
     celltree,
     engine_private,
+    observer,
     progressbars,
     rendezvous,
     state,
@@ -244,11 +245,13 @@ class CellRunner:
         state.current.running, state.current.error = True, None
         if not state.current.held:  # else the set-up that is stepped through goes on after it
             rendezvous.begin_run()
+        observer.observer.begin(cell)
         self.voice.emit_now(CellStarted, cell=cell, number=number)
 
     def end(self, cell: int, error: BaseException | None) -> None:
         """The cell is over: say how."""
         withheld = self.relay.end()
+        observer.observer.settle()
         state.current.running = False
         if error is not None:
             state.current.error = state.Failure(type(error).__name__, str(error)[:2000])

@@ -24,8 +24,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.agent import ddp, keeper, rendezvous, state, torch_private, where
-from ddp_notebook.model import Activity, Probe, RankEvidence, StoreFile, evidence_to_json
+from ddp_notebook.agent import (
+    ddp,
+    keeper,
+    observer,
+    places,
+    rendezvous,
+    state,
+    torch_private,
+    where,
+)
+from ddp_notebook.model import Activity, Place, Probe, RankEvidence, StoreFile, evidence_to_json
 from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 
 PROBE_TIMEOUT_S = 0.3
@@ -67,6 +76,9 @@ def gather() -> dict[str, Any]:
             runnable=runnable,
             main_cpu_s=_main_cpu_s(),
             model=_wrapped_model(frames),
+            path=tuple(Place(*each) for each in places.users_path(frame)),
+            waits_for=observer.observer.waits_for() if inside else None,
+            run=observer.observer.run,
         )
     )
 

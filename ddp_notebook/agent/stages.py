@@ -21,6 +21,7 @@ from ddp_notebook.agent import (
     cells,
     connecting,
     control,
+    observer,
     rendezvous,
     rescue,
     settings,
@@ -89,6 +90,7 @@ def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
     runner = cells.attach()
     control.attach(getattr(runner.shell, "kernel", None))
     rendezvous.watch()
+    observer.attach()
     torch_private.forget_groups()
     rescue.drop_stand_ins()
     state.current.give_up.clear()

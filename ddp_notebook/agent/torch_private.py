@@ -7,9 +7,13 @@ back to what they say.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -20,6 +24,83 @@ GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_gro
 
 Read off the stack only. Without them a rank in set-up is taken for busy.
 """
+
+
+_WATCHED = "__ddp_notebook_watched__"
+_HELPER = "_new_process_group_helper"
+_BY_GROUP = ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag")
+_HELPER_TAKES = ("group_size", "group_rank", "global_ranks_in_group", "store", "group_name")
+
+
+def watch_groups(making: Callable[..., Any]) -> bool:
+    """Have `making(store, name, rank, size, members)` see each process group made; once.
+
+    Its `before()` is called before torch makes it, and `after(group)` gives what takes its
+    place. What fails in them leaves torch's own group. False when this torch is different.
+    """
+    helper = getattr(distributed_c10d, _HELPER, None)
+    if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
+        return False
+    if hasattr(helper, _WATCHED):
+        return True
+    signature = inspect.signature(helper)
+
+    @functools.wraps(helper)
+    def watched(*args: Any, **named: Any) -> Any:
+        call = signature.bind(*args, **named).arguments
+        size, rank, members, store, name = (call[key] for key in _HELPER_TAKES)
+        made: Any = None
+        with contextlib.suppress(Exception):  # the user's group matters more
+            if rank is not None and rank >= 0:
+                made = making(store, str(name), rank, size, members)
+                made.before()
+        group, prefixed = helper(*args, **named)
+        if made is not None and isinstance(group, dist.ProcessGroup):
+            with contextlib.suppress(Exception):
+                group = made.after(group)
+        return group, prefixed
+
+    setattr(watched, _WATCHED, True)
+    setattr(distributed_c10d, _HELPER, watched)
+    return True
+
+
+def take_place(group: Any, inner: Any) -> None:
+    """Put `group` where torch has just put `inner`: in its maps, and by its name.
+
+    Raises AttributeError or RuntimeError when this torch has no such maps; then nothing of
+    `inner` has changed.
+    """
+    world: Any = distributed_c10d._world
+    maps = [getattr(world, name) for name in _BY_GROUP]
+    tagged = world.tags_to_pg
+    kinds = dist.ProcessGroup.BackendType.__members__
+    for entry in world.pg_backend_config[inner].split(","):
+        device, _, name = entry.partition(":")
+        kind = kinds.get(name.upper(), kinds["CUSTOM"])
+        group._register_backend(
+            torch.device(device), kind, inner._get_backend(torch.device(device))
+        )
+        group._set_default_backend(kind)
+    group._set_group_name(inner.group_name)
+    group._set_group_desc(inner.group_desc)
+    for each in maps:
+        if inner in each:
+            each[group] = each.pop(inner)
+    for groups in tagged.values():
+        groups[:] = [group if each is inner else each for each in groups]
+    # Functional collectives find a group by its name.
+    unregister = getattr(distributed_c10d, "_unregister_process_group", None)
+    register = getattr(distributed_c10d, "_register_process_group", None)
+    if register is not None and unregister is not None:
+        unregister(inner.group_name)
+        register(inner.group_name, group)
+
+
+def group_backend(group: Any) -> str:
+    """The name of a group's backend: gloo, nccl; empty where torch does not tell."""
+    name = getattr(group, "name", None)
+    return str(name()) if callable(name) else ""
 
 
 def forget_groups() -> None:

@@ -1,0 +1,46 @@
+"""Holds this rank before each collective, until it is stepped on."""
+
+from __future__ import annotations
+
+import threading
+
+from ddp_notebook.agent import state
+
+on = False
+"""True while collectives are held."""
+at: int | None = None
+"""The number of the collective before which the rank is held; None when it is not."""
+_go = threading.Semaphore(0)
+_LOOK_EVERY_S = 0.2
+
+
+class GivenUp(RuntimeError):
+    """The rank was held before a collective, and what it ran was given up."""
+
+
+def begin(hold: bool) -> None:
+    """A cell begins, with its collectives held or not."""
+    global on, at, _go
+    on, at = hold, None
+    _go = threading.Semaphore(0)
+
+
+def go(*, freely: bool = False) -> None:
+    """Let the rank go on: to the next collective, or `freely` to the end. From any thread."""
+    global on
+    if freely:
+        on = False
+    _go.release()
+
+
+def hold(number: int) -> None:
+    """Wait before collective `number`. Raises GivenUp, KeyboardInterrupt."""
+    global at
+    gate = _go
+    at = number
+    try:
+        while not gate.acquire(timeout=_LOOK_EVERY_S):
+            if state.current.give_up.is_set():
+                raise GivenUp("given up (%ddp_abort)")
+    finally:
+        at = None

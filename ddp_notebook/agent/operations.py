@@ -1,0 +1,196 @@
+"""The operations of a process group: torch's methods, their names, and what a call is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Facts(NamedTuple):
+    """What one call is about; `root` and `peer` are ranks of the group.
+
+    `alike` is what all ranks must have the same, beside the operation.
+    """
+
+    alike: tuple[Any, ...] = ()
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    numel: int = 0
+    bytes: int = 0
+    tensors: int = 0
+    reduce_op: str = ""
+    root: int | None = None
+    peer: int | None = None
+    tag: int = 0
+    waited: bool = False
+    """The caller waits for its end."""
+
+
+_Reader = Callable[[Sequence[Any], Mapping[str, Any]], Facts]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of torch's ProcessGroup. `name` is that of the function users call."""
+
+    method: str
+    name: str
+    facts: _Reader
+    to_peer: bool = False
+    labelled: bool = False
+    """The name of what is reduced is looked for: it tells metrics apart."""
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: Any) -> str:
+    """float32, as users write it without torch."""
+    return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=64)
+def _reduce_name(text: str) -> str:
+    return text.rpartition(".")[2].rstrip(">").partition(":")[0]
+
+
+_REDUCE_NAMES: dict[Any, str] = {}
+
+
+def reduce_name(options: Any) -> str:
+    """SUM, MAX and so on of an options object; empty when it has none."""
+    kind = getattr(options, "reduceOp", None)
+    if kind is None:
+        return ""
+    number = getattr(kind, "op", kind)
+    name = _REDUCE_NAMES.get(number)
+    if name is None:
+        name = _REDUCE_NAMES[number] = _reduce_name(str(number))
+    return name
+
+
+def _options(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """The options object of a call, wherever it stands; None when there is none."""
+    found = named.get("opts")
+    if found is None and args and hasattr(args[-1], "asyncOp"):
+        found = args[-1]
+    return found
+
+
+def _flat(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument: a tensor, a list of them, a list of such lists."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if not value:
+        return ()
+    flat: Sequence[torch.Tensor] = value if isinstance(value[0], torch.Tensor) else value[0]
+    return flat
+
+
+def _waited(options: Any) -> bool:
+    # Missing options: the call comes from C++ or from user code that got the work itself.
+    return options is not None and not options.asyncOp
+
+
+def _same(position: int, name: str) -> _Reader:
+    """Every rank must bring tensors of the same shape: argument `position`, or `name`."""
+
+    def read(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+        options = _options(args, named)
+        tensors = _flat(args[position] if len(args) > position else named.get(name))
+        facts = _sizes(tensors)
+        root = getattr(options, "rootRank", None)
+        reduce_op = reduce_name(options)
+        shapes = facts.shape if len(tensors) == 1 else tuple(tuple(t.shape) for t in tensors)
+        alike = (shapes, facts.dtype, reduce_op, root)
+        return facts._replace(alike=alike, reduce_op=reduce_op, root=root, waited=_waited(options))
+
+    return read
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> Facts:
+    if not tensors:
+        return Facts()
+    first = tensors[0]
+    numel = first.numel() if len(tensors) == 1 else sum(t.numel() for t in tensors)
+    return Facts(
+        shape=tuple(first.shape),
+        dtype=dtype_name(first.dtype),
+        numel=numel,
+        bytes=numel * first.element_size(),
+        tensors=len(tensors),
+    )
+
+
+def _gathered(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+    """all_gather: what a rank brings must be what the others make room for at its place."""
+    facts = _same(1, "input_tensors")(args, named)
+    outputs = _flat(args[0] if args else named.get("output_tensors"))
+    shapes = {tuple(t.shape) for t in outputs}
+    if len(shapes) > 1:  # legal where the backend can: every rank has the same list
+        rooms: tuple[Any, ...] = tuple(tuple(t.shape) for t in outputs)
+        return facts._replace(alike=(rooms, *facts.alike[1:]))
+    return facts
+
+
+def _at_root(position: int) -> _Reader:
+    """gather and scatter: the root has a list beside its own tensor, at the other position."""
+
+    def read(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+        return _same(position, "")(args, named)
+
+    return read
+
+
+def _all_to_all(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+    """Sizes may differ from rank to rank; only the dtype must be the same."""
+    facts = _same(1, "input")(args, named)
+    return facts._replace(alike=(facts.dtype,))
+
+
+def _barrier(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+    return Facts(waited=_waited(_options(args, named)))
+
+
+def _to_peer(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+    peer = named.get("dstRank", named.get("srcRank", args[1] if len(args) > 1 else None))
+    tag = named.get("tag", args[2] if len(args) > 2 else 0)
+    facts = _sizes(_flat(args[0] if args else named.get("tensors")))
+    return facts._replace(peer=int(peer) if peer is not None else None, tag=int(tag))
+
+
+def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+    tag = named.get("tag", args[1] if len(args) > 1 else 0)
+    facts = _sizes(_flat(args[0] if args else named.get("tensors")))
+    return facts._replace(tag=int(tag))
+
+
+OPERATIONS = (
+    Operation("allreduce", "all_reduce", _same(0, "tensors"), labelled=True),
+    Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors")),
+    Operation("broadcast", "broadcast", _same(0, "tensors"), labelled=True),
+    Operation("reduce", "reduce", _same(0, "tensors"), labelled=True),
+    Operation("allgather", "all_gather", _gathered, labelled=True),
+    Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list")),
+    Operation("all_gather_single", "all_gather_into_tensor", _same(1, "input"), labelled=True),
+    Operation("_allgather_base", "all_gather_into_tensor", _same(1, "input"), labelled=True),
+    Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1, "inputs")),
+    Operation("allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1, "inputs")),
+    Operation("gather", "gather", _at_root(1), labelled=True),
+    Operation("scatter", "scatter", _at_root(0)),
+    Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors")),
+    Operation("reduce_scatter_single", "reduce_scatter_tensor", _same(1, "inputTensor")),
+    Operation("_reduce_scatter_base", "reduce_scatter_tensor", _same(1, "inputTensor")),
+    Operation("reduce_scatter_single_coalesced", "reduce_scatter_tensor", _same(1, "inputs")),
+    Operation("reduce_scatter_tensor_coalesced", "reduce_scatter_tensor", _same(1, "inputs")),
+    Operation("alltoall", "all_to_all", _all_to_all),
+    Operation("alltoall_base", "all_to_all_single", _all_to_all),
+    Operation("all_to_all_single", "all_to_all_single", _all_to_all),
+    Operation("barrier", "barrier", _barrier),
+    Operation("send", "send", _to_peer, to_peer=True),
+    Operation("recv", "recv", _to_peer, to_peer=True),
+    Operation("recv_anysource", "recv", _from_anybody, to_peer=True),
+)
+"""All that are observed; torch may lack some, or have two names for one."""

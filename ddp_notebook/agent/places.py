@@ -1,0 +1,219 @@
+"""Where in the user's code a collective was issued, and through which function of torch.
+
+Asked before each collective, so everything is looked up once per line and remembered.
+"""
+
+from __future__ import annotations
+
+import dis
+import linecache
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+from ddp_notebook.agent import where
+from ddp_notebook.model import Part
+
+_MOST_FRAMES = 200
+_MOST_PLACES = 20
+"""User frames kept of one path: recursion is not told in full."""
+_LOOK_FOR_LABELS = 3
+"""How many user frames, from the innermost on, are looked at for a label."""
+_TRIES = 3
+"""How often a name is read before it counts as no text."""
+_MOST_KNOWN = 20_000
+_LABEL_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a collective comes from. `number` names it on this rank."""
+
+    number: int
+    path: tuple[tuple[str, int, str, str], ...]
+    """File, line, function and text of each user line, the outermost first."""
+    api: str
+    part: Part | None
+
+
+class _Kind:
+    """What a code object is to us."""
+
+    __slots__ = ("api", "code", "ends", "labels", "part", "users")
+
+    def __init__(self, code: CodeType, module: str) -> None:
+        self.code = code  # keeps it alive: it is known by its id
+        self.users = where.is_users(code.co_filename)
+        self.ends = self.users and code.co_name == "<module>"
+        self.part = None if self.users else _part(module, code.co_name)
+        self.api = "" if self.users else _api(module, code.co_name)
+        self.labels: list[_Label] = _labels(code) if self.users else []
+
+
+class _Label:
+    """A name that may hold the name of a metric, between two places of the bytecode."""
+
+    __slots__ = ("begin", "end", "name", "tries")
+
+    def __init__(self, name: str, begin: int, end: int) -> None:
+        self.name, self.begin, self.end = name, begin, end
+        self.tries = 0
+
+
+def _labels(code: CodeType) -> list[_Label]:
+    """Arguments, and what ``for`` loops go over, within the loop."""
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = [_Label(name, 0, len(code.co_code)) for name in arguments if name != "self"]
+    stores, begin, end = 0, 0, 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            stores, begin, end = 1, instruction.offset, int(instruction.argval)
+        elif stores and instruction.opname == "UNPACK_SEQUENCE":
+            stores = instruction.arg or 0
+        elif stores and instruction.opname.startswith("STORE_"):
+            found += [_Label(name, begin, end) for name in _stored(instruction.argval)]
+            stores -= 1
+        elif instruction.opname not in _BETWEEN_STORES:
+            stores = 0
+    return found[:_MOST_LABELS]
+
+
+def _stored(value: object) -> list[str]:
+    """The names of a STORE_ instruction; some of Python 3.13 store two at once."""
+    many = value if isinstance(value, tuple) else (value,)
+    return [name for name in many if isinstance(name, str)]
+
+
+_BETWEEN_STORES = ("CACHE", "EXTENDED_ARG", "NOP")
+_MOST_LABELS = 12
+_API_OF_DDP = {
+    "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
+    "forward": ("forward", Part.FORWARD),
+    "_pre_forward": ("forward", Part.FORWARD),
+}
+
+
+def _api(module: str, name: str) -> str:
+    if module == "torch.nn.parallel.distributed" and name in _API_OF_DDP:
+        return _API_OF_DDP[name][0]
+    if module in ("torch._tensor", "torch.autograd") and name == "backward":
+        return "backward"
+    if module.startswith("torch.distributed") and name in where.WAITING_IN:
+        return name
+    if module == "torch.distributed.algorithms.join":
+        return "Join"
+    return ""
+
+
+def _part(module: str, name: str) -> Part | None:
+    if module == "torch.nn.parallel.distributed" and name in _API_OF_DDP:
+        return _API_OF_DDP[name][1]
+    if module == "torch.autograd" and name == "backward":
+        return Part.BACKWARD
+    if module == "torch.distributed.algorithms.join":
+        return Part.JOIN
+    return None
+
+
+_kinds: dict[int, _Kind] = {}
+_sites: dict[tuple[int, ...], Site] = {}
+
+
+def _kind(frame: FrameType) -> _Kind:
+    code = frame.f_code
+    kind = _kinds.get(id(code))
+    if kind is None:
+        kind = _kinds[id(code)] = _Kind(code, frame.f_globals.get("__name__", ""))
+    return kind
+
+
+def site(frame: FrameType | None) -> Site:
+    """The site of the call that is in progress in `frame`, or further out."""
+    key: list[int] = []
+    begin, left = frame, _MOST_FRAMES
+    while frame is not None and left:
+        left -= 1
+        kind = _kinds.get(id(frame.f_code)) or _kind(frame)
+        if kind.users:
+            key += (id(frame.f_code), frame.f_lasti)
+            if kind.ends:
+                break
+        elif kind.api:
+            key.append(id(frame.f_code))
+        frame = frame.f_back
+    known = _sites.get(tuple(key))
+    return known if known is not None else _new_site(tuple(key), begin)
+
+
+def _new_site(key: tuple[int, ...], frame: FrameType | None) -> Site:
+    if len(_sites) > _MOST_KNOWN:  # code that is made anew all the time
+        _sites.clear()
+    path: list[tuple[str, int, str, str]] = []
+    api, part = "", None
+    while frame is not None:
+        kind = _kind(frame)
+        if kind.users:
+            path.append(place(frame))
+            if kind.ends:
+                break
+        elif not path:
+            api, part = kind.api or api, kind.part or part
+        frame = frame.f_back
+    found = Site(len(_sites) + 1, tuple(reversed(path[:_MOST_PLACES])), api, part)
+    _sites[key] = found
+    return found
+
+
+def place(frame: FrameType) -> tuple[str, int, str, str]:
+    """File as it is shown, line, function and text of the line that `frame` is at."""
+    code = frame.f_code
+    match = where.CELL_NAME.fullmatch(code.co_filename)
+    file = f"cell {match[1]}" if match else code.co_filename.rpartition("/")[2]
+    function = "" if code.co_name == "<module>" else code.co_name
+    text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    return (file, frame.f_lineno, function, text[:200])
+
+
+def users_path(frame: FrameType | None) -> tuple[tuple[str, int, str, str], ...]:
+    """The user's lines on the way to `frame`, the outermost first."""
+    path: list[tuple[str, int, str, str]] = []
+    while frame is not None and len(path) < _MOST_PLACES:
+        kind = _kind(frame)
+        if kind.users:
+            path.append(place(frame))
+            if kind.ends:
+                break
+        frame = frame.f_back
+    return tuple(reversed(path))
+
+
+def label(frame: FrameType | None) -> str:
+    """Texts that the innermost user frames hold: the names of what is reduced, of a metric.
+
+    A name that was not a text the first times is not read again.
+    """
+    found: list[str] = []
+    seen = 0
+    while frame is not None and seen < _LOOK_FOR_LABELS:
+        kind = _kind(frame)
+        if kind.users:
+            seen += 1
+            if kind.labels:
+                _read_labels(kind, frame, found)
+            if kind.ends:
+                break
+        frame = frame.f_back
+    return " ".join(found)[:_LABEL_CHARACTERS]
+
+
+def _read_labels(kind: _Kind, frame: FrameType, found: list[str]) -> None:
+    at = frame.f_lasti
+    inside = [each for each in kind.labels if each.begin <= at <= each.end]
+    values = frame.f_locals if inside else {}
+    for each in inside:
+        value = values.get(each.name)
+        if type(value) is str:
+            found.append(value)
+        elif value is not None:
+            each.tries += 1
+            if each.tries >= _TRIES:
+                kind.labels.remove(each)
