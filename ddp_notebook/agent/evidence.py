@@ -40,6 +40,7 @@ from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 PROBE_TIMEOUT_S = 0.3
 RESOLVE_TIMEOUT_S = 0.3
 _LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
+_WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._tensor")
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 
 
@@ -49,6 +50,8 @@ def gather() -> dict[str, Any]:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = _frames(frame)
     inside = state.current.waiting_in or _inside(frames)
+    if not inside and not runnable and _awaits_work(frames):
+        inside = "collective"
     call = rendezvous.log
     error = state.current.error
     arguments = call.arguments
@@ -126,6 +129,17 @@ def _inside(frames: list[FrameType]) -> str:
         if where.is_users(frame.f_code.co_filename):
             break
     return collective
+
+
+def _awaits_work(frames: list[FrameType]) -> bool:
+    """True in torch's C++, or in ``work.wait()``, while a collective is not done."""
+    if not frames or observer.observer.waits_for() is None:
+        return False
+    innermost = frames[0]
+    if where.is_users(innermost.f_code.co_filename):
+        line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
+        return ".wait(" in line
+    return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
 
 
 def _wrapped_model(frames: list[FrameType]) -> Fingerprint | None:

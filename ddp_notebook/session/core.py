@@ -8,7 +8,6 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +33,12 @@ from ddp_notebook.model import (
     Ranks,
     name_ranks,
 )
-from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
+from ddp_notebook.session.cellrun import CellRun
+from ddp_notebook.session.cellverbs import CellVerbs
 from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
-from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.running import interrupt, run_to_end, stop_started
+from ddp_notebook.session.running import stop_started
 from ddp_notebook.session.setupverbs import SetupVerbs
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(SetupVerbs):
+class Session(SetupVerbs, CellVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;
@@ -181,44 +180,6 @@ class Session(SetupVerbs):
     def _spooled(self, processes: Processes, rank: int) -> Path | None:
         files = processes.spool.glob(f"rank-{rank}-cell-*.txt")
         return max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
-
-    # -- cells -------------------------------------------------------------------------
-
-    def run_cell(
-        self,
-        source: str,
-        ranks: Ranks | None = None,
-        *,
-        number: int | None = None,
-        magic_line: str = "%%ddp",
-        transform: Callable[[str], str] | None = None,
-        started: Callable[[CellRun], None] | None = None,
-    ) -> CellResult:
-        """Run a cell on ranks and wait until each has finished it or died.
-
-        `number` is the notebook's prompt number and `magic_line` the cell's first line, for
-        tracebacks. `transform` turns IPython's syntax into Python's for the check that comes
-        first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
-        before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
-        """
-        cluster = self._need("%%ddp").cluster
-        is_async = check_cell(source, transform or ipython_syntax)
-        members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
-        cell = self._next_cell()
-        run = self.current = CellRun(cell, members)
-        function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
-        told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
-
-        with noted() as interrupted:
-            if started is not None:
-                started(run)
-            send = partial(cluster.tell, name=function, arguments=told)
-            run_to_end(run, send, lambda: bool(self._lost_reason) or interrupted())
-            if interrupted() and not run.done:
-                return run.result(interrupt(run, cluster, self.record))
-        if self._lost_reason:
-            return run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
-        return run.result()
 
     # -- values ------------------------------------------------------------------------
 

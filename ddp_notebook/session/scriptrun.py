@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis, Ranks, SetupCase
 from ddp_notebook.session.bringup import free_port
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.options import Settings
-from ddp_notebook.session.running import run_to_end
+from ddp_notebook.session.watching import run_watched, watchman_of
 from ddp_notebook.session.why import Told, Watchman, gather
 
 if TYPE_CHECKING:
@@ -99,17 +99,8 @@ class ScriptRun:
         }
         cluster: RankCluster = self.processes.cluster
         send = partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)
-        watchman = self.watchman = Watchman(self.look)
-        found: list[Diagnosis] = []
-
-        def over() -> bool:
-            diagnosis = watchman.turn()
-            if diagnosis is not None:
-                found.append(diagnosis)
-            return bool(found) or given_up()
-
-        run_to_end(run, send, over)
-        return found[0] if found and not run.done else None
+        self.watchman = watchman_of(run, self.processes, self.look)
+        return run_watched(run, send, self.watchman, given_up)
 
     def look(self) -> SetupCase:
         """The case as it is."""
@@ -119,13 +110,5 @@ class ScriptRun:
             self.told,
             self.ranks,
             lambda: self._run.pending if self._run is not None else (),
+            lambda: self.processes.rings.read(self.ranks, self._run.cell if self._run else None),
         )
-
-
-def stuck(diagnosis: Diagnosis) -> Stuck:
-    """What a run that does not get on any more raises."""
-    lines = [f"{diagnosis.headline}."]
-    if diagnosis.findings:
-        lines.append(f"What to do: {diagnosis.findings[0].remedy}")
-    lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
-    return Stuck("\n".join(lines), diagnosis)

@@ -35,6 +35,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
+from ddp_notebook.session.rings import Rings
 from ddp_notebook.session.store import StoreKeeper
 
 FOLDER_PREFIX = "ddp_notebook-"
@@ -69,6 +70,8 @@ class Processes:
         fork_server.own(str(self.folder))
         (self.folder / "owner").write_text(_owner(fork_server.pid))
         self.spool.mkdir(mode=0o700)
+        self.rings = Rings(self.spool)
+        """What the ranks wrote down about their collectives."""
         self.listener = Listener(self.folder, record.add)
         self.cluster: RankCluster = IPyParallelCluster(
             fork_server, self.folder, self._exited, options.world_size
@@ -219,6 +222,7 @@ class Processes:
         self.cluster.close()
         self.fork_server.close()
         self.listener.close()
+        self.rings.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _say(self, event: Event) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ddp_notebook.analysis import setup_rules
+from ddp_notebook.analysis import run_rules
 from ddp_notebook.errors import CellFailed, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.scriptrun import ScriptRun
     from ddp_notebook.session.setup import Processes
+    from ddp_notebook.session.why import Watchman
     from ddp_notebook.session.wrap import Wrap, WrapOptions
 
 
@@ -52,6 +53,7 @@ class SetupVerbs:
     _script: ScriptRun | None
     current: CellRun | None
     wrapping: Wrap | None
+    watchman: Watchman | None
     seen_late: Diagnosis | None
     """What the last script's ranks waited for when one was only late; None when none was."""
     _last_fault: Fault | None
@@ -182,16 +184,20 @@ class SetupVerbs:
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
-        self._need("%ddp_why")
+        processes = self._need("%ddp_why")
         assert self._bringup is not None
         if self._script is not None:
-            return setup_rules.diagnose(self._script.look())
+            return run_rules.diagnose_run(self._script.look())
+        if self.current is not None and not self._half_way:
+            from ddp_notebook.session.watching import look_at_cell
+
+            return run_rules.diagnose_run(look_at_cell(self.current, processes, self.record))
         return self._bringup.diagnose()
 
     @property
     def awaited(self) -> str:
         """For whom the others wait in the script that runs, in words; empty for nobody."""
-        watchman = self._script.watchman if self._script is not None else None
+        watchman = self._script.watchman if self._script is not None else self.watchman
         late = watchman.latest if watchman is not None else None
         return late.headline if late is not None and late.findings else ""
 
@@ -313,7 +319,8 @@ class SetupVerbs:
         with the diagnosis, and the ranks stay in it until they are freed (`abort`). Raises
         UsageMistake when there is no such script, or a rank is not free.
         """
-        from ddp_notebook.session.scriptrun import ScriptRun, find_script, stuck
+        from ddp_notebook.session.scriptrun import ScriptRun, find_script
+        from ddp_notebook.session.watching import stuck
 
         processes = self._need("%ddp_run")
         script = find_script(path)
@@ -340,7 +347,7 @@ class SetupVerbs:
     def _end_of_script(self, run: CellRun, script_run: ScriptRun) -> CellResult:
         """How a script ended, diagnosed where it failed; its ranks have their group again."""
         result = run.result()
-        found = setup_rules.diagnose(script_run.look())
+        found = run_rules.diagnose_run(script_run.look())
         if found.wrong:
             result = replace(result, diagnosis=found)
             if isinstance(result.error, CellFailed):

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import setup_rules
+from ddp_notebook.analysis import run_rules
 from ddp_notebook.model import (
     Activity,
     Category,
+    Collectives,
     Diagnosis,
     Finding,
     RankEvidence,
@@ -28,6 +29,8 @@ ASK_TIMEOUT_S = 1.0
 LOOK_AFTER_S = 0.6
 """How long somebody must have waited before it is worth a look."""
 LOOK_EVERY_S = 0.45
+LOOK_RARELY_S = 1.8
+"""How often to look at ranks none of which waits."""
 RESTLESS_FOR_S = 10.0
 """How long ranks may want a CPU before that is no excuse any more."""
 _OF_A_MOMENT = frozenset(
@@ -61,6 +64,7 @@ def gather(
     told: Told,
     ranks_of_run: Ranks | None = None,
     asked: Callable[[], Ranks] = tuple,
+    collectives: Callable[[], Collectives] = Collectives,
 ) -> SetupCase:
     """The evidence of the ranks (all by default), of dead and silent ones what the record has.
 
@@ -96,6 +100,7 @@ def gather(
         dict(told.values),
         told.store_host,
         store_alive=told.store_alive(),
+        collectives=collectives(),
     )
 
 
@@ -103,16 +108,21 @@ class Watchman:
     """Looks again and again at ranks that wait, and says when they will not get on by themselves.
 
     `look` gives the case as it is. A finding counts when two looks in a row agree on it and
-    no rank is busy with code of its own.
+    no rank is busy with code of its own. `moved` gives another value whenever a rank has got
+    on, and costs nothing: while it does, nobody is asked.
     """
 
     def __init__(
         self,
         look: Callable[[], SetupCase],
         clock: Callable[[], float] = time.monotonic,
+        moved: Callable[[], object] = lambda: None,
     ) -> None:
         self._look = look
         self._clock = clock
+        self._moved = moved
+        self._last_moved = moved()
+        self._pause_s = LOOK_EVERY_S
         self._next_s = clock() + LOOK_AFTER_S
         self._previous: object = None
         self._picture: object = None
@@ -128,9 +138,16 @@ class Watchman:
         now_s = self._clock()
         if now_s < self._next_s:
             return None
-        self._next_s = now_s + LOOK_EVERY_S
+        moved = self._moved()
+        if moved != self._last_moved:
+            self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
+            self._previous, self._pause_s = None, LOOK_EVERY_S
+            return None
         case = self._look()
-        self.latest = setup_rules.diagnose(case)
+        # Ranks that compute for hours are not asked twice a second.
+        self._pause_s = LOOK_EVERY_S if case.waiting else min(2 * self._pause_s, LOOK_RARELY_S)
+        self._next_s = now_s + self._pause_s
+        self.latest = run_rules.diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
         is_stuck = stuck(case, self.latest)
