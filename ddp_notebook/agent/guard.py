@@ -69,9 +69,11 @@ class Guard:
                     found.append((Path(told["ring"]), int(told["rank"]), words))
         self._peers = tuple(found)
 
-    def check(self, slot: int, number: int, operation: Operation, facts: Facts) -> None:
-        """Write this rank's word for `slot`; raises Mismatch when another one has another."""
-        alike = hash_of((operation.name, facts.alike))
+    def check(self, slot: int, number: int, alike: int, operation: Operation, facts: Facts) -> None:
+        """Write this rank's word for `slot`, the hash `alike` of what all must have the same.
+
+        Raises Mismatch when another rank has another.
+        """
         word = ((slot + 1) & 0xFFFFFF) << 40 | alike
         at = (slot & _MASK) * _WORDS_PER_SLOT
         mine = self._mine

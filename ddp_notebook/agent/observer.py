@@ -18,14 +18,15 @@ from typing import Any
 import torch.distributed as dist
 
 from ddp_notebook.agent import guard, holding, operations, places, torch_private
-from ddp_notebook.agent.operations import Operation
+from ddp_notebook.agent.operations import Facts, Operation
 from ddp_notebook.agent.ring import RingWriter
 from ddp_notebook.model import DEFAULT_GROUP, Phase
-from ddp_notebook.model.ring import DIMENSIONS, NOBODY, PARTS, PHASES
+from ddp_notebook.model.ring import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
 _MOST_PENDING = 2048
+_MOST_PREPARED = 2000
 
 
 class Observer:
@@ -87,6 +88,9 @@ class ObservedGroup(dist.ProcessGroup):
         self.ddp_notebook_members = tuple(members)
         self.ddp_notebook_title = name
         self.ddp_notebook_guard: guard.Guard | None = None
+        self.ddp_notebook_ready: dict[Any, _Prepared] = {}
+        self.ddp_notebook_run = -1
+        """The run whose texts `ddp_notebook_ready` names."""
         self.ddp_notebook_slots = [0, 0]
         """Collectives, and sends and receives, issued so far."""
         self.ddp_notebook_waits = torch_private.group_backend(inner) == "gloo"
@@ -138,6 +142,15 @@ class _Making:
         return group
 
 
+class _Prepared:
+    """What records of calls that are alike have in common, packed."""
+
+    __slots__ = ("alike", "facts", "rest", "waited")
+
+    def __init__(self, rest: bytes, facts: Facts, alike: int, waited: bool) -> None:
+        self.rest, self.facts, self.alike, self.waited = rest, facts, alike, waited
+
+
 def _method(operation: Operation) -> Callable[..., Any]:
     """The observed form of one of torch's methods."""
     name = operation.method
@@ -148,7 +161,7 @@ def _method(operation: Operation) -> Callable[..., Any]:
         if ring is None or observer.broken:
             return call(*args, **named)
         try:
-            number, waited = _write(self, operation, args, named)
+            number, waited = _write(self, operation, args, named, ring)
         except guard.Mismatch:
             raise
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
@@ -177,29 +190,56 @@ def _method(operation: Operation) -> Callable[..., Any]:
 
 
 def _write(
-    group: ObservedGroup, operation: Operation, args: Sequence[Any], named: dict[str, Any]
+    group: ObservedGroup,
+    operation: Operation,
+    args: Sequence[Any],
+    named: dict[str, Any],
+    ring: RingWriter,
 ) -> tuple[int, bool]:
     """Write the record of a call that begins, and compare it with the other ranks'.
 
     Its number, and whether its end is waited for.
     """
-    ring = observer.ring
-    assert ring is not None
     frame = sys._getframe(2)
     site = places.site(frame)
     label = places.label(frame) if operation.labelled and site.part is None else ""
-    facts = operation.facts(args, named)
+    try:
+        key = operation.key(args) if not named else None
+    except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
+        key = None
+    whole = (key, site.number, label, operation.method)
+    ready = group.ddp_notebook_ready.get(whole) if group.ddp_notebook_run == observer.run else None
+    if ready is None:
+        ready = _prepare(group, operation, operation.facts(args, named), site, label)
+        if key is not None:
+            group.ddp_notebook_ready[whole] = ready
     kind = 1 if operation.to_peer else 0
     slot = group.ddp_notebook_slots[kind]
     group.ddp_notebook_slots[kind] = slot + 1
+    number = ring.write(slot, time.monotonic_ns(), ready.rest)
+    if holding.on:
+        ring.mark(number, Phase.HELD, 0)
+    if group.ddp_notebook_guard is not None and not kind:
+        try:
+            group.ddp_notebook_guard.check(slot, number, ready.alike, operation, ready.facts)
+        except guard.Mismatch:
+            ring.mark(number, Phase.REFUSED, time.monotonic_ns())
+            raise
+    return number, ready.waited
+
+
+def _prepare(
+    group: ObservedGroup, operation: Operation, facts: Facts, site: places.Site, label: str
+) -> _Prepared:
+    ring = observer.ring
+    assert ring is not None
+    if group.ddp_notebook_run != observer.run or len(group.ddp_notebook_ready) > _MOST_PREPARED:
+        # The ring was begun anew: its texts have other numbers.
+        group.ddp_notebook_ready.clear()
+        group.ddp_notebook_run = observer.run
     shape = facts.shape[:DIMENSIONS]
-    sizes = (*shape, 0, 0, 0, 0, 0, 0, 0, 0)[:DIMENSIONS]
-    phase = _PHASES[Phase.HELD if holding.on else Phase.ISSUED]
     members = group.ddp_notebook_members
-    number = ring.write(
-        slot,
-        time.monotonic_ns(),
-        0,
+    rest = REST.pack(
         facts.numel,
         facts.bytes,
         ring.text(site.path, site.path),
@@ -210,22 +250,17 @@ def _write(
         ring.text(facts.dtype, facts.dtype),
         ring.text(facts.reduce_op, facts.reduce_op) if facts.reduce_op else 0,
         _PARTS[site.part],
-        phase,
+        _PHASES[Phase.ISSUED],
         len(shape),
         0,
         facts.tensors,
         members[facts.root] if facts.root is not None else NOBODY,
         members[facts.peer] if facts.peer is not None else NOBODY,
         facts.tag,
-        *sizes,
+        *(*shape, *(0,) * DIMENSIONS)[:DIMENSIONS],
     )
-    if group.ddp_notebook_guard is not None and not kind:
-        try:
-            group.ddp_notebook_guard.check(slot, number, operation, facts)
-        except guard.Mismatch:
-            ring.mark(number, Phase.REFUSED, time.monotonic_ns())
-            raise
-    return number, facts.waited and group.ddp_notebook_waits
+    alike = guard.hash_of((operation.name, facts.alike))
+    return _Prepared(rest, facts, alike, facts.waited and group.ddp_notebook_waits)
 
 
 for _operation in operations.OPERATIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -31,6 +31,11 @@ class Facts(NamedTuple):
 
 
 _Reader = Callable[[Sequence[Any], Mapping[str, Any]], Facts]
+_Key = Callable[[Sequence[Any]], Hashable]
+"""What a call has in common with others whose facts are the same; None where that is unknown.
+
+It is made before each collective, the facts only once for each key.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Operation:
     method: str
     name: str
     facts: _Reader
+    key: _Key
     to_peer: bool = False
     labelled: bool = False
     """The name of what is reduced is looked for: it tells metrics apart."""
@@ -92,6 +98,36 @@ def _flat(value: Any) -> Sequence[torch.Tensor]:
 def _waited(options: Any) -> bool:
     # Missing options: the call comes from C++ or from user code that got the work itself.
     return options is not None and not options.asyncOp
+
+
+def _key_of_tensor(position: int) -> _Key:
+    """Of a call with one tensor, alone in a list at `position` or by itself, and options last."""
+
+    def key(args: Sequence[Any]) -> Hashable:
+        tensor, options = args[position], args[-1]
+        if type(tensor) is list:
+            if len(tensor) != 1:
+                return None
+            tensor = tensor[0]
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        kind = getattr(options, "reduceOp", None)
+        root = getattr(options, "rootRank", None)
+        about = root if kind is None else (hash(kind), root)
+        return (tensor.shape, tensor.dtype, about, options.asyncOp)
+
+    return key
+
+
+def _no_key(args: Sequence[Any]) -> Hashable:
+    return None
+
+
+def _key_of_peer(args: Sequence[Any]) -> Hashable:
+    tensors, peer, tag = args
+    if len(tensors) != 1:
+        return None
+    return (tensors[0].shape, tensors[0].dtype, peer, tag)
 
 
 def _same(position: int, name: str) -> _Reader:
@@ -168,29 +204,51 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
 
 
 OPERATIONS = (
-    Operation("allreduce", "all_reduce", _same(0, "tensors"), labelled=True),
-    Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors")),
-    Operation("broadcast", "broadcast", _same(0, "tensors"), labelled=True),
-    Operation("reduce", "reduce", _same(0, "tensors"), labelled=True),
-    Operation("allgather", "all_gather", _gathered, labelled=True),
-    Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list")),
-    Operation("all_gather_single", "all_gather_into_tensor", _same(1, "input"), labelled=True),
-    Operation("_allgather_base", "all_gather_into_tensor", _same(1, "input"), labelled=True),
-    Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1, "inputs")),
-    Operation("allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1, "inputs")),
-    Operation("gather", "gather", _at_root(1), labelled=True),
-    Operation("scatter", "scatter", _at_root(0)),
-    Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors")),
-    Operation("reduce_scatter_single", "reduce_scatter_tensor", _same(1, "inputTensor")),
-    Operation("_reduce_scatter_base", "reduce_scatter_tensor", _same(1, "inputTensor")),
-    Operation("reduce_scatter_single_coalesced", "reduce_scatter_tensor", _same(1, "inputs")),
-    Operation("reduce_scatter_tensor_coalesced", "reduce_scatter_tensor", _same(1, "inputs")),
-    Operation("alltoall", "all_to_all", _all_to_all),
-    Operation("alltoall_base", "all_to_all_single", _all_to_all),
-    Operation("all_to_all_single", "all_to_all_single", _all_to_all),
-    Operation("barrier", "barrier", _barrier),
-    Operation("send", "send", _to_peer, to_peer=True),
-    Operation("recv", "recv", _to_peer, to_peer=True),
-    Operation("recv_anysource", "recv", _from_anybody, to_peer=True),
+    Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_tensor(0), labelled=True),
+    Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
+    Operation("broadcast", "broadcast", _same(0, "tensors"), _key_of_tensor(0), labelled=True),
+    Operation("reduce", "reduce", _same(0, "tensors"), _key_of_tensor(0), labelled=True),
+    Operation("allgather", "all_gather", _gathered, _no_key, labelled=True),
+    Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list"), _no_key),
+    Operation(
+        "all_gather_single",
+        "all_gather_into_tensor",
+        _same(1, "input"),
+        _key_of_tensor(1),
+        labelled=True,
+    ),
+    Operation(
+        "_allgather_base",
+        "all_gather_into_tensor",
+        _same(1, "input"),
+        _key_of_tensor(1),
+        labelled=True,
+    ),
+    Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key),
+    Operation(
+        "allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key
+    ),
+    Operation("gather", "gather", _at_root(1), _no_key, labelled=True),
+    Operation("scatter", "scatter", _at_root(0), _no_key),
+    Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors"), _no_key),
+    Operation(
+        "reduce_scatter_single", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_tensor(1)
+    ),
+    Operation(
+        "_reduce_scatter_base", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_tensor(1)
+    ),
+    Operation(
+        "reduce_scatter_single_coalesced", "reduce_scatter_tensor", _same(1, "inputs"), _no_key
+    ),
+    Operation(
+        "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor", _same(1, "inputs"), _no_key
+    ),
+    Operation("alltoall", "all_to_all", _all_to_all, _no_key),
+    Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key),
+    Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key),
+    Operation("barrier", "barrier", _barrier, _no_key),
+    Operation("send", "send", _to_peer, _key_of_peer, to_peer=True),
+    Operation("recv", "recv", _to_peer, _key_of_peer, to_peer=True),
+    Operation("recv_anysource", "recv", _from_anybody, _no_key, to_peer=True),
 )
 """All that are observed; torch may lack some, or have two names for one."""

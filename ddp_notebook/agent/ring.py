@@ -17,6 +17,8 @@ from typing import Any
 from ddp_notebook.model import Phase, ring
 
 _PHASE = {phase: number for number, phase in enumerate(ring.PHASES)}
+_HEAD_BYTES, _REST_BYTES = ring.HEAD.size, ring.REST.size
+_WRITTEN = ring.WRITTEN_AT // 8
 _MOST_TEXTS = 0xFFFF
 """Operations and groups are named by two bytes."""
 
@@ -32,7 +34,7 @@ class RingWriter:
         finally:
             os.close(descriptor)
         self._words = memoryview(self._map).cast("Q")
-        self._pack = ring.RECORD.pack_into
+        self._pack = ring.HEAD.pack_into
         self.begin(0)
 
     def begin(self, run: int) -> None:
@@ -58,12 +60,14 @@ class RingWriter:
         number = self._texts[key] = len(self._texts) + 1
         return number
 
-    def write(self, *fields: int) -> int:
-        """Write a record, its `fields` those of `model.ring.RECORD` after the first; its number."""
+    def write(self, slot: int, issued_ns: int, rest: bytes) -> int:
+        """Write a record, its `rest` packed as `model.ring.REST`; its number."""
         number = next(self._counter)
         at = ring.RECORDS_FROM + number % ring.CAPACITY * ring.RECORD_BYTES
-        self._pack(self._map, at, number + 1, *fields)
-        self._words[ring.WRITTEN_AT // 8] = number + 1
+        begin = at + _HEAD_BYTES
+        self._map[begin : begin + _REST_BYTES] = rest
+        self._pack(self._map, at, number + 1, slot, issued_ns, 0)
+        self._words[_WRITTEN] = number + 1
         return number
 
     def mark(self, number: int, phase: Phase, done_ns: int) -> None:

@@ -24,10 +24,12 @@ DIMENSIONS = 8
 
 HEADER = struct.Struct("<8sQQQQ")
 """Magic, the run, records written, bytes of text written, when the rank last gave a sign."""
-RECORD = struct.Struct("<QQQQQQIIIHHHHBBBBIiiq8I")
-"""number + 1, slot, issued_ns, done_ns, numel, bytes; then numbers of the texts of path, api and
-label; group, operation, dtype and reduce_op; part, phase, how many sizes, padding; tensors; root,
-peer, tag; shape."""
+HEAD = struct.Struct("<QQQQ")
+"""Of a record, what is different each time: number + 1, slot, issued_ns, done_ns."""
+REST = struct.Struct("<QQIIIHHHHBBBBIiiq8I")
+"""And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
+operation, dtype and reduce_op; part, phase, how many sizes, padding; tensors; root, peer, tag;
+shape."""
 MAGIC = b"ddpring1"
 RUN_AT, WRITTEN_AT, TEXT_AT, SIGN_AT = 8, 16, 24, 32
 RECORD_BYTES = 128
@@ -64,7 +66,7 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
     _, run, written, text_bytes, sign_ns = HEADER.unpack_from(buffer)
     start = max(0, written - min(last, CAPACITY))
     raw = [
-        RECORD.unpack_from(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
+        _unpacked(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
         for number in range(start, written)
     ]
     texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
@@ -81,6 +83,10 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
     }
     first = records[0].number if records else 0
     return RankRing(run, first, sign_ns, records, texts, groups)
+
+
+def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
+    return HEAD.unpack_from(buffer, at) + REST.unpack_from(buffer, at + HEAD.size)
 
 
 def _texts(data: bytes) -> tuple[Any, ...]:
