@@ -29,6 +29,7 @@ from ddp_notebook.agent import (
     boot,
     celltree,
     engine_private,
+    holding,
     observer,
     progressbars,
     rendezvous,
@@ -239,6 +240,7 @@ class CellRunner:
         self._name_pending = True
         self.shell.execution_count = number
         self._interrupted_early = False
+        state.current.give_up.clear()
         for name, function in self._helpers():
             self.shell.user_ns.setdefault(name, function)
         self.relay.begin(cell)
@@ -320,21 +322,26 @@ def publish(**names: Any) -> None:
     attach().shell.push(names, interactive=False)
 
 
-def run(cell: int, number: int, magic_line: str, source: str) -> None:
-    """Run a cell without top-level `await`, to its end; reports through the beacon."""
+def run(cell: int, number: int, magic_line: str, source: str, hold: bool = False) -> None:
+    """Run a cell without top-level `await`, to its end; reports through the beacon.
+
+    With `hold` it stops before each collective until it is stepped on.
+    """
     runner = attach()
+    holding.begin(hold)
     with runner.running(cell, number, where.cell_file(number), magic_line) as outcome:
         result = runner.shell.run_cell(source, store_history=True)
         outcome.error = _error_of(result)
 
 
-def start_async(cell: int, number: int, magic_line: str, source: str) -> None:
+def start_async(cell: int, number: int, magic_line: str, source: str, hold: bool = False) -> None:
     """Start a cell with top-level `await` in the engine's own loop; returns at once.
 
     ipykernel 7.4 cannot do this in an ipyparallel engine itself (it looks for a thread that
     engines do not have), so the cell is a task of ours.
     """
     global _task
+    holding.begin(hold)
     _task = asyncio.get_running_loop().create_task(_run_async(cell, number, magic_line, source))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_notebook.agent import engine_private, evidence, facts, rescue
+from ddp_notebook.agent import engine_private, evidence, facts, holding, rescue
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
@@ -17,6 +17,8 @@ QUESTIONS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "evidence": evidence.gather,
     "free": rescue.free,
     "facts": facts.gather,
+    "let go": holding.let_go,
+    "let go for good": holding.let_go_for_good,
 }
 
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from ddp_notebook.agent import (
     ddp,
+    holding,
     keeper,
     observer,
     places,
@@ -94,7 +95,7 @@ def _holder(error: state.Failure | None) -> str:
 
 
 def _activity(inside: str) -> Activity:
-    if state.current.held:
+    if state.current.held or holding.at is not None:
         return Activity.HELD
     if inside:
         return Activity.WAITING

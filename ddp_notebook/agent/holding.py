@@ -25,12 +25,19 @@ def begin(hold: bool) -> None:
     _go = threading.Semaphore(0)
 
 
-def go(*, freely: bool = False) -> None:
-    """Let the rank go on: to the next collective, or `freely` to the end. From any thread."""
+def let_go() -> dict[str, int | None]:
+    """Let the rank go on to its next collective; before which it was held. From any thread."""
+    was = at
+    if was is not None:
+        _go.release()
+    return {"at": was}
+
+
+def let_go_for_good() -> dict[str, int | None]:
+    """Hold the rank no more."""
     global on
-    if freely:
-        on = False
-    _go.release()
+    on = False
+    return let_go()
 
 
 def hold(number: int) -> None:

@@ -15,7 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.agent import cells, control, rendezvous, sockets, state, torch_private, where
+from ddp_notebook.agent import (
+    cells,
+    control,
+    holding,
+    observer,
+    rendezvous,
+    sockets,
+    state,
+    torch_private,
+    where,
+)
 
 
 def run(
@@ -24,14 +34,18 @@ def run(
     path: str,
     arguments: Sequence[str],
     environments: Mapping[str, Mapping[str, str]],
+    hold: bool = False,
 ) -> None:
     """Run the script at `path` to its end; reports through the beacon as a cell does.
 
-    `environments` has for each rank what its environment must have; an empty value unsets.
+    `environments` has for each rank what its environment must have; an empty value unsets. With
+    `hold` it stops before each collective until it is stepped on.
     """
     runner = cells.attach()
+    holding.begin(hold)
     control.attach(getattr(runner.shell, "kernel", None))
     rendezvous.watch()
+    observer.attach()
     where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         torch_private.forget_groups()

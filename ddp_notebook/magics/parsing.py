@@ -93,7 +93,12 @@ def _status() -> Parser:
 
 
 def _cell() -> Parser:
-    return with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
+    parser = with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
+    help_ = "stop before each collective; go on with %%ddp_step"
+    parser.add_argument("--step", choices=("collective",), default=None, help=help_)
+    help_ = "progress: until no rank can get on (default); forever: until all have finished"
+    parser.add_argument("--wait", choices=("progress", "forever"), default="progress", help=help_)
+    return parser
 
 
 def _push() -> Parser:

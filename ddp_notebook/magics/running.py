@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp_notebook.analysis.board import FOLD_FROM
+from ddp_notebook.analysis.output import split_errors
 from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Event, Pulse, Status, name_ranks
 from ddp_notebook.session import Session
@@ -91,9 +92,21 @@ class RunningCells:
         show_outputs(publisher, result.outputs)
         if result.diagnosis is not None and not isinstance(result.error, Stuck):
             publisher.publish(data=findings.bundle(result.diagnosis), metadata={})
+        if result.steps is not None:
+            publisher.publish(data=findings.bundle(result.steps), metadata={})
         if result.withheld_bytes:
             print(withheld_text(result.withheld_bytes))  # noqa: T201  # the cell's output
         result.raise_for_error()
+
+    def _show_news(self) -> None:
+        """What the ranks wrote since their cell came back to the notebook."""
+        run = self.session.current
+        if run is None:
+            return
+        tracebacks, outputs = split_errors(run.news())
+        show_outputs(self.shell.display_pub, outputs)
+        if tracebacks:
+            self.shell.display_pub.publish(data=traceback_bundle(tracebacks), metadata={})
 
     def _live(self, run: CellRun, started: float) -> dict[str, str]:
         board = self.session.status()

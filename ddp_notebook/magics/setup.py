@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import line_magic
 
+from ddp_notebook.analysis.collective_steps import OPERATIONS
 from ddp_notebook.model import Board, Diagnosis, Ranks, Stage, StepTable
 from ddp_notebook.session import Session
+from ddp_notebook.session.collectivesteps import END
 from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.views import findings
 
@@ -23,10 +25,12 @@ def step_parser() -> Parser:
     """The parser of `%ddp_step`."""
     from ddp_notebook.magics.parsing import Parser, with_ranks
 
-    description = "Move paused ranks through the next stage of set-up."
+    description = "Move paused ranks through the next stage of set-up, or the next collective."
     parser = with_ranks(Parser("%ddp_step", "%ddp_step --ranks 1", description))
     stages = [stage.value for stage in Stage][1:]
-    parser.add_argument("--to", choices=stages, default=None, help="go on through this stage")
+    goals = [*stages, *OPERATIONS, END]
+    help_ = "go on through this stage of set-up, or to this collective, or to the end"
+    parser.add_argument("--to", choices=goals, default=None, metavar="NAME", help=help_)
     return parser
 
 
@@ -73,15 +77,18 @@ class SetupVerbMagics:
     _require_ranks: Callable[[str], None]
     _prompt_number: Callable[[], int]
     _show_run: Callable[[Begin], None]
+    _show_news: Callable[[], None]
 
     @line_magic
     def ddp_step(self, line: str) -> StepTable | None:
-        """Move ranks on in set-up: %ddp_step [--ranks 1] [--to process-group]"""
+        """Move ranks on: %ddp_step [--ranks 1] [--to process-group, all_reduce or end]"""
         return self._verb("ddp_step", line, self._step)
 
     def _step(self, args: argparse.Namespace) -> StepTable:
         self._require_ranks("%ddp_step")
-        return self.session.step(self._ranks(args), args.to)
+        table = self.session.step(self._ranks(args), args.to)
+        self._show_news()
+        return table
 
     @line_magic
     def ddp_why(self, line: str) -> Diagnosis | None:

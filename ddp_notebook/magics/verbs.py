@@ -117,6 +117,8 @@ class DDPMagics(
                     ranks,
                     number=self._prompt_number(),
                     magic_line=f"%%ddp {line}".rstrip(),
+                    wait=args.wait,
+                    hold=args.step is not None,
                     transform=self.shell.transform_cell,
                     started=begun,
                 )

@@ -6,7 +6,7 @@ import ast
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.analysis.output import OutputLog, group, group_live, split_errors
@@ -18,10 +18,12 @@ from ddp_notebook.model import (
     Event,
     Output,
     OutputGroup,
+    OutputItem,
     OutputKind,
     Pulse,
     RankExited,
     Ranks,
+    StepTable,
     format_ranks,
     name_ranks,
 )
@@ -40,6 +42,8 @@ class CellResult:
     withheld_bytes: Mapping[int, int]
     error: DDPError | None
     diagnosis: Diagnosis | None = None
+    steps: StepTable | None = None
+    """Before which collectives the ranks are held, when they are."""
 
     def raise_for_error(self) -> None:
         """Raise `error`, if there is one."""
@@ -52,6 +56,9 @@ class CellRun:
 
     def __init__(self, cell: int, ranks: Ranks, script: str = "") -> None:
         self.cell = cell
+        self.held = False
+        """Its collectives are held until they are stepped on."""
+        self._shown: dict[int, tuple[int, int]] = {}
         self.script = script
         """The file's name, when it is a script that runs."""
         self.ranks = ranks
@@ -120,6 +127,20 @@ class CellRun:
         with self._lock:
             return group_live({rank: log.items() for rank, log in self._logs.items()})
 
+    def news(self) -> tuple[OutputGroup, ...]:
+        """What was written since `news` or `result` was asked for last, as far as it is text."""
+        with self._lock:
+            fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
+        return group({rank: items for rank, items in fresh.items() if items})
+
+    def _fresh(self, rank: int, items: Sequence[OutputItem]) -> tuple[OutputItem, ...]:
+        count, characters = self._shown.get(rank, (0, 0))
+        self._shown[rank] = (len(items), len(items[-1].text) if items else 0)
+        fresh = list(items[count:])
+        if count and count <= len(items) and len(items[count - 1].text) > characters:
+            fresh.insert(0, replace(items[count - 1], text=items[count - 1].text[characters:]))
+        return tuple(fresh)
+
     def last_words(self, rank: int) -> str:
         """The last line `rank` wrote, empty when it wrote none."""
         with self._lock:
@@ -132,6 +153,8 @@ class CellRun:
         """How it ended, or how it stands."""
         with self._lock:
             groups = group({rank: log.items() for rank, log in self._logs.items()})
+            for rank, log in self._logs.items():
+                self._fresh(rank, log.items())
         tracebacks, outputs = split_errors(groups)
         return CellResult(tracebacks, outputs, dict(self.withheld), interrupted or self._error())
 

@@ -11,6 +11,7 @@ from ddp_notebook.analysis import run_rules
 from ddp_notebook.errors import CellFailed, SessionLost
 from ddp_notebook.model import Ranks
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
+from ddp_notebook.session.collectivesteps import Settling, table
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.running import interrupt
@@ -45,13 +46,16 @@ class CellVerbs:
         number: int | None = None,
         magic_line: str = "%%ddp",
         wait: str = "progress",
+        hold: bool = False,
         transform: Callable[[str], str] | None = None,
         started: Callable[[CellRun], None] | None = None,
     ) -> CellResult:
         """Run a cell on ranks until each has finished it or died, or none can get on any more.
 
         Then the result's `error` is `Stuck`, with the diagnosis, and the ranks stay in it until
-        they are freed (`abort`). With `wait` "forever" it goes on all the same. `number` is the
+        they are freed (`abort`). With `wait` "forever" it goes on all the same. With `hold` every
+        rank stops before each collective until it is stepped on (`step`), and the result's `steps`
+        says where they stand. `number` is the
         notebook's prompt number and `magic_line` the cell's first line, for tracebacks.
         `transform` turns IPython's syntax into Python's for the check that comes first (default:
         magics and shell escapes). Raises CellSyntaxError and UsageMistake before any rank runs;
@@ -65,16 +69,22 @@ class CellVerbs:
         run = self.current = CellRun(cell, members)
         function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
         told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
+        run.held = told["hold"] = hold
+        settled = Settling(run, processes).done if hold else lambda: False
 
         with noted() as interrupted:
             if started is not None:
                 started(run)
             send = partial(cluster.tell, name=function, arguments=told)
             look = partial(look_at_cell, run, processes, self.record)
-            self.watchman = watchman_of(run, processes, look) if wait != "forever" else None
+            watched = wait != "forever" and not hold
+            self.watchman = watchman_of(run, processes, look) if watched else None
             try:
                 diagnosis = run_watched(
-                    run, send, self.watchman, lambda: bool(self._lost_reason) or interrupted()
+                    run,
+                    send,
+                    self.watchman,
+                    lambda: bool(self._lost_reason) or interrupted() or settled(),
                 )
             finally:
                 self.watchman = None
@@ -82,6 +92,8 @@ class CellVerbs:
                 return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)
             if interrupted() and not run.done:
                 return run.result(interrupt(run, cluster, self.record))
+        if hold and not run.done:
+            return replace(run.result(), steps=table(run, processes))
         if self._lost_reason:
             return run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
         return self._end_of_cell(run, processes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ddp_notebook.analysis import run_rules
-from ddp_notebook.errors import CellFailed, SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
     Category,
@@ -21,11 +21,10 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.session.cellrun import CellResult, CellRun
-from ddp_notebook.session.guards import check_ranks, idle_ranks
+from ddp_notebook.session.cellrun import CellRun
+from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
-from ddp_notebook.session.options import Settings
-from ddp_notebook.session.running import interrupt, stop_started
+from ddp_notebook.session.running import stop_started
 
 if TYPE_CHECKING:
     from ddp_notebook.faults import Fault
@@ -57,8 +56,7 @@ class SetupVerbs:
     seen_late: Diagnosis | None
     """What the last script's ranks waited for when one was only late; None when none was."""
     _last_fault: Fault | None
-    _awaits_script: bool = False
-    """A thread waits for the end of a script."""
+    _awaits_script: bool
 
     def status(self) -> Board:
         """The board now."""
@@ -148,16 +146,22 @@ class SetupVerbs:
     # -- verbs ---------------------------------------------------------------------------
 
     def step(self, ranks: Ranks | None = None, to: str | None = None) -> StepTable:
-        """Move paused ranks one stage on, or through all stages up to `to`.
+        """Move paused ranks one stage, or one collective, on; or through all up to `to`.
 
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
         from ddp_notebook.session.stepping import step
 
-        self._need("%ddp_step")
+        processes = self._need("%ddp_step")
         assert self._bringup is not None
         if ranks is not None:
             check_ranks(ranks, self.record.snapshot)
+        run = self.current
+        if run is not None and run.held and not self._half_way:
+            from ddp_notebook.session import collectivesteps
+
+            with noted() as interrupted:
+                return collectivesteps.step(run, processes, self.record, ranks, to, interrupted)
         stages = {stage.value: stage for stage in Stage}
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
@@ -300,71 +304,7 @@ class SetupVerbs:
                 f"%ddp_restart --ranks {both}"
             )
 
-    # -- scripts -------------------------------------------------------------------------
-
-    def run_script(
-        self,
-        path: str,
-        arguments: Sequence[str] = (),
-        ranks: Ranks | None = None,
-        *,
-        store: str = "session",
-        settings: Settings | None = None,
-        number: int = 0,
-        started: Callable[[CellRun], None] | None = None,
-    ) -> CellResult:
-        """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
-
-        It is over also when its set-up does not get on: then the result's `error` is `Stuck`,
-        with the diagnosis, and the ranks stay in it until they are freed (`abort`). Raises
-        UsageMistake when there is no such script, or a rank is not free.
-        """
-        from ddp_notebook.session.scriptrun import ScriptRun, find_script
-        from ddp_notebook.session.watching import stuck
-
-        processes = self._need("%ddp_run")
-        script = find_script(path)
-        members = idle_ranks(ranks, "%ddp_run", self.record.snapshot)
-        run = self.current = CellRun(self._next_cell(), members, script.name)
-        script_run = self._script = ScriptRun(processes, self.record, store, members)
-        self._awaits_script = True
-        try:
-            with noted() as interrupted:
-                if started is not None:
-                    started(run)
-                diagnosis = script_run.run(
-                    run, script, arguments, settings or {}, number or run.cell, interrupted
-                )
-                if diagnosis is not None:
-                    return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)
-                if interrupted() and not run.done:
-                    return run.result(interrupt(run, processes.cluster, self.record))
-            return self._end_of_script(run, script_run)
-        finally:
-            self._awaits_script = False
-            self.record.add(())
-
-    def _end_of_script(self, run: CellRun, script_run: ScriptRun) -> CellResult:
-        """How a script ended, diagnosed where it failed; its ranks have their group again."""
-        result = run.result()
-        found = run_rules.diagnose_run(script_run.look())
-        if found.wrong:
-            result = replace(result, diagnosis=found)
-            if isinstance(result.error, CellFailed):
-                result.error.diagnosis = found
-        watchman = script_run.watchman
-        self.seen_late = watchman.seen_late if watchman is not None else None
-        self._script = None
-        self._back_from_script(run.ranks)
-        return result
-
-    def _back_from_script(self, members: Ranks) -> None:
-        """Give the ranks back the session's own group, which the script took the place of."""
-        processes, bringup = self._processes, self._bringup
-        if processes is None or bringup is None or self.record.snapshot.ended:
-            return
-        if not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
-            self._set_up(replace(processes.options, settings={}, step=False))
+    # -- getting ranks back --------------------------------------------------------------
 
     def abort(self, ranks: Ranks | None = None) -> Board:
         """Free ranks that are blocked in set-up, a cell or a script; the board after it.

@@ -1,0 +1,126 @@
+"""Steps through a cell collective by collective: let ranks go, and wait until each stands again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddp_notebook.analysis import collective_steps
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import (
+    Activity,
+    Collective,
+    Ranks,
+    StepTable,
+    evidence_from_json,
+    name_ranks,
+)
+from ddp_notebook.session.cellrun import CellRun
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.setup import Processes
+
+END = "end"
+"""As a goal: hold nobody any more."""
+_STILL_S = 0.3
+"""A rank that is not held and has issued nothing for so long is asked what it does."""
+_LOOK_EVERY_S = 0.02
+_ASK_TIMEOUT_S = 1.0
+
+
+class Settling:
+    """Whether every rank of a cell stands before a collective, waits in one, or has finished."""
+
+    def __init__(
+        self, run: CellRun, processes: Processes, left: Mapping[int, int | None] | None = None
+    ) -> None:
+        """`left` are the numbers of the collectives before which ranks were held until now."""
+        self._left = left or {}
+        self._run = run
+        self._processes = processes
+        self._picture: object = None
+        self._since_s = time.monotonic()
+
+    def done(self) -> bool:
+        """True when no rank can get on without being stepped."""
+        pending = self._run.pending
+        tails = self._processes.rings.read(pending, self._run.cell, last=1).of
+        free = tuple(rank for rank in pending if not self._stands(rank, tails.get(rank, ())))
+        if not free:
+            return True
+        picture = (pending, {rank: tails.get(rank) for rank in free})
+        if picture != self._picture:
+            self._picture, self._since_s = picture, time.monotonic()
+            return False
+        if time.monotonic() - self._since_s < _STILL_S:
+            return False
+        self._since_s = time.monotonic()
+        answers = self._processes.cluster.ask(free, "evidence", _ASK_TIMEOUT_S)
+        evidence = [evidence_from_json(a) for a in answers.values() if "error" not in a]
+        return bool(evidence) and all(e.activity is Activity.WAITING for e in evidence)
+
+    def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
+        return any(
+            collective_steps.is_held(each) and each.number != self._left.get(rank, -1)
+            for each in tail
+        )
+
+
+def table(run: CellRun, processes: Processes) -> StepTable:
+    """Where the ranks of a cell stand."""
+    collectives = processes.rings.read(run.ranks, run.cell)
+    return collective_steps.step_table(collectives, run.ranks, run.pending, time.monotonic_ns())
+
+
+def step(
+    run: CellRun,
+    processes: Processes,
+    record: Record,
+    ranks: Ranks | None,
+    to: str | None,
+    interrupted: Callable[[], bool],
+) -> StepTable:
+    """Let held ranks (all, or `ranks`) issue their collective and go on to the next.
+
+    `to` is an operation, or "end". Raises UsageMistake when none of them is held.
+    """
+    while True:
+        moving = _held(run, processes, ranks)
+        if not moving:
+            raise UsageMistake(_why_not(run, processes, ranks))
+        question = "let go for good" if to == END else "let go"
+        answers = processes.cluster.ask(moving, question, _ASK_TIMEOUT_S)
+        left = {rank: answer.get("at") for rank, answer in answers.items()}
+        settling = Settling(run, processes, left)
+        while not settling.done() and not interrupted():
+            record.wait_for(lambda: run.done, _LOOK_EVERY_S)
+        if to in (None, END) or interrupted() or run.done:
+            break
+        held = _held(run, processes, ranks)
+        tails = processes.rings.read(held, run.cell, last=1).of
+        if not held or any(tails[rank][-1].operation == to for rank in held):
+            break
+    made = table(run, processes)
+    return replace(made, next_call="") if run.done else made
+
+
+def _held(run: CellRun, processes: Processes, ranks: Ranks | None) -> Ranks:
+    tails = processes.rings.read(run.pending, run.cell, last=1).of
+    return tuple(
+        rank
+        for rank in run.pending
+        if (ranks is None or rank in ranks)
+        and any(map(collective_steps.is_held, tails.get(rank, ())))
+    )
+
+
+def _why_not(run: CellRun, processes: Processes, ranks: Ranks | None) -> str:
+    if run.done:
+        return "The cell has finished: there is nothing to step. The next: %%ddp --step collective"
+    held = _held(run, processes, None)
+    if held:
+        return f"Those ranks are not held; {name_ranks(held)} can be stepped: %ddp_step"
+    return "No rank is held. %ddp_why says what they wait for, %ddp_abort frees them."
