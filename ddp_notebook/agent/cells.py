@@ -254,6 +254,7 @@ class CellRunner:
         """The cell is over: say how."""
         withheld = self.relay.end()
         observer.observer.settle()
+        holding.begin(False)
         state.current.running = False
         if error is not None:
             state.current.error = state.Failure(type(error).__name__, str(error)[:2000])

@@ -11,7 +11,7 @@ on = False
 at: int | None = None
 """The number of the collective before which the rank is held; None when it is not."""
 _go = threading.Semaphore(0)
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.05
 
 
 class GivenUp(RuntimeError):
