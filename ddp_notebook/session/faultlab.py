@@ -206,7 +206,7 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     """What a fault is about; with `whole`, also what it changes."""
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
-        lines.append(f"(Simulated: {fault.simulated}.)")
+        lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)
     if whole and fault.kind is Kind.HOSTS:
         lines += _of_hosts(fault.hosts)
     if whole and fault.kind in (Kind.SETTINGS, Kind.HOSTS):
