@@ -85,11 +85,13 @@ class RankCluster(Protocol):
         What the function gives is not to be had: it reports by other ways.
         """
 
-    def ask(self, ranks: Ranks, question: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
+    def ask(
+        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
+    ) -> dict[int, Mapping[str, Any]]:
         """Ask ranks something that they answer also while their main thread is blocked.
 
-        The questions are those of `agent.control`. A rank that does not answer is left out;
-        one that cannot answer gives ``{"error": why}``.
+        The questions are those of `agent.control`, `about` is what they are about. A rank that
+        does not answer is left out; one that cannot answer gives ``{"error": why}``.
         """
 
     def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
@@ -234,7 +236,9 @@ class IPyParallelCluster:
             for rank, message_id in zip(ranks, answer.msg_ids, strict=True)
         }
 
-    def ask(self, ranks: Ranks, question: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
+    def ask(
+        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
+    ) -> dict[int, Mapping[str, Any]]:
         """Ask ranks through the control channel. Without ipyparallel's private API: no answers."""
         client = self._client
         if not has_private_api(client):
@@ -246,7 +250,7 @@ class IPyParallelCluster:
                 sent[rank] = client._send(
                     client._control_stream,
                     "ddp_ask_request",
-                    content={"question": question},
+                    content={"question": question, "about": about},
                     ident=ident.encode(),
                 )
         deadline = time.monotonic() + timeout_s

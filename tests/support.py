@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 from jupyter_client.manager import KernelManager
+
+from ddp_notebook.launch import labhosts
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
@@ -51,6 +54,13 @@ def eventually(
             raise AssertionError(f"not within {deadline_s:g} s: {what or predicate}")
         pause.wait(poll_s)
     return value
+
+
+def need_lab_hosts() -> None:
+    """Skip where the fault lab can have no second host; in CI that is a failure."""
+    why = labhosts.why_not()
+    if why:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no second host: {why}")
 
 
 # --------------------------------------------------------------------------- what is left

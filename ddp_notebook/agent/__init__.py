@@ -14,7 +14,9 @@
     control.py         answers the session's questions while main is blocked
     evidence.py        what this rank knows about its own set-up
     facts.py           versions, backends and environment, for the doctor
-    sockets.py         which sockets are torch's
+    sockets.py         which sockets are torch's, and where they listen
+    place.py           on which host the main thread is
+    probing.py         whom this rank can reach, and what names mean here
     rescue.py          frees the main thread when it is blocked in torch
     ddp.py             DDP's construction, and what DDP knows later
     wrap_stage.py      what a stage of that construction runs in

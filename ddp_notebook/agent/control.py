@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_notebook.agent import engine_private, evidence, facts, holding, rescue
+from ddp_notebook.agent import engine_private, evidence, facts, holding, probing, rescue
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
 
-QUESTIONS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "evidence": evidence.gather,
-    "free": rescue.free,
-    "facts": facts.gather,
-    "let go": holding.let_go,
-    "let go for good": holding.let_go_for_good,
+QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "evidence": lambda _: evidence.gather(),
+    "free": lambda _: rescue.free(),
+    "facts": lambda _: facts.gather(),
+    "reach": probing.answer,
+    "let go": lambda _: holding.let_go(),
+    "let go for good": lambda _: holding.let_go_for_good(),
 }
+"""Each is asked with what it is about, a JSON object."""
 
 
 def attach(kernel: Any) -> bool:
@@ -27,12 +29,12 @@ def attach(kernel: Any) -> bool:
     return engine_private.answer(kernel, REQUEST, REPLY, answer)
 
 
-def answer(question: str) -> dict[str, Any]:
+def answer(question: str, about: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to `question`, or ``{"error": why}``."""
     ask = QUESTIONS.get(question)
     if ask is None:
         return {"error": f"a rank cannot be asked for {question!r}"}
     try:
-        return {"answer": dict(ask())}
+        return {"answer": dict(ask(about))}
     except Exception as error:  # noqa: BLE001  # a defect of ours must not hurt the rank
         return {"error": f"{type(error).__name__}: {error}"}

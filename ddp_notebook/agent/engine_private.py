@@ -48,17 +48,20 @@ def keep_no_tracebacks(shell: Any) -> bool:
     return True
 
 
-def answer(kernel: Any, request: str, reply: str, to: Callable[[str], Mapping[str, Any]]) -> bool:
-    """Have `kernel` answer messages of type `request` with `to(question)`; False if it cannot.
+def answer(
+    kernel: Any, request: str, reply: str, to: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+) -> bool:
+    """Have `kernel` answer messages of type `request` with `to(question, about)`.
 
-    On its control thread, whatever its main thread is doing.
+    On its control thread, whatever its main thread is doing. False if it cannot.
     """
     handlers = getattr(kernel, "control_handlers", None)
     if not isinstance(handlers, dict) or not hasattr(kernel, "session"):
         return False
 
     def handle(stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
-        content = dict(to(str(parent["content"].get("question", ""))))
+        asked = parent["content"]
+        content = dict(to(str(asked.get("question", "")), asked.get("about") or {}))
         kernel.session.send(stream, reply, content, parent=parent, ident=ident)
 
     handlers[request] = handle

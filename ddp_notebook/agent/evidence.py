@@ -12,7 +12,6 @@ import linecache
 import os
 import platform
 import re
-import socket
 import sys
 import threading
 import time
@@ -29,17 +28,26 @@ from ddp_notebook.agent import (
     holding,
     keeper,
     observer,
-    places,
+    place,
+    probing,
     rendezvous,
+    sites,
+    sockets,
     state,
     torch_private,
     where,
 )
-from ddp_notebook.model import Activity, Place, Probe, RankEvidence, StoreFile, evidence_to_json
+from ddp_notebook.model import (
+    Activity,
+    InitArguments,
+    Place,
+    Probe,
+    RankEvidence,
+    StoreFile,
+    evidence_to_json,
+)
 from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 
-PROBE_TIMEOUT_S = 0.3
-RESOLVE_TIMEOUT_S = 0.3
 _LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._tensor")
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
@@ -56,6 +64,7 @@ def gather() -> dict[str, Any]:
     call = rendezvous.log
     error = state.current.error
     arguments = call.arguments
+    probe, addresses = place.as_main(lambda: _store_and_name(arguments, bool(call.entered)))
     return evidence_to_json(
         RankEvidence(
             rank=state.current.rank,
@@ -72,15 +81,17 @@ def gather() -> dict[str, Any]:
             error_remedy=error.remedy if error else "",
             holder=_holder(error),
             polls_for=_polled_file(frame) if not inside else "",
-            probe=_probe(arguments.master_addr, arguments.master_port) if call.entered else Probe(),
+            probe=probe,
             file=_store_file(arguments.path),
-            host=socket.gethostname(),
+            host=call.host or place.host(),
+            network=call.network or place.network(),
             versions=versions(),
-            addresses=_resolved(arguments.master_addr),
+            addresses=addresses,
+            listens=_listens(inside, arguments),
             runnable=runnable,
             main_cpu_s=_main_cpu_s(),
             model=_wrapped_model(frames),
-            path=tuple(Place(*each) for each in places.users_path(frame)),
+            path=tuple(Place(*each) for each in sites.users_path(frame)),
             waits_for=observer.observer.waits_for() if inside else None,
             run=observer.observer.run,
         )
@@ -154,58 +165,20 @@ def _wrapped_model(frames: list[FrameType]) -> Fingerprint | None:
     return None
 
 
-# -- the store ---------------------------------------------------------------------------
+# -- the store, and where others find this rank ------------------------------------------
 
 
-def _probe(host: str, port: int | None) -> Probe:
-    """Try to connect to the store as this rank would. A store that listens does not mind."""
-    if not host or port is None or not 0 < port < 65536:
-        return Probe()
-    target = f"{host}:{port}"
-    found = _lookup(host)
-    if isinstance(found, str):
-        return Probe(target, "unresolved" if found else "resolving", found)
-    try:
-        with socket.create_connection((found[0], port), PROBE_TIMEOUT_S):
-            return Probe(target, "open")
-    except TimeoutError:
-        return Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")
-    except OSError as error:
-        return Probe(target, "refused", error.strerror or str(error))
+def _store_and_name(came: InitArguments, entered: bool) -> tuple[Probe, dict[str, tuple[str, ...]]]:
+    """Whether the store answers this rank, and what its name means here."""
+    probe = probing.store(came.master_addr, came.master_port) if entered else Probe()
+    return probe, probing.resolved(came.master_addr)
 
 
-_names: dict[str, tuple[str, ...] | str] = {}
-"""What names resolve to, or why they do not."""
-_asked_for: dict[str, threading.Thread] = {}
-
-
-def _lookup(host: str) -> tuple[str, ...] | str:
-    """The addresses of a name, or why it has none; "" while the resolver has not answered.
-
-    A resolver may take many seconds; whoever asks this rank does not wait for it.
-    """
-    asking = _asked_for.get(host)
-    if asking is None or not asking.is_alive():
-        asking = threading.Thread(target=_resolve, args=(host,), name="ddp-resolve", daemon=True)
-        _asked_for[host] = asking
-        asking.start()
-    asking.join(RESOLVE_TIMEOUT_S)
-    return _names.get(host, "")
-
-
-def _resolve(host: str) -> None:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        _names[host] = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
-    except (OSError, UnicodeError) as error:
-        _names[host] = getattr(error, "strerror", None) or str(error)
-
-
-def _resolved(host: str) -> dict[str, tuple[str, ...]]:
-    found = _lookup(host) if host else ""
-    if isinstance(found, str):
-        return {host: ()} if found else {}
-    return {host: tuple(sorted(found))}
+def _listens(inside: str, came: InitArguments) -> tuple[str, ...]:
+    """Where the group that is being made listens; a store that this rank hosts left out."""
+    if inside != "process-group":
+        return ()
+    return tuple(each for each in sockets.listening() if not each.endswith(f":{came.master_port}"))
 
 
 def _store_file(path: str) -> StoreFile:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.agent import guard, holding, operations, places, torch_private
+from ddp_notebook.agent import guard, holding, operations, sites, torch_private
 from ddp_notebook.agent.operations import Facts, Operation
 from ddp_notebook.agent.ring import RingWriter
 from ddp_notebook.model import DEFAULT_GROUP, Phase
@@ -201,8 +201,8 @@ def _write(
     Its number, and whether its end is waited for.
     """
     frame = sys._getframe(2)
-    site = places.site(frame)
-    label = places.label(frame) if operation.labelled and site.part is None else ""
+    site = sites.site(frame)
+    label = sites.label(frame) if operation.labelled and site.part is None else ""
     try:
         key = operation.key(args) if not named else None
     except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
@@ -229,7 +229,7 @@ def _write(
 
 
 def _prepare(
-    group: ObservedGroup, operation: Operation, facts: Facts, site: places.Site, label: str
+    group: ObservedGroup, operation: Operation, facts: Facts, site: sites.Site, label: str
 ) -> _Prepared:
     ring = observer.ring
     assert ring is not None

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ddp_notebook.agent import place, sockets
 from ddp_notebook.model import InitArguments
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -33,6 +34,9 @@ class Log:
     left: int = 0
     arguments: InitArguments = field(default_factory=InitArguments)
     inside: bool = False
+    host: str = ""
+    """The name of the host it came from, and its network (see `place`)."""
+    network: str = ""
 
 
 log = Log()
@@ -93,6 +97,8 @@ def enter(arguments: InitArguments) -> None:
     log.entered += 1
     log.arguments = arguments
     log.inside = True
+    log.host, log.network = place.host(), place.network()
+    sockets.call_begins()
 
 
 def arguments_of(call: Mapping[str, Any]) -> InitArguments:

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from ddp_notebook.agent import rendezvous, sockets, state
+from ddp_notebook.agent import place, rendezvous, sockets, state
 from ddp_notebook.agent.keeper import listen
 
 
@@ -21,7 +21,7 @@ def free() -> dict[str, int | bool]:
     """
     state.current.give_up.set()
     closed = sockets.shut_down_torchs()
-    return {"closed": closed, "stood_in": not closed and stand_in_for_the_store()}
+    return {"closed": closed, "stood_in": not closed and place.as_main(stand_in_for_the_store)}
 
 
 def stand_in_for_the_store() -> bool:

@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ddp_notebook.agent import (
@@ -20,6 +21,7 @@ from ddp_notebook.agent import (
     control,
     holding,
     observer,
+    place,
     rendezvous,
     sockets,
     state,
@@ -34,12 +36,14 @@ def run(
     path: str,
     arguments: Sequence[str],
     environments: Mapping[str, Mapping[str, str]],
+    hosts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     hold: bool = False,
 ) -> None:
     """Run the script at `path` to its end; reports through the beacon as a cell does.
 
-    `environments` has for each rank what its environment must have; an empty value unsets. With
-    `hold` it stops before each collective until it is stepped on.
+    `environments` has for each rank what its environment must have; an empty value unsets.
+    `hosts` has for a rank the host that its main thread is on meanwhile (see `place`). With `hold`
+    it stops before each collective until it is stepped on.
     """
     runner = cells.attach()
     holding.begin(hold)
@@ -50,11 +54,13 @@ def run(
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         torch_private.forget_groups()
         sockets.setup_begins()
-        _set_environment(environments[str(state.current.rank)])
+        rank = str(state.current.rank)
+        _set_environment(environments[rank])
         runner.shell.user_ns["main"] = module
         try:
             source = Path(path).read_bytes()
-            exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+            with place.on(hosts.get(rank, {})):
+                exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102
         except SystemExit as stop:
             outcome.error = _failed(stop)
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session

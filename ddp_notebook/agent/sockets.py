@@ -10,6 +10,7 @@ from pathlib import Path
 
 _before: set[int] = set()
 _after: set[int] | None = None
+_before_call: set[int] = set()
 
 
 def setup_begins() -> None:
@@ -18,6 +19,12 @@ def setup_begins() -> None:
     _before.clear()
     _before.update(_inodes())
     _after = None
+
+
+def call_begins() -> None:
+    """What listens from now on, until the call of `init_process_group` returns, is torch's."""
+    _before_call.clear()
+    _before_call.update(_inodes())
 
 
 def setup_ended() -> None:
@@ -38,6 +45,25 @@ def _inodes() -> dict[int, int]:
     return found
 
 
+def listening() -> list[str]:
+    """Where sockets listen that came since `call_begins`, as ``address:port``."""
+    found = []
+    for inode, fd in sorted(_inodes().items()):
+        if inode not in _before_call and (address := _listening_at(fd)):
+            found.append(address)
+    return found
+
+
+def _listening_at(fd: int) -> str:
+    """Where the TCP socket behind `fd` listens; empty when it does not."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener:
+        inet = listener.family in (socket.AF_INET, socket.AF_INET6)
+        if inet and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            host, port = listener.getsockname()[:2]
+            return f"{host}:{port}"
+    return ""
+
+
 def shut_down_torchs() -> int:
     """End the connections of this set-up; how many there were."""
     closed = 0
@@ -48,7 +74,7 @@ def shut_down_torchs() -> int:
 
 
 def _shut_down(fd: int) -> bool:
-    """End the connection behind `fd`, if it is an established TCP one. Never a listening one."""
+    """End the TCP connection behind `fd`, also one that is only being made. Never a listener."""
     try:
         connection = socket.socket(fileno=os.dup(fd))
     except OSError:
@@ -59,7 +85,6 @@ def _shut_down(fd: int) -> bool:
                 return False
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False  # shutting a listener down aborts the process
-            connection.getpeername()
             connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False

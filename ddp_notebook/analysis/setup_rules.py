@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddp_notebook.analysis import argument_rules, presence_rules, store_rules
+from ddp_notebook.analysis import argument_rules, presence_rules, reach_rules, store_rules
 from ddp_notebook.model import (
     Activity,
     Diagnosis,
@@ -68,9 +68,11 @@ RULES: tuple[Rule, ...] = (
     argument_rules.duplicate_ranks,
     argument_rules.wrong_world_size,
     store_rules.stale_files,
+    reach_rules.loopback_listeners,
     presence_rules.raised,
     presence_rules.dead_ranks,
     store_rules.unreachable_store,
+    reach_rules.blocked_ranks,
     argument_rules.differing_models,
     presence_rules.absent_ranks,
     presence_rules.early_exits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddp_notebook.analysis import reach_rules
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -98,8 +99,8 @@ def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding
             case.waiting,
             evidence,
         )
-    hosts = {e.host for e in case.ranks if e.host}
-    if len(hosts) > 1 and first.target.startswith(("127.", "localhost")):
+    networks = {reach_rules.network_of(e) for e in case.ranks} - {""}
+    if len(networks) > 1 and first.target.startswith(("127.", "localhost")):
         return Finding(
             Category.HOSTNAME_LOOPBACK,
             ranks,
@@ -107,6 +108,19 @@ def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding
             "Set MASTER_ADDR to the address of rank 0's host, as the others see it.",
             case.waiting,
             evidence,
+        )
+    if (inside := _open_inside(case, shut_out)) is not None:
+        port = inside.arguments.master_port
+        return Finding(
+            Category.UNREACHABLE_MASTER,
+            ranks,
+            f"nothing comes back from {first.target} ({first.detail.lower()}), where the store is "
+            f"open to rank {inside.rank} on the same host: a firewall drops it, or there is no "
+            "route",
+            f"Open TCP port {port} of rank {inside.rank}'s host to the others (firewall, security "
+            "group), or set MASTER_PORT to a port that is open.",
+            case.waiting,
+            (*evidence, f"rank {inside.rank}: {inside.probe.target}: open"),
         )
     return Finding(
         Category.UNREACHABLE_MASTER,
@@ -116,6 +130,17 @@ def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding
         case.waiting,
         evidence,
     )
+
+
+def _open_inside(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> RankEvidence | None:
+    """The rank whose store is open on its own host, while others hear nothing from it."""
+    for host in case.came:
+        if host.arguments.hosts_store and host.probe.state == "open":
+            silent = all(
+                e.probe.state == "timeout" and reach_rules.on_two_hosts(e, host) for e in shut_out
+            )
+            return host if silent else None
+    return None
 
 
 def _told(case: SetupCase) -> str:

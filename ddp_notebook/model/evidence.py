@@ -56,7 +56,10 @@ class InitArguments:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An attempt of the rank to reach the store. `state`: open, refused, timeout, unresolved."""
+    """An attempt of the rank to reach the store, or another rank.
+
+    `state`: open, refused, timeout, unresolved, resolving.
+    """
 
     target: str = ""
     state: str = ""
@@ -105,6 +108,13 @@ class RankEvidence:
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
+    """The name of the host it came from."""
+    network: str = ""
+    """That host's network: the same for ranks that share a loopback. Empty where unknown."""
+    listens: tuple[str, ...] = ()
+    """Where the others find it while the group is made, as ``address:port``."""
+    reach: tuple[Probe, ...] = ()
+    """Its attempts to reach the others there."""
     versions: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What names resolve to on the rank's host, by name; nothing when they do not."""
@@ -176,5 +186,7 @@ def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
     if fields.get("model") is not None:
         fields["model"] = fingerprint_from_json(fields["model"])
     fields["path"] = tuple(Place(**each) for each in fields.get("path", ()))
+    fields["listens"] = tuple(fields.get("listens", ()))
+    fields["reach"] = tuple(Probe(**probe) for probe in fields.get("reach", ()))
     fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
     return RankEvidence(**fields)

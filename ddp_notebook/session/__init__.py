@@ -2,6 +2,7 @@
 
 core.py        Session: the verbs of ranks, cells and values
 setupverbs.py  Session: the verbs of set-up
+labverbs.py    Session: the verbs of the fault lab
 setup.py       the processes of the ranks and the stores, from their start to their end
 store.py       a store, in a process of its own
 bringup.py     the ranks through the stages of set-up; freeing them
@@ -13,6 +14,7 @@ running.py     sending a cell, waiting for it, stopping it
 wrap.py        a model through DDP's construction
 faultlab.py    a fault injected, found, repaired
 doctor/        whether DDP can work here
+labhosts.py    the fault lab's hosts, and which rank is on which
 asking.py      calling ranks without waiting for what cannot come
 interrupts.py  an interrupt is noted, not raised, while a cell runs
 guards.py      what a verb needs before it may begin

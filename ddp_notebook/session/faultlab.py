@@ -12,8 +12,10 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
-from ddp_notebook.faults import FAULTS, Fault, Kind, job_path
+from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts, job_path
+from ddp_notebook.launch.labhosts import INTERFACE
 from ddp_notebook.model import Diagnosis
+from ddp_notebook.session import labhosts
 from ddp_notebook.session.bringup import free_port
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.wrap import WrapOptions
@@ -21,6 +23,8 @@ from ddp_notebook.session.wrap import WrapOptions
 if TYPE_CHECKING:
     from ddp_notebook.session.core import Session
 
+FIRST_NAME = "lab-0"
+"""The host with rank 0."""
 _MODEL = """
 import torch
 class Net(torch.nn.Module):
@@ -65,6 +69,12 @@ def find(name: str) -> Fault:
     raise UsageMistake(f"There is no fault {name!r}.{hint} The list: %ddp_fault")
 
 
+def check(fault: Fault) -> None:
+    """Raises UsageMistake when this machine cannot have the fault."""
+    if fault.kind is Kind.HOSTS:
+        labhosts.check()
+
+
 def inject(
     session: Session, fault: Fault, started: Callable[[CellRun], None] | None = None
 ) -> FaultResult:
@@ -89,7 +99,12 @@ def repair(
 def _play(
     session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
 ) -> FaultResult:
-    play = {Kind.SETTINGS: _settings, Kind.SCRIPT: _script, Kind.MODEL: _model}[fault.kind]
+    play = {
+        Kind.SETTINGS: _settings,
+        Kind.SCRIPT: _script,
+        Kind.HOSTS: _on_two_hosts,
+        Kind.MODEL: _model,
+    }[fault.kind]
     try:
         diagnosis = play(session, fault, faulty, started)
     except (CellFailed, SetupFailed, Stuck) as error:
@@ -144,6 +159,27 @@ def _script(
     return session.seen_late if faulty and fault.passes else None
 
 
+def _on_two_hosts(
+    session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
+) -> Diagnosis | None:
+    hosts = fault.hosts if faulty else TwoHosts()
+    port = free_port(session.options.master_addr)
+    placed = session.open_lab((FIRST_NAME, hosts.name), hosts.drops, port)
+    settings = {rank: {"GLOO_SOCKET_IFNAME": INTERFACE} for rank in placed.hosts}
+    for place, values in fault.settings.items() if faulty else ():
+        for rank in placed.hosts if place < 0 else (place,):
+            settings[rank].update(values)
+    result = session.run_script(
+        str(job_path(fault.job)),
+        store=fault.store,
+        settings=settings,
+        started=started,
+        placed=placed,
+    )
+    result.raise_for_error()
+    return result.diagnosis
+
+
 def _model(
     session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
 ) -> Diagnosis | None:
@@ -170,13 +206,24 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     """What a fault is about; with `whole`, also what it changes."""
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
-        lines.append(f"(Simulated: {fault.simulated}.)")
-    if whole and fault.kind is Kind.SETTINGS:
+        lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)
+    if whole and fault.kind is Kind.HOSTS:
+        lines += _of_hosts(fault.hosts)
+    if whole and fault.kind in (Kind.SETTINGS, Kind.HOSTS):
         for place, values in fault.settings.items():
             where = "every rank" if place < 0 else f"rank {place}"
             lines += [f"  {where}: {name}={value}" for name, value in values.items()]
-    if whole and fault.kind is Kind.SCRIPT:
+    if whole and fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", job_path(fault.job).read_text("utf-8")]
     if whole and fault.kind is Kind.MODEL:
         lines += ["", _MODEL.replace("{variant!r}", repr(fault.variant)).strip()]
     return "\n".join(lines)
+
+
+def _of_hosts(hosts: TwoHosts) -> list[str]:
+    """What `story` says of two hosts."""
+    lines = [f"  host {FIRST_NAME}: all ranks but 1", f"  host {hosts.name}: rank 1"]
+    dropped = {"store": "TCP to the store's port", "ranks": "TCP to any port but the store's"}
+    if hosts.drops:
+        lines.append(f"  firewall on {FIRST_NAME}: drops {dropped[hosts.drops]}")
+    return lines

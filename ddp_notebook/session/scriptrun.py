@@ -17,6 +17,7 @@ from ddp_notebook.session.why import Told, Watchman, gather
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster import RankCluster
+    from ddp_notebook.session.labhosts import Placed
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.setup import Processes
 
@@ -55,14 +56,27 @@ def environments(
 
 
 class ScriptRun:
-    """One run of a script: where its ranks meet, and how it ends."""
+    """One run of a script: where its ranks meet, and how it ends.
 
-    def __init__(self, processes: Processes, record: Record, store: str, ranks: Ranks) -> None:
+    `placed` puts them on hosts of the fault lab, and their meeting with them.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        record: Record,
+        store: str,
+        ranks: Ranks,
+        placed: Placed | None = None,
+    ) -> None:
         self.processes = processes
         self.record = record
         self.ranks = ranks
+        self.hosts = placed.hosts if placed is not None else {}
         host = processes.options.master_addr
-        if store == "session":
+        if placed is not None:
+            self.address = placed.address
+        elif store == "session":
             self.address = processes.fresh_store()
         else:
             self.address = (host, free_port(host))
@@ -96,6 +110,7 @@ class ScriptRun:
             "path": str(script),
             "arguments": list(arguments),
             "environments": environments(self.ranks, self.address, self.store, settings),
+            "hosts": {str(rank): dict(host) for rank, host in self.hosts.items()},
         }
         cluster: RankCluster = self.processes.cluster
         send = partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)

@@ -17,6 +17,7 @@ from ddp_notebook.session.running import interrupt
 
 if TYPE_CHECKING:
     from ddp_notebook.session.bringup import BringUp
+    from ddp_notebook.session.labhosts import Placed
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.scriptrun import ScriptRun
@@ -54,12 +55,14 @@ class ScriptVerbs:
         settings: Settings | None = None,
         number: int = 0,
         started: Callable[[CellRun], None] | None = None,
+        placed: Placed | None = None,
     ) -> CellResult:
         """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
 
         It is over also when its set-up does not get on: then the result's `error` is `Stuck`,
         with the diagnosis, and the ranks stay in it until they are freed (`abort`). Raises
-        UsageMistake when there is no such script, or a rank is not free.
+        UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
+        on hosts of the fault lab.
         """
         from ddp_notebook.session.scriptrun import ScriptRun, find_script
         from ddp_notebook.session.watching import stuck
@@ -68,7 +71,7 @@ class ScriptVerbs:
         script = find_script(path)
         members = idle_ranks(ranks, "%ddp_run", self.record.snapshot)
         run = self.current = CellRun(self._next_cell(), members, script.name)
-        script_run = self._script = ScriptRun(processes, self.record, store, members)
+        script_run = self._script = ScriptRun(processes, self.record, store, members, placed)
         self._awaits_script = True
         try:
             with noted() as interrupted:
@@ -105,5 +108,6 @@ class ScriptVerbs:
         processes, bringup = self._processes, self._bringup
         if processes is None or bringup is None or self.record.snapshot.ended:
             return
+        processes.close_lab()
         if not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
             self._set_up(replace(processes.options, settings={}, step=False))

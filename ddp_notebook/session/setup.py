@@ -33,6 +33,7 @@ from ddp_notebook.model import (
     Status,
     name_ranks,
 )
+from ddp_notebook.session.labhosts import LabHosts, Placed
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.rings import Rings
@@ -66,6 +67,7 @@ class Processes:
         self._started_s = time.time()
         self._store: StoreKeeper | None = None
         self._script_store: StoreKeeper | None = None
+        self._lab: LabHosts | None = None
         self._closing = False
         fork_server.own(str(self.folder))
         (self.folder / "owner").write_text(_owner(fork_server.pid))
@@ -206,6 +208,20 @@ class Processes:
             self._script_store.close()
         self._script_store = self._keeper(0)
         return self._script_store.address(self.options.timeout_s)
+
+    # -- the lab's hosts ---------------------------------------------------------------
+
+    def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
+        """Put the ranks of the next script on two hosts. Raises UsageMistake."""
+        self.close_lab()
+        self._lab = LabHosts(self.fork_server, self.folder, names, drops, port)
+        return self._lab.place(self.options.world_size)
+
+    def close_lab(self) -> None:
+        """Let go of the lab's hosts, if there are any."""
+        lab, self._lab = self._lab, None
+        if lab is not None:
+            lab.close()
 
     # -- the end -----------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis import run_rules
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
@@ -24,13 +24,11 @@ from ddp_notebook.model import (
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.labverbs import LabVerbs
 from ddp_notebook.session.running import stop_started
 
 if TYPE_CHECKING:
-    from ddp_notebook.faults import Fault
     from ddp_notebook.session.bringup import BringUp
-    from ddp_notebook.session.core import Session
-    from ddp_notebook.session.faultlab import FaultResult
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.scriptrun import ScriptRun
@@ -43,7 +41,7 @@ _NOT_FREED = "Nothing but a new process could free"
 _SCRIPT_ENDS_S = 5.0
 
 
-class SetupVerbs:
+class SetupVerbs(LabVerbs):
     """Mixed into `Session`."""
 
     record: Record
@@ -55,7 +53,6 @@ class SetupVerbs:
     watchman: Watchman | None
     seen_late: Diagnosis | None
     """What the last script's ranks waited for when one was only late; None when none was."""
-    _last_fault: Fault | None
     _awaits_script: bool
 
     def status(self) -> Board:
@@ -141,6 +138,8 @@ class SetupVerbs:
         if stuck:
             processes.stop(stuck)
             processes.launch(stuck)
+        if set(bringup.everyone) <= set(ranks):
+            processes.close_lab()
         return stuck
 
     # -- verbs ---------------------------------------------------------------------------
@@ -224,49 +223,6 @@ class SetupVerbs:
         cluster = self._need("%ddp_wrap").cluster
         self.wrapping = wrap(cluster, self.record, None, name, options, self.wrapping)
         return self.wrapping
-
-    # -- the fault lab -------------------------------------------------------------------
-
-    @property
-    def options(self) -> InitOptions:
-        """With what the ranks were set up."""
-        return self._need("%ddp_fault").options
-
-    def set_up(self, options: InitOptions) -> Board:
-        """Take the ranks that there are through set-up again. Raises SetupFailed."""
-        self.make_ready()
-        return self._set_up(options)
-
-    def make_ready(self) -> None:
-        """Free every rank and bring back the dead, so that all of them take calls."""
-        processes = self._need("%ddp_fault")
-        assert self._bringup is not None
-        self._script = None
-        self._give_up(self._bringup.everyone)
-        dead = self.record.snapshot.with_status(Status.DEAD)
-        if dead:
-            processes.stop(dead)
-            processes.launch(dead)
-
-    def fault(self, name: str, started: Callable[[CellRun], None] | None = None) -> FaultResult:
-        """Inject a fault of the lab into a set-up. Raises UsageMistake."""
-        from ddp_notebook.session import faultlab
-
-        self._need("%ddp_fault")
-        fault = faultlab.find(name)
-        self.make_ready()
-        result = faultlab.inject(cast("Session", self), fault, started)
-        self._last_fault = fault
-        return result
-
-    def repair(self, started: Callable[[CellRun], None] | None = None) -> FaultResult:
-        """Apply the remedy of the last fault: set-up comes to its end. Raises UsageMistake."""
-        from ddp_notebook.session import faultlab
-
-        self._need("%ddp_fault")
-        if self._last_fault is None:
-            raise UsageMistake("There is nothing to repair: inject a fault first, %ddp_fault NAME")
-        return faultlab.repair(cast("Session", self), self._last_fault, started)
 
     # -- beginning again -----------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
+    Probe,
     RankEvidence,
     Ranks,
     SetupCase,
@@ -40,6 +41,7 @@ _OF_A_MOMENT = frozenset(
         Category.PARAM_MISMATCH,
         Category.STORE_GONE,
         Category.UNREACHABLE_MASTER,
+        Category.FIREWALL,
         Category.VERSION_MISMATCH,
         Category.FILESYSTEM,
     }
@@ -96,11 +98,33 @@ def gather(
             evidence = RankEvidence(state.rank, Activity.SILENT, doing=state.doing)
         ranks.append(evidence)
     return SetupCase(
-        tuple(ranks),
+        with_reach(cluster, ranks),
         dict(told.values),
         told.store_host,
         store_alive=told.store_alive(),
         collectives=collectives(),
+    )
+
+
+def with_reach(cluster: RankCluster, ranks: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+    """`ranks`, those that connect to each other across hosts with whom of them they reach.
+
+    Asked in a second step: only now it is known where each of them listens.
+    """
+    connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
+    if len({e.network for e in connecting}) < 2:
+        return tuple(ranks)
+    targets = [
+        each
+        for e in connecting
+        for each in e.listens
+        if not each.startswith(("127.", "::1:"))  # on another host that is another place
+    ]
+    asked = tuple(e.rank for e in connecting)
+    answers = cluster.ask(asked, "reach", ASK_TIMEOUT_S, {"targets": targets})
+    return tuple(
+        replace(e, reach=tuple(Probe(**each) for each in answers.get(e.rank, {}).get("reach", ())))
+        for e in ranks
     )
 
 

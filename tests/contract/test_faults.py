@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support import eventually, spared
+from support import eventually, need_lab_hosts, spared
 
 from ddp_notebook.faults import FAULTS, Kind
 from ddp_notebook.model import Diagnosis
@@ -67,6 +67,8 @@ def check(name: str, diagnosis: Diagnosis | None) -> None:
 def test_a_fault_is_found_with_its_culprits_and_repaired_in_place(
     session: Session, name: str
 ) -> None:
+    if FAULTS[name].kind is Kind.HOSTS:
+        need_lab_hosts()
     session.push({"kept": name})
     before = pids(session)
 

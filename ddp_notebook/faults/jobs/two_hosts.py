@@ -1,0 +1,8 @@
+"""A script without a mistake: what is wrong is around it."""
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
