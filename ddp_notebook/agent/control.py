@@ -6,9 +6,10 @@ A fixed set of questions; the answer is JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from ddp_notebook.agent import engine_private, evidence, facts, rescue
+from ddp_notebook.agent import engine_private, evidence, facts, rescue, stacks
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
@@ -17,6 +18,8 @@ QUESTIONS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "evidence": evidence.gather,
     "free": rescue.free,
     "facts": facts.gather,
+    "stacks": stacks.gather,
+    "stacks with locals": partial(stacks.gather, with_locals=True),
 }
 
 
