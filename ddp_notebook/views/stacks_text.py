@@ -7,7 +7,7 @@ words here are the ones the HTML view uses too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 
 from ddp_notebook.model import Activity, Branch, Doing, Frame, Local, StackTree, name_ranks
@@ -113,6 +113,30 @@ def tail_after(branch: Branch, tail: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return (*tail, *branch.frames)
 
 
+def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
+    """The branch, ranks put together again that part only in a library and are at the same.
+
+    On their way into a collective ranks are at other lines of torch for a moment.
+    """
+    if branch.doing is not None:
+        return branch
+    tail = tail_after(branch, tail)
+    kept: list[Branch] = []
+    ends: dict[str, Branch] = {}
+    for child in (without_library_lines(each, tail) for each in branch.children):
+        if child.doing is None or not all(frame.library for frame in child.frames):
+            kept.append(child)
+            continue
+        words = state_words(child.doing, tail_after(child, tail))
+        before = ends.get(words, replace(child, ranks=()))
+        ends[words] = replace(before, ranks=tuple(sorted((*before.ranks, *child.ranks))))
+    if len(ends) == 1 and not kept:
+        (end,) = ends.values()
+        return replace(end, frames=(*branch.frames, *end.frames))
+    together = sorted((*kept, *ends.values()), key=lambda each: each.ranks)
+    return replace(branch, children=tuple(together))
+
+
 def locals_words(branch: Branch, frame: Frame) -> tuple[list[str], list[str]]:
     """What is alike on the branch's ranks, a variable a text; and what differs, by ranks."""
     alike = [
@@ -139,7 +163,8 @@ def tree(t: StackTree) -> str:
     if not t.branches:
         return NO_RANKS
     drawing = _Drawing(file_names(t))
-    return "\n".join(line for branch in t.branches for line in drawing.lines(branch, "", "", ()))
+    branches = (without_library_lines(branch, ()) for branch in t.branches)
+    return "\n".join(line for each in branches for line in drawing.lines(each, "", "", ()))
 
 
 @dataclass(frozen=True)
