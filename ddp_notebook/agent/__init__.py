@@ -13,6 +13,8 @@
     rendezvous.py      notes each call of init_process_group
     control.py         answers the session's questions while main is blocked
     evidence.py        what this rank knows about its own set-up
+    stacks.py          the main thread's stack, from the user's first frame on
+    glimpse.py         values as short texts, without running anything of theirs
     facts.py           versions, backends and environment, for the doctor
     sockets.py         which sockets are torch's, and where they listen
     place.py           on which host the main thread is

@@ -374,6 +374,11 @@ async def _run_async(cell: int, number: int, magic_line: str, source: str) -> No
         runner.end(cell, error)
 
 
+def awaiting() -> asyncio.Task[None] | None:
+    """The last cell with top-level `await`; it may be over."""
+    return _task
+
+
 def _error_of(result: Any) -> BaseException | None:
     """The error in IPython's result of a cell."""
     if result.success:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_notebook.agent import engine_private, evidence, facts, holding, probing, rescue
+from ddp_notebook.agent import engine_private, evidence, facts, holding, probing, rescue, stacks
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
@@ -20,6 +20,8 @@ QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "reach": probing.answer,
     "let go": lambda _: holding.let_go(),
     "let go for good": lambda _: holding.let_go_for_good(),
+    "stacks": lambda _: stacks.gather(),
+    "stacks with locals": lambda _: stacks.gather(with_locals=True),
 }
 """Each is asked with what it is about, a JSON object."""
 

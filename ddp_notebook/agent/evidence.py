@@ -57,8 +57,8 @@ def gather() -> dict[str, Any]:
     """This rank's evidence as JSON."""
     runnable = _runnable()  # before anything here wakes the store's thread
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = _frames(frame)
-    inside = state.current.waiting_in or _inside(frames)
+    frames = where.frames_of(frame)
+    inside = state.current.waiting_in or inside_of(frames)
     if not inside and not runnable and _awaits_work(frames):
         inside = "collective"
     call = rendezvous.log
@@ -68,7 +68,7 @@ def gather() -> dict[str, Any]:
     return evidence_to_json(
         RankEvidence(
             rank=state.current.rank,
-            activity=_activity(inside),
+            activity=activity_of(inside),
             inside=inside,
             doing=state.current.doing or where.describe(frame),
             entered=call.entered,
@@ -105,7 +105,8 @@ def _holder(error: state.Failure | None) -> str:
     return keeper.holder(port) if in_use and port else ""
 
 
-def _activity(inside: str) -> Activity:
+def activity_of(inside: str) -> Activity:
+    """What the main thread is at; `inside` is the part of set-up that it is in, empty for none."""
     if state.current.held or holding.at is not None:
         return Activity.HELD
     if inside:
@@ -115,16 +116,7 @@ def _activity(inside: str) -> Activity:
     return Activity.FAILED if state.current.error else Activity.IDLE
 
 
-def _frames(frame: FrameType | None) -> list[FrameType]:
-    """The main thread's frames, innermost first."""
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
-
-
-def _inside(frames: list[FrameType]) -> str:
+def inside_of(frames: list[FrameType]) -> str:
     """The part of set-up that these frames are in, by the names of torch's functions."""
     collective = ""
     for frame in frames:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +20,9 @@ _LIBRARY = (
     "/dist-packages/",
     f"{Path(os.__file__).parent}{os.sep}",
     f"{Path(__file__).parent.parent}{os.sep}",
+)
+_OBSERVING = tuple(
+    str(Path(__file__).with_name(f"{name}.py")) for name in ("observer", "holding", "guard")
 )
 _scripts: set[str] = set()
 """Files that were run as scripts: the user's, also in a folder of libraries."""
@@ -69,19 +73,47 @@ def describe_main_thread() -> str:
 
 def describe_task(task: asyncio.Task[None] | None) -> str:
     """Where a cell with top-level `await` waits: nothing of it is on the main thread's stack."""
-    awaited: Any = task.get_coro() if task is not None and not task.done() else None
     place = ""
-    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+    for frame in task_frames(task):
         if is_users(frame.f_code.co_filename):
             place = f"await ({_place(frame.f_code.co_filename, frame.f_lineno)})"
-        awaited = awaited.cr_await
     return place
+
+
+def task_frames(task: asyncio.Task[None] | None) -> Iterator[FrameType]:
+    """The frames of a task that waits, outermost first."""
+    awaited: Any = task.get_coro() if task is not None and not task.done() else None
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        yield frame
+        awaited = awaited.cr_await
+
+
+def frames_of(frame: FrameType | None) -> list[FrameType]:
+    """A thread's frames, innermost first, without those that observe a collective."""
+    found = []
+    while frame is not None:
+        if frame.f_code.co_filename not in _OBSERVING:
+            found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 def describe(frame: FrameType | None) -> str:
     """The innermost user frame, and the torch call it is in."""
+    user, operation = innermost(frames_of(frame))
+    if user is None:
+        return ""
+    place = _place(user.f_code.co_filename, user.f_lineno)
+    return f"{operation} ({place})" if operation else place
+
+
+def innermost(frames: Iterable[FrameType]) -> tuple[FrameType | None, str]:
+    """The user's innermost frame, if any, and the call of torch that it is in.
+
+    `frames` are a thread's, innermost first.
+    """
     operation = ""
-    while frame is not None:
+    for frame in frames:
         code = frame.f_code
         module = frame.f_globals.get("__name__", "")
         if module.startswith("torch.distributed") and code.co_name in WAITING_IN:
@@ -91,10 +123,8 @@ def describe(frame: FrameType | None) -> str:
         elif module.startswith("torch.nn.parallel.distributed") and code.co_name == "__init__":
             operation = "the DDP constructor"
         if is_users(code.co_filename):
-            place = _place(code.co_filename, frame.f_lineno)
-            return f"{operation} ({place})" if operation else place
-        frame = frame.f_back
-    return ""
+            return frame, operation
+    return None, operation
 
 
 def is_users(filename: str) -> bool:

@@ -3,6 +3,7 @@
 timeline.py        events folded into state
 board.py           state arranged in rows
 steps.py           state arranged as the table after a step: who waits for whom
+stacktree.py       the ranks' stacks merged into one tree
 output.py          the ranks' output grouped by ranks that wrote the same
 setup_rules.py     why set-up does not get on: the rules below, in order
 argument_rules.py  what the ranks came with: values that differ, cannot work, are taken twice

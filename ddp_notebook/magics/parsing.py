@@ -15,6 +15,7 @@ from IPython.utils.process import arg_split
 from ddp_notebook.magics.doctor import doctor_parser
 from ddp_notebook.magics.fault import fault_parser
 from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
+from ddp_notebook.magics.where import where_parser
 from ddp_notebook.magics.wrap import wrap_parser
 from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS, STORES
 
@@ -160,6 +161,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_shutdown": _shutdown,
     "ddp_status": _status,
     "ddp_step": step_parser,
+    "ddp_where": where_parser,
     "ddp_why": why_parser,
     "ddp_wrap": wrap_parser,
 }

@@ -18,6 +18,7 @@ from ddp_notebook.magics.fault import FaultVerb
 from ddp_notebook.magics.parsing import HelpShown, parser_of
 from ddp_notebook.magics.running import RunningCells, is_news
 from ddp_notebook.magics.setup import SetupVerbMagics
+from ddp_notebook.magics.where import WhereVerb
 from ddp_notebook.magics.wrap import WrapVerb
 from ddp_notebook.model import (
     BenchResult,
@@ -45,6 +46,7 @@ class DDPMagics(
     DoctorVerb,
     FaultVerb,
     SetupVerbMagics,
+    WhereVerb,
     WrapVerb,
     RunningCells,
     Magics,  # type: ignore[misc]

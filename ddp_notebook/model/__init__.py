@@ -10,6 +10,7 @@ everything here can be written as JSON and read back.
     evidence.py   what is known of each rank while set-up runs
     diagnosis.py  findings: the mistake, whose it is, what to do
     steps.py      what a step of set-up gives
+    stacks.py     where ranks are: their stacks, and all of them as one tree
     wrap.py       DDP's construction: its stages, models, buckets
     doctor.py     what the doctor found
     bench.py      what a benchmark measured
@@ -66,6 +67,17 @@ from ddp_notebook.model.evidence import (
     evidence_from_json,
     evidence_to_json,
 )
+from ddp_notebook.model.stacks import (
+    Branch,
+    Doing,
+    Frame,
+    Local,
+    RankStack,
+    StackTree,
+    rank_stack_from_json,
+    rank_stack_to_json,
+    stack_tree_from_json,
+)
 from ddp_notebook.model.state import (
     Board,
     BoardRow,
@@ -109,14 +121,18 @@ __all__ = [
     "BenchResult",
     "Board",
     "BoardRow",
+    "Branch",
     "Category",
     "CellFinished",
     "CellStarted",
     "Diagnosis",
+    "Doing",
     "EVENT_KINDS",
     "Event",
     "EventsLost",
     "Finding",
+    "Frame",
+    "Local",
     "Output",
     "OutputGroup",
     "OutputItem",
@@ -126,10 +142,12 @@ __all__ = [
     "QUIET",
     "RankExited",
     "RankSpawned",
+    "RankStack",
     "RankState",
     "Ranks",
     "SESSION",
     "Snapshot",
+    "StackTree",
     "StepRow",
     "StepTable",
     "Stage",
@@ -148,4 +166,7 @@ __all__ = [
     "format_ranks",
     "name_ranks",
     "parse_ranks",
+    "rank_stack_from_json",
+    "rank_stack_to_json",
+    "stack_tree_from_json",
 ]

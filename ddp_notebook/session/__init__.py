@@ -3,6 +3,7 @@
 core.py        Session: the verbs of ranks, cells and values
 setupverbs.py  Session: the verbs of set-up
 labverbs.py    Session: the verbs of the fault lab
+looking.py     Session: where the ranks are
 setup.py       the processes of the ranks and the stores, from their start to their end
 store.py       a store, in a process of its own
 bringup.py     the ranks through the stages of set-up; freeing them

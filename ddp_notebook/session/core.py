@@ -36,6 +36,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.cellverbs import CellVerbs
 from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
+from ddp_notebook.session.looking import Looking
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import stop_started
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(SetupVerbs, CellVerbs, ScriptVerbs):
+class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;

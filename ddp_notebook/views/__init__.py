@@ -2,6 +2,7 @@
 
 text.py, html.py  the board and the ranks' output
 findings.py       a diagnosis or a step table, in both forms: findings_text.py, findings_html.py
+stacks.py         a tree of stacks, in both forms: stacks_text.py, stacks_html.py
 doctor.py         what the doctor found
 bench.py          a benchmark as a table
 plots.py          a benchmark as a figure

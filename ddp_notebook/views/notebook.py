@@ -13,12 +13,13 @@ from ddp_notebook.model import (
     Diagnosis,
     OutputGroup,
     OutputKind,
+    StackTree,
     StepTable,
     format_bytes,
     name_ranks,
 )
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.views import bench, doctor, findings, html, plots, text
+from ddp_notebook.views import bench, doctor, findings, html, plots, stacks, text
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
@@ -103,6 +104,7 @@ class Displays:
         formatter.for_type(BenchResult, self._show_bench)
         for shown in (Diagnosis, StepTable):
             formatter.for_type(shown, self._show_finding)
+        formatter.for_type(StackTree, self._show_stacks)
         formatter.for_type(DoctorReport, self._show_doctor)
 
     def board_is_live(self) -> None:
@@ -115,6 +117,9 @@ class Displays:
 
     def _show_finding(self, value: Diagnosis | StepTable) -> None:
         self._shell.display_pub.publish(data=findings.bundle(value), metadata={})
+
+    def _show_stacks(self, tree: StackTree) -> None:
+        self._shell.display_pub.publish(data=stacks.bundle(tree), metadata={})
 
     def _show_doctor(self, report: DoctorReport) -> None:
         data = {"text/plain": doctor.text(report), "text/html": doctor.html(report)}

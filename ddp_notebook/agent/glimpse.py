@@ -1,0 +1,119 @@
+"""Values as short texts, made while the main thread goes on: nothing of theirs is run.
+
+A `__repr__` of the user's may block, raise, or start a copy from a GPU. So only values of
+Python's own types are written out; of a tensor its shape, type and device, of all else the
+name of its class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+
+LONGEST = 120
+"""Characters of one text."""
+_LONGEST_STRING = 60
+_MOST_ITEMS = 6
+_DEEPEST = 2
+_MOST_BITS = 128
+_NAME_OF = type.__dict__["__name__"].__get__
+"""A class's name; a metaclass has no say in it."""
+_MRO_OF = type.__dict__["__mro__"].__get__
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_WRITTEN_OUT = (bool, float, complex, type(None), type(Ellipsis), range, slice)
+_TORCHS_OWN = (torch.device, torch.dtype, torch.Size)
+_PATHS = (type(Path()), type(PurePath()))
+
+
+def of(value: Any, depth: int = 0) -> str:
+    """`value` as a text of at most `LONGEST` characters. Raises nothing."""
+    try:
+        text = _text(value, depth)
+    except Exception:  # noqa: BLE001  # it may change while it is looked at
+        text = f"<{class_name(value)}>"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def class_name(value: Any) -> str:
+    """The name of its class."""
+    return str(_NAME_OF(type(value)))[:_LONGEST_STRING]
+
+
+def _text(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind is int:
+        bits = value.bit_length()
+        return repr(value) if bits <= _MOST_BITS else f"<int of {bits:,} bits>"
+    if kind in (str, bytes):
+        return _string(value)
+    if kind in _TENSORS:
+        return _array("tensor" if kind is torch.Tensor else "Parameter", value, value.device)
+    if kind in _FOLDED:
+        return _folded(value, kind, depth)
+    if kind is slice or kind is range:
+        parts = (of(part, depth + 1) for part in (value.start, value.stop, value.step))
+        return f"{class_name(value)}({', '.join(parts)})"
+    if kind in _WRITTEN_OUT or kind in _TORCHS_OWN or kind in _PATHS:
+        return repr(value)
+    return _by_class(value, kind)
+
+
+def _by_class(value: Any, kind: type) -> str:
+    """What is not written out, by the name of its class."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+        return _array("array", value)
+    if kind in _FUNCTIONS:
+        return f"<function {str(value.__name__)[:_LONGEST_STRING]}>"
+    if kind is type:
+        return f"<class {_NAME_OF(value)}>"
+    for base in (dict, list, tuple, set, frozenset, str):
+        if base in _MRO_OF(kind):
+            return f"<{class_name(value)} of {base.__len__(value)}>"
+    return f"<{class_name(value)}>"
+
+
+def _array(word: str, value: Any, device: object = "") -> str:
+    """Shape and type, and the device, and nothing of what is in it."""
+    shape = ", ".join(str(size) for size in tuple(value.shape)[:8])
+    kind = str(value.dtype).removeprefix("torch.")
+    return " ".join(f"{word}({shape}) {kind} {device}".split())
+
+
+def _string(value: str | bytes) -> str:
+    if len(value) <= _LONGEST_STRING:
+        return repr(value)
+    return f"{value[:_LONGEST_STRING]!r}… of {len(value):,}"
+
+
+def _folded(value: Any, kind: type, depth: int) -> str:
+    """The first items between the brackets of their kind."""
+    opened, closed = _FOLDED[kind]
+    count = len(value)
+    if depth >= _DEEPEST and count:
+        return f"{opened}…{closed}"
+    if kind is dict:
+        some: Iterable[tuple[Any, Any]] = itertools.islice(value.items(), _MOST_ITEMS)
+        parts = [f"{of(key, depth + 1)}: {of(item, depth + 1)}" for key, item in some]
+    else:
+        parts = [of(item, depth + 1) for item in itertools.islice(value, _MOST_ITEMS)]
+    if count > _MOST_ITEMS:
+        parts.append(f"… of {count:,}")
+    lonely = "," if kind is tuple and count == 1 else ""
+    return f"{opened}{', '.join(parts)}{lonely}{closed}"
+
+
+_FOLDED: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    dict: ("{", "}"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+}

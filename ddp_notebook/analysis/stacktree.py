@@ -1,0 +1,64 @@
+"""The stacks of all ranks as one tree: where they are together, and where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ddp_notebook.model import Branch, Frame, Local, Ranks, RankStack, StackTree
+
+
+def merge(stacks: Iterable[RankStack], world_size: int) -> StackTree:
+    """One tree of `stacks`, of which no two may be of the same rank.
+
+    Ranks at the same line of the same call share a branch; frames that the same ranks share
+    are one branch; where ranks part, the branch with the lowest rank comes first.
+    """
+    in_order = sorted(stacks, key=lambda stack: stack.rank)
+    return StackTree(_branches(in_order, 0), world_size)
+
+
+def _branches(stacks: Sequence[RankStack], depth: int) -> tuple[Branch, ...]:
+    """What becomes of ranks that shared `depth` frames."""
+    groups: dict[object, list[RankStack]] = {}
+    for stack in stacks:
+        groups.setdefault(_next(stack, depth), []).append(stack)
+    return tuple(_branch(group, depth) for group in groups.values())
+
+
+def _branch(stacks: Sequence[RankStack], depth: int) -> Branch:
+    """The branch of ranks that are together at `depth`."""
+    first, end = stacks[0], depth
+    while end < len(first.frames) and len({_next(stack, end) for stack in stacks}) == 1:
+        end += 1
+    frames = tuple(_frame(stacks, level) for level in range(depth, end))
+    ranks = tuple(stack.rank for stack in stacks)
+    if len({_next(stack, end) for stack in stacks}) == 1:
+        return Branch(ranks, frames, first.doing)
+    return Branch(ranks, frames, children=_branches(stacks, end))
+
+
+def _next(stack: RankStack, depth: int) -> object:
+    """Ranks with the same are together: the frame at `depth`, else what they do at their end."""
+    if depth < len(stack.frames):
+        return replace(stack.frames[depth], locals=())
+    return stack.doing
+
+
+def _frame(stacks: Sequence[RankStack], depth: int) -> Frame:
+    """The frame that these ranks share, with what each has in it."""
+    shared = stacks[0].frames[depth]
+    values: dict[str, dict[str, list[int]]] = {}
+    for stack in stacks:
+        for local in stack.frames[depth].locals:
+            values.setdefault(local.name, {}).setdefault(local.text, []).append(stack.rank)
+    merged = (
+        Local(name, text, _once(ranks))
+        for name, texts in values.items()
+        for text, ranks in texts.items()
+    )
+    return replace(shared, locals=tuple(merged))
+
+
+def _once(ranks: Iterable[int]) -> Ranks:
+    return tuple(dict.fromkeys(ranks))

@@ -1,0 +1,80 @@
+"""The session's verb that says where the ranks are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.analysis import stacktree
+from ddp_notebook.analysis.board import describe
+from ddp_notebook.model import (
+    Activity,
+    Doing,
+    Ranks,
+    RankStack,
+    RankState,
+    StackTree,
+    Status,
+    rank_stack_from_json,
+)
+from ddp_notebook.session.guards import check_ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.setup import Processes
+
+_ASK_TIMEOUT_S = 2.0
+
+
+class Looking:
+    """Mixed into `Session`."""
+
+    record: Record
+
+    def _need(self, verb: str) -> Processes:
+        raise NotImplementedError
+
+    def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
+        """The Python stacks of `ranks` (all by default) as one tree. From any thread, any time.
+
+        With `locals`, short texts of the variables in the user's frames. Of ranks that are dead
+        or do not answer within two seconds the tree says what is known. Raises UsageMistake for
+        a rank that does not exist, NoSession, SessionLost.
+        """
+        cluster = self._need("%ddp_where").cluster
+        snapshot = self.record.snapshot
+        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+        check_ranks(members, snapshot)
+        states = [snapshot.ranks[rank] for rank in sorted(set(members))]
+        alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
+        question = "stacks with locals" if locals else "stacks"
+        answers = cluster.ask(alive, question, _ASK_TIMEOUT_S)
+        stacks = (_stack(state, answers.get(state.rank)) for state in states)
+        return stacktree.merge(stacks, snapshot.world_size)
+
+
+def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
+    """The stack that a rank gave; without one, what else is known of the rank."""
+    if state.status is Status.DEAD:
+        return RankStack(state.rank, Doing(Activity.DEAD, text=describe(state)))
+    if answer is None:
+        return RankStack(state.rank, Doing(Activity.SILENT, text=_last_known(state)))
+    if "error" in answer:
+        text = f"its observer failed: {answer['error']}"
+        return RankStack(state.rank, Doing(Activity.SILENT, text=text))
+    found = rank_stack_from_json(answer)
+    return RankStack(state.rank, found.doing, found.frames)
+
+
+def _last_known(state: RankState) -> str:
+    """Of a rank that does not answer: whether its process is stopped, and what it did last."""
+    import psutil
+
+    known = []
+    with contextlib.suppress(psutil.Error):
+        if state.pid and psutil.Process(state.pid).status() == psutil.STATUS_STOPPED:
+            known.append(f"its process {state.pid} is stopped")
+    if last := describe(state):
+        known.append(f"when last heard: {last}")
+    return "; ".join(known)

@@ -1,0 +1,65 @@
+"""`%ddp_where` in a real shell: what it gives, what it shows, and every wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import ipython_shell, session_of, spared
+
+from ddp_notebook.model import StackTree, stack_tree_from_json
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def ranks_up(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
+    """A shell with two ranks, shared by the tests below."""
+    with ipython_shell() as ipython:
+        assert ipython.run_cell("%ddp_init -n 2 --device cpu").success
+        with spared(session_of(ipython)):
+            yield ipython
+
+
+def run(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:
+    """The result of a cell, and what it shows."""
+    capsys.readouterr()
+    result = shell.run_cell(source)
+    shown = capsys.readouterr()
+    return result, (shown.out + shown.err).strip()
+
+
+def test_without_ranks_it_says_how_to_start_them(shell: Any, capsys: Capture) -> None:
+    _, shown = run(shell, capsys, "%ddp_where --ranks 1")
+    assert shown == (
+        "UsageError: %ddp_where needs ranks, and there are none. Start them first: "
+        "%ddp_init --world-size 4"
+    )
+    _, shown = run(shell, capsys, "%ddp_where -h")
+    assert shown.startswith("usage: %ddp_where [-h] [--ranks RANKS] [--locals] [--json]")
+    assert "%ddp_where --ranks 0,2 --locals" in " ".join(shown.split())
+
+
+def test_wrong_input_says_what_to_type(ranks_up: Any, capsys: Capture) -> None:
+    for call, expected in (
+        ("%ddp_where now", "unrecognized arguments: now. For example: %ddp_where "),
+        ("%ddp_where --ranks 2", "Rank 2 does not exist: world size is 2, so ranks are 0 to 1."),
+        ("%ddp_where --ranks one", "'one' is not a set of ranks: write 0, 0,2, 1-3 or all."),
+    ):
+        result, shown = run(ranks_up, capsys, call)
+        assert not result.success
+        assert shown.startswith(f"UsageError: {expected}"), shown
+        assert "Traceback" not in shown
+
+
+def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(
+    ranks_up: Any, capsys: Capture
+) -> None:
+    result, shown = run(ranks_up, capsys, "%ddp_where")
+    assert isinstance(result.result, StackTree)
+    assert shown.endswith("ranks 0-1  runs nothing")
+    result, shown = run(ranks_up, capsys, "%ddp_where --ranks 1 --locals --json")
+    assert result.result is None
+    assert stack_tree_from_json(json.loads(shown)).ranks == (1,)
