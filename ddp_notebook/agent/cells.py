@@ -291,6 +291,7 @@ class CellRunner:
 
     def pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""
+        observer.observer.settle()
         doing = state.current.doing
         if self.relay.cell:
             doing = where.describe_main_thread() or where.describe_task(_task)

@@ -55,6 +55,7 @@ _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 
 def gather() -> dict[str, Any]:
     """This rank's evidence as JSON."""
+    observer.observer.settle()
     runnable = _runnable()  # before anything here wakes the store's thread
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = where.frames_of(frame)

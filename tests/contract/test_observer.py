@@ -82,7 +82,9 @@ def test_ddps_own_collectives_are_told_by_their_part(ranks: Session) -> None:
     records = found.of[1]
     assert {each.part for each in records} == {Part.CONSTRUCTOR, Part.FORWARD, Part.BACKWARD}
     backward = [each for each in records if each.part is Part.BACKWARD]
-    assert [short(each) for each in backward] == [("all_reduce", (28,), "float32", Phase.DONE)] * 2
+    # The last may be seen to be done only later: it is torch's reducer that waits for it.
+    assert [short(each)[:3] for each in backward] == [("all_reduce", (28,), "float32")] * 2
+    assert backward[0].phase is Phase.DONE
     assert {(each.api, each.place.line if each.place else 0) for each in backward} == {
         ("backward", 4)
     }
