@@ -46,6 +46,10 @@ class Sources:
         """True when the code of every line that leads to `record` can be read."""
         return bool(record.path) and all(self._tree(place) for place in record.path)
 
+    def mentions(self, record: Collective, word: str) -> bool:
+        """True when a file that leads to `record` has this word."""
+        return any(word in self._texts.get(place.file, "") for place in record.path)
+
     def condition(self, record: Collective) -> Condition | None:
         """What a rank must fulfil to reach `record`; of several the one that asks for the rank.
 

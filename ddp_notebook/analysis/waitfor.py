@@ -104,6 +104,11 @@ def can_progress(case: SetupCase) -> bool:
     return not waiting or any(rank in graph.may_come for rank in waiting)
 
 
+def missing(case: SetupCase, record: Collective) -> Ranks:
+    """The ranks without which `record` cannot be done: absent, or at something else there."""
+    return _Arrivals(case).missing(record)
+
+
 def waiting_in(evidence: RankEvidence, collectives: Collectives) -> Collective | None:
     """The record in which a rank's main thread waits, or waited until torch gave up on it."""
     records = collectives.of.get(evidence.rank, ())
@@ -185,9 +190,11 @@ class _Arrivals:
 
     def _partner(self, record: Collective) -> Ranks:
         if record.peer is None:  # a recv from any rank
-            return tuple(
-                rank for rank in members(self._case, record.group) if rank != record.rank
-            ) if not unmatched_senders(self._case.collectives, record) else ()
+            return (
+                tuple(rank for rank in members(self._case, record.group) if rank != record.rank)
+                if not unmatched_senders(self._case.collectives, record)
+                else ()
+            )
         return () if counterpart(self._case.collectives, record) else (record.peer,)
 
 
