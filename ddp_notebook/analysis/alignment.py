@@ -183,9 +183,11 @@ def _vote(
                 votes[keys[slot]] = votes.get(keys[slot], 0) + len(alike[keys])
         most = max(votes.values())
         chosen = next(key for key, count in votes.items() if count == most)
-        for keys in alive:
-            if len(keys) > slot and keys[slot] != chosen:
-                parted.append((keys, votes[keys[slot]] < most))
+        parted.extend(
+            (keys, votes[keys[slot]] < most)
+            for keys in alive
+            if len(keys) > slot and keys[slot] != chosen
+        )
         alive = [keys for keys in alive if len(keys) <= slot or keys[slot] == chosen]
     return alive, parted
 

@@ -33,11 +33,12 @@ from ddp_notebook.model import (
 
 def conflicts(picture: Picture) -> list[Finding]:
     """What met in one slot and cannot be one collective, the first in time first."""
-    found = []
-    for alignment in picture.alignments.values():
-        for deviation in alignment.deviations:
-            if first_conflict(deviation) is not None:
-                found.append((alignment, deviation))
+    found = [
+        (alignment, deviation)
+        for alignment in picture.alignments.values()
+        for deviation in alignment.deviations
+        if first_conflict(deviation) is not None
+    ]
     return _explained(picture, found)
 
 
@@ -59,12 +60,12 @@ def out_of_step(picture: Picture) -> list[Finding]:
     groups = {
         record.group for rank in picture.graph.stuck if (record := picture.graph.at.get(rank))
     }
-    found = []
-    for name in sorted(groups & picture.alignments.keys()):
-        alignment = picture.alignments[name]
-        for deviation in alignment.deviations:
-            if first_conflict(deviation) is None:
-                found.append((alignment, deviation))
+    found = [
+        (picture.alignments[name], deviation)
+        for name in sorted(groups & picture.alignments.keys())
+        for deviation in picture.alignments[name].deviations
+        if first_conflict(deviation) is None
+    ]
     return _explained(picture, found)
 
 

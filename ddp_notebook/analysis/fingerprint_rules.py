@@ -35,7 +35,7 @@ def mismatch(picture: Picture, deviation: Deviation, fault: Block) -> Finding | 
     own, other, what = next(found, (None, None, None))
     if own is None or other is None or what is None:
         return None
-    culprits, right = _odd(deviation, own, other)
+    culprits = _odd(deviation, own, other)
     sides = ((deviation.ranks, own, other), (deviation.others, other, own))
     said = [
         f"{name_ranks(ranks)} {_has(ranks)} {_value(mine, theirs, what)}"
@@ -59,21 +59,21 @@ def mismatch(picture: Picture, deviation: Deviation, fault: Block) -> Finding | 
     )
 
 
-def _odd(deviation: Deviation, own: Collective, other: Collective) -> tuple[Ranks, Ranks]:
-    """The culprits, and those who are right: the most; else who does as before; else the root.
+def _odd(deviation: Deviation, own: Collective, other: Collective) -> Ranks:
+    """The culprits. Right are the most; else who does as before; else the root.
 
     Where nothing else tells, the lowest rank is taken for right.
     """
     ranks, others = deviation.ranks, deviation.others
     if deviation.sure:
-        return ranks, others
+        return ranks
     usual_own = _usual(deviation.track, own)
     usual_other = _usual(deviation.reference, other)
     if usual_own != usual_other:
-        return (others, ranks) if usual_own else (ranks, others)
+        return others if usual_own else ranks
     if own.root is not None and own.root == other.root and own.root in (*ranks, *others):
-        return (others, ranks) if own.root in ranks else (ranks, others)
-    return (ranks, others) if min(others) < min(ranks) else (others, ranks)
+        return others if own.root in ranks else ranks
+    return ranks if min(others) < min(ranks) else others
 
 
 def _usual(track: Track, record: Collective) -> bool:

@@ -8,13 +8,14 @@ known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ddp_notebook.analysis import fingerprint_rules
 from ddp_notebook.analysis.alignment import Block, Deviation, Track, site
 from ddp_notebook.analysis.backwards import Lack, lack
 from ddp_notebook.analysis.fingerprints import Difference, difference, moved
 from ddp_notebook.analysis.picture import Picture, called, fact, in_slot, named
-from ddp_notebook.model import Category, Collective, Finding, Ranks, format_ranks, name_ranks
+from ddp_notebook.model import Category, Collective, Finding, Ranks, name_ranks
 
 
 def explain(picture: Picture, deviation: Deviation, fault: Block) -> Finding | None:
@@ -199,8 +200,8 @@ def _against_habit(deviation: Deviation, fault: Block) -> Ranks:
     index = fault.other_at - deviation.reference.first
     theirs = deviation.reference.keys[index] if index < len(deviation.reference.keys) else None
     if keys:
-        after = [b for a, b in zip(keys, keys[1:], strict=False) if a == keys[-1]]
-        own_votes, other_votes = after.count(mine or -1), after.count(theirs or -1)
+        after: list[int | None] = [b for a, b in pairwise(keys) if a == keys[-1]]
+        own_votes, other_votes = after.count(mine), after.count(theirs)
         if own_votes != other_votes:
             return deviation.ranks if own_votes < other_votes else deviation.others
     return _all(deviation)

@@ -16,7 +16,6 @@ from typing import TypeAlias
 from ddp_notebook.model import Collective, Place
 
 _Statement: TypeAlias = ast.stmt
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _RANK = re.compile(r"rank|is_(main|master|coordinator)|main_process", re.IGNORECASE)
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
@@ -68,7 +67,7 @@ class Sources:
             loop = self._loop(place)
             if loop is None:
                 continue
-            own = {node.id for node in ast.walk(loop) if _is_target(node, loop)}
+            own = _targets(loop)
             for test, line in _ways_around(loop, place.line):
                 names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
                 calls = any(isinstance(node, ast.Call) for node in ast.walk(test))
@@ -207,13 +206,11 @@ def _leaves(node: ast.If) -> bool:
     return isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break, ast.Raise))
 
 
-def _is_target(node: ast.AST, loop: ast.AST) -> bool:
-    if not isinstance(node, ast.Name):
-        return False
+def _targets(loop: _Statement) -> set[str]:
+    """The names of a loop's own variables."""
     target = getattr(loop, "target", None)
-    return target is not None and any(
-        isinstance(each, ast.Name) and each.id == node.id for each in ast.walk(target)
-    )
+    nodes = ast.walk(target) if target is not None else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int]]:

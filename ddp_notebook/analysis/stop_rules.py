@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddp_notebook.analysis.alignment import Alignment, Track, site
 from ddp_notebook.analysis.backwards import Lack, lack
+from ddp_notebook.analysis.fingerprints import first_fault
 from ddp_notebook.analysis.flow_rules import UNEVEN_REMEDY, Side, only_here
 from ddp_notebook.analysis.picture import Picture, fact, named
 from ddp_notebook.model import (
@@ -24,6 +25,8 @@ def stopped_short(picture: Picture) -> Iterator[Finding]:
     seen: set[tuple[str, int]] = set()
     for rank in picture.graph.stuck:
         record = picture.graph.at.get(rank)
+        if record is not None and _out_of_step(picture, record):
+            continue  # who parted from whom before explains who is missing now
         if record is None or record.is_point_to_point or (record.group, record.slot) in seen:
             continue
         seen.add((record.group, record.slot))
@@ -34,6 +37,13 @@ def stopped_short(picture: Picture) -> Iterator[Finding]:
         short = tuple(r for r in absent if picture.finished(r))
         if short:
             yield _fewer(picture, short, record)
+
+
+def _out_of_step(picture: Picture, record: Collective) -> bool:
+    alignment = picture.alignments.get(record.group)
+    return alignment is not None and any(
+        first_fault(deviation) is not None for deviation in alignment.deviations
+    )
 
 
 def _has_nothing(picture: Picture, rank: int, record: Collective) -> bool:
@@ -118,7 +128,7 @@ def _one_step_less(
         return Finding(
             Category.UNEVEN_INPUTS,
             culprits,
-            f"{those} {has} left the loop, while {waiters} {is_or_are} in {named(record)} once more",
+            f"{those} {has} left the loop; {waiters} {is_or_are} in {named(record)} once more",
             UNEVEN_REMEDY,
             picture.victims,
             facts,
