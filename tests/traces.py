@@ -132,25 +132,28 @@ class _Player:
                 path=record.path,
                 waits_for=record.number,
             )
-        return replace(self.end, rank=self.rank, entered=1, left=1, arguments=came)
+        through = len(self.records) == len(self.program)
+        return replace(self.end if through else BUSY, rank=self.rank, entered=1, left=1, arguments=came)
 
 
 def play(
     programs: Mapping[int, Sequence[Collective]],
     ends: Mapping[int, RankEvidence] | None = None,
     groups: Mapping[str, tuple[int, ...]] | None = None,
+    rounds: int = 1_000_000,
 ) -> SetupCase:
     """Play the programs until nobody gets on; the picture that is then found.
 
-    `ends` is what ranks are when they are through, `DONE` by default.
+    `ends` is what ranks are when they are through, `DONE` by default. `rounds` stops the play
+    earlier: then ranks with something to do are busy.
     """
     ends = ends or {}
     members = {DEFAULT_GROUP: tuple(programs), **(groups or {})}
     players = {r: _Player(r, program, ends.get(r, DONE)) for r, program in programs.items()}
     clock = 0
     moving = True
-    while moving:
-        moving = False
+    while moving and rounds > 0:
+        moving, rounds = False, rounds - 1
         for player in players.values():
             clock += 1
             if player.waits and _is_done(player, players, members):

@@ -234,6 +234,8 @@ class _Numbering:
                 record.api,
                 record.shape,
                 record.dtype,
+                record.numel,
+                record.tensors,
                 record.reduce_op,
                 record.root,
                 record.label,

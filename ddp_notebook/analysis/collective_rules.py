@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from ddp_notebook.analysis import flow_rules, peer_rules, stop_rules
 from ddp_notebook.analysis.alignment import Alignment, Block, Deviation
-from ddp_notebook.analysis.fingerprints import Difference, first_conflict, first_fault
+from ddp_notebook.analysis.fingerprints import Difference, first_conflict, first_fault, proven
 from ddp_notebook.analysis.picture import Picture, named
 from ddp_notebook.model import (
     Activity,
@@ -37,7 +37,7 @@ def conflicts(picture: Picture) -> list[Finding]:
         (alignment, deviation)
         for alignment in picture.alignments.values()
         for deviation in alignment.deviations
-        if first_conflict(deviation) is not None
+        if proven(deviation)
     ]
     return _explained(picture, found)
 
@@ -64,7 +64,7 @@ def out_of_step(picture: Picture) -> list[Finding]:
         (picture.alignments[name], deviation)
         for name in sorted(groups & picture.alignments.keys())
         for deviation in picture.alignments[name].deviations
-        if first_conflict(deviation) is None
+        if not proven(deviation)
     ]
     return _explained(picture, found)
 

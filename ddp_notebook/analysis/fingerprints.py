@@ -88,6 +88,19 @@ def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
     return None
 
 
+def proven(deviation: Deviation) -> bool:
+    """True when what the slots show is a mistake, whatever became of it.
+
+    Barriers in another order carry nothing to get wrong; anything else mixes up values.
+    """
+    if first_conflict(deviation) is not None:
+        return True
+    fault = first_fault(deviation)
+    if fault is None or not moved(deviation, fault):
+        return False
+    return any(each.operation != "barrier" for each in (*fault.own, *fault.other))
+
+
 def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
     """True when the texts at this line are names that ranks share, not each rank's own data.
 
@@ -146,4 +159,5 @@ def moved(deviation: Deviation, fault: Block) -> bool:
 
 def site_and_more(record: Collective) -> tuple[object, ...]:
     """What tells a collective from its neighbours, wherever it stands."""
-    return site(record), record.shape, record.dtype, record.label
+    rest = record.numel, record.tensors, record.reduce_op, record.root, record.label
+    return site(record), record.shape, record.dtype, *rest

@@ -7,13 +7,13 @@ known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ddp_notebook.analysis import fingerprint_rules
 from ddp_notebook.analysis.alignment import Block, Deviation, Track, site
 from ddp_notebook.analysis.backwards import Lack, lack
-from ddp_notebook.analysis.fingerprints import Difference, difference, moved
+from ddp_notebook.analysis.fingerprints import Difference, difference, labels_are_shared, moved
 from ddp_notebook.analysis.picture import Picture, called, fact, in_slot, named
 from ddp_notebook.model import Category, Collective, Finding, Ranks, name_ranks
 
@@ -23,11 +23,24 @@ def explain(picture: Picture, deviation: Deviation, fault: Block) -> Finding | N
     own, other = fault.own[:1], fault.other[:1]
     if moved(deviation, fault):
         return _order(picture, deviation, fault)
+    names = _other_names(deviation, fault)
+    if names is not None:
+        return fingerprint_rules.mismatch(picture, deviation, names)
     if own and other:
         if _meant_to_meet(picture, deviation, fault):
             return fingerprint_rules.mismatch(picture, deviation, fault)
         return _crossed(picture, deviation, fault)
     return _one_sided(picture, deviation, fault)
+
+
+def _other_names(deviation: Deviation, fault: Block) -> Block | None:
+    """The slot of the fault, if both sides have the same call there under another name."""
+    own, other = deviation.track.at(fault.own_at), deviation.reference.at(fault.other_at)
+    if own is None or other is None or not fault.in_step:
+        return None
+    if difference(own, other) is not Difference.LABEL or not labels_are_shared(deviation, own):
+        return None
+    return replace(fault, own=(own,), other=(other,))
 
 
 # -- the sides ---------------------------------------------------------------------------
@@ -339,6 +352,8 @@ def _buckets(
     if what is None or what is Lack.ALL:
         return None
     culprits = short.ranks
+    if deviation.sure and culprits != deviation.ranks:
+        return None  # most ranks reduce less there: it is the others who do too much
     those = name_ranks(short.ranks)
     after = f"; {name_ranks(full.ranks)} {_have(full.ranks)} {in_slot(record)}"
     if what is Lack.SOME_BUCKETS:
