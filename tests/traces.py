@@ -133,7 +133,9 @@ class _Player:
                 waits_for=record.number,
             )
         through = len(self.records) == len(self.program)
-        return replace(self.end if through else BUSY, rank=self.rank, entered=1, left=1, arguments=came)
+        return replace(
+            self.end if through else BUSY, rank=self.rank, entered=1, left=1, arguments=came
+        )
 
 
 def play(
@@ -157,9 +159,7 @@ def play(
         for player in players.values():
             clock += 1
             if player.waits and _is_done(player, players, members):
-                player.records[-1] = replace(
-                    player.records[-1], phase=Phase.DONE, done_ns=clock
-                )
+                player.records[-1] = replace(player.records[-1], phase=Phase.DONE, done_ns=clock)
                 player.waits, moving = False, True
             if not player.waits and len(player.records) < len(player.program):
                 player.issue(clock)

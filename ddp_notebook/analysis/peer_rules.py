@@ -206,14 +206,15 @@ def opposite_groups(picture: Picture) -> Iterator[Finding]:
 
 
 def _ring_of_groups(picture: Picture, ring: Ranks, records: list[Collective]) -> Finding:
-    votes: dict[str, list[int]] = {}
-    for record in records:
-        votes.setdefault(record.group, []).append(record.rank)
-    least = min(len(ranks) for ranks in votes.values())
-    most = max(len(ranks) for ranks in votes.values())
-    culprits = ring
-    if least < most:
-        culprits = tuple(sorted(r for ranks in votes.values() if len(ranks) < most for r in ranks))
+    places = {(record.group, record.slot) for record in records}
+    # Who waits in the same place outside of the ring has a vote too.
+    votes = dict.fromkeys(places, 0)
+    for each in picture.graph.at.values():
+        if (each.group, each.slot) in places:
+            votes[each.group, each.slot] += 1
+    most = max(votes.values())
+    odd = (each.rank for each in records if votes[each.group, each.slot] < most)
+    culprits = tuple(sorted(odd)) or ring
     said = picture.standing(ring)
     barriers = all(record.operation == "barrier" for record in records)
     return Finding(

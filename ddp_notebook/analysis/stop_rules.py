@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from ddp_notebook.analysis.alignment import Alignment, Track, site
 from ddp_notebook.analysis.backwards import Lack, lack
+from ddp_notebook.analysis.extra_rules import only_here, some_buckets
 from ddp_notebook.analysis.fingerprints import first_fault
-from ddp_notebook.analysis.flow_rules import UNEVEN_REMEDY, Side, only_here
+from ddp_notebook.analysis.loop_rules import TOGETHER, UNEVEN_REMEDY
+from ddp_notebook.analysis.parting import Side
 from ddp_notebook.analysis.picture import Picture, fact, named
 from ddp_notebook.model import (
     Activity,
@@ -110,25 +112,15 @@ def _one_step_less(
     )
     culprits = short.ranks if len(short.ranks) <= len(full.ranks) else full.ranks
     if lack(full.track, full.at, short.track, short.track.end) is Lack.SOME_BUCKETS:
-        return Finding(
-            Category.UNUSED_PARAMS,
-            short.ranks,
-            f"{name_ranks(short.ranks)} did not reduce all buckets of gradients in "
-            f"{named(record)}: a parameter got no gradient there",
-            "Use every parameter on every rank, or DistributedDataParallel("
-            "find_unused_parameters=True).",
-            picture.victims,
-            facts,
-        )
+        return some_buckets(picture, full, short, record)
     way = picture.sources.way_around(record)
-    those, waiters = name_ranks(short.ranks), name_ranks(full.ranks)
-    is_or_are = "is" if len(full.ranks) == 1 else "are"
-    has = "has" if len(short.ranks) == 1 else "have"
+    is_or_are, has = full.verb("is", "are"), short.verb("has", "have")
     if way is None:
         return Finding(
             Category.UNEVEN_INPUTS,
             culprits,
-            f"{those} {has} left the loop; {waiters} {is_or_are} in {named(record)} once more",
+            f"{short.named} {has} left the loop; {full.named} {is_or_are} once more in "
+            f"{named(record)}",
             UNEVEN_REMEDY,
             picture.victims,
             facts,
@@ -136,9 +128,9 @@ def _one_step_less(
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW,
         culprits,
-        f"{those} {has} skipped {named(record)} in some iteration ({way.place.text}) and "
-        f"finished, while {waiters} {is_or_are} there",
-        "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch.",
+        f"{short.named} {has} skipped {named(record)} in some iteration ({way.place.text}) and "
+        f"finished, while {full.named} {is_or_are} there",
+        TOGETHER,
         picture.victims,
         (*facts, f"{way.place}: {way.place.text}"),
     )
