@@ -18,9 +18,9 @@ from ddp_notebook.model import Collective, Collectives, Ranks
 Site: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """What is called, and the lines of code that lead to it: shapes and texts aside."""
 
-MOST_EDITS = 100
+MOST_EDITS = 40
 """Lists that differ in more places are not compared further."""
-MOST_STEPS = 60_000
+MOST_STEPS = 40_000
 """Nor those whose comparison takes more steps than this."""
 _STRIDE = 512
 

@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from ddp_notebook.analysis import flow_rules, peer_rules, stop_rules
 from ddp_notebook.analysis.alignment import Alignment, Block, Deviation
-from ddp_notebook.analysis.fingerprints import Difference, first_conflict, first_fault, proven
-from ddp_notebook.analysis.picture import Picture, named
+from ddp_notebook.analysis.fingerprints import Difference, reordered
+from ddp_notebook.analysis.picture import Judged, Picture, named
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -30,14 +30,16 @@ from ddp_notebook.model import (
     format_ranks,
 )
 
+MOST_FINDINGS = 5
+"""What goes wrong after so many mistakes follows from them."""
+
 
 def conflicts(picture: Picture) -> list[Finding]:
     """What met in one slot and cannot be one collective, the first in time first."""
     found = [
-        (alignment, deviation)
-        for alignment in picture.alignments.values()
-        for deviation in alignment.deviations
-        if proven(deviation)
+        each
+        for each in picture.judged
+        if each.conflict is not None or reordered(each.deviation, each.fault)
     ]
     return _explained(picture, found)
 
@@ -45,13 +47,12 @@ def conflicts(picture: Picture) -> list[Finding]:
 def hurt(picture: Picture) -> Ranks:
     """The ranks whose end is explained by a slot in which the wrong things met."""
     ranks: set[int] = set()
-    for alignment in picture.alignments.values():
-        for deviation in alignment.deviations:
-            conflict = first_conflict(deviation)
-            if conflict is None or conflict[1] is Difference.LABEL:
-                continue
-            there = (r for r, track in alignment.tracks.items() if track.end > conflict[0])
-            ranks.update(rank for rank in there if picture.gone(rank))
+    for each in picture.judged:
+        if each.conflict is None or each.conflict[1] is Difference.LABEL:
+            continue
+        slot, tracks = each.conflict[0], each.alignment.tracks
+        there = (rank for rank, track in tracks.items() if track.end > slot)
+        ranks.update(rank for rank in there if picture.gone(rank))
     return tuple(sorted(ranks))
 
 
@@ -61,21 +62,22 @@ def out_of_step(picture: Picture) -> list[Finding]:
         record.group for rank in picture.graph.stuck if (record := picture.graph.at.get(rank))
     }
     found = [
-        (picture.alignments[name], deviation)
-        for name in sorted(groups & picture.alignments.keys())
-        for deviation in picture.alignments[name].deviations
-        if not proven(deviation)
+        each
+        for each in picture.judged
+        if each.alignment.group in groups
+        and each.conflict is None
+        and not reordered(each.deviation, each.fault)
     ]
     return _explained(picture, found)
 
 
-def _explained(picture: Picture, found: list[tuple[Alignment, Deviation]]) -> list[Finding]:
+def _explained(picture: Picture, found: list[Judged]) -> list[Finding]:
     """A finding for each deviation; ranks with the same mistake in one slot share one."""
-    faults = []
-    for alignment, deviation in found:
-        fault = first_fault(deviation)
-        if fault is not None:
-            faults.append((_narrow(alignment, deviation, fault), fault))
+    faults = [
+        (_narrow(each.alignment, each.deviation, each.fault), each.fault)
+        for each in found
+        if each.fault is not None
+    ]
     faults.sort(key=lambda each: _time(each[1]))
     merged: dict[tuple[Category, str, int], Finding] = {}
     for deviation, fault in faults:
@@ -85,7 +87,7 @@ def _explained(picture: Picture, found: list[tuple[Alignment, Deviation]]) -> li
         key = finding.category, deviation.track.records[0].group, fault.other_at
         first = merged.get(key)
         merged[key] = finding if first is None else _merge(first, finding, deviation)
-    return list(merged.values())
+    return list(merged.values())[:MOST_FINDINGS]
 
 
 def _narrow(alignment: Alignment, deviation: Deviation, fault: Block) -> Deviation:

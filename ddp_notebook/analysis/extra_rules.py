@@ -87,7 +87,7 @@ def buckets(
     category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
     sources = parting.picture.sources
     if not sources.knows(record):
-        why += ", or no_sync() was on"
+        why += ", no_sync() was on, or a parameter got no gradient"
     if what is Lack.ALL_AFTER_FORWARD and (
         not sources.knows(record) or sources.mentions(record, "no_sync")
     ):

@@ -88,14 +88,8 @@ def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
     return None
 
 
-def proven(deviation: Deviation) -> bool:
-    """True when what the slots show is a mistake, whatever became of it.
-
-    Barriers in another order carry nothing to get wrong; anything else mixes up values.
-    """
-    if first_conflict(deviation) is not None:
-        return True
-    fault = first_fault(deviation)
+def reordered(deviation: Deviation, fault: Block | None) -> bool:
+    """True when values were mixed up: the same in another order, and not only barriers."""
     if fault is None or not moved(deviation, fault):
         return False
     return any(each.operation != "barrier" for each in (*fault.own, *fault.other))

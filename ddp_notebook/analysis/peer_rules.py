@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.analysis import waitfor
-from ddp_notebook.analysis.odd import IN_SETUP
 from ddp_notebook.analysis.picture import Picture, in_slot, named
 from ddp_notebook.model import (
-    Activity,
     Category,
     Collective,
     Finding,
@@ -107,22 +105,18 @@ def _peer_gone(picture: Picture, rank: int, record: Collective, gone: Ranks) -> 
 
 
 def unequal_messages(picture: Picture) -> Iterator[Finding]:
-    """A send and its recv of another size or dtype, while one of them is not done."""
-    collectives = picture.case.collectives
-    for rank in sorted(collectives.of):
-        for record in collectives.of[rank]:
-            if record.operation != "send" or record.peer is None or not record.dtype:
-                continue
-            if not picture.gone(rank) and record.over and not picture.gone(record.peer):
-                continue
-            theirs = waitfor.counterpart(collectives, record)
-            if theirs is not None and theirs.dtype and _differ(record, theirs):
-                yield _unequal(picture, record, theirs)
-                return
+    """A send and its recv of another dtype, or larger than what it is received into.
+
+    A tensor that is larger than the message is filled in part, and may be meant so.
+    """
+    for sent, received in waitfor.pairs(picture.case.collectives):
+        if sent.dtype and received.dtype and _do_not_fit(sent, received):
+            yield _unequal(picture, sent, received)
+            return
 
 
-def _differ(sent: Collective, received: Collective) -> bool:
-    return (sent.numel, sent.dtype) != (received.numel, received.dtype)
+def _do_not_fit(sent: Collective, received: Collective) -> bool:
+    return sent.dtype != received.dtype or sent.numel > received.numel
 
 
 def _unequal(picture: Picture, sent: Collective, received: Collective) -> Finding:
@@ -165,11 +159,7 @@ def strangers(picture: Picture) -> Iterator[Finding]:
 
 def new_group_not_by_all(picture: Picture) -> Iterator[Finding]:
     """Ranks that wait in `new_group` for ranks that will not call it."""
-    inside = tuple(
-        e.rank
-        for e in picture.case.ranks
-        if e.activity is Activity.WAITING and e.initialized and e.inside in IN_SETUP
-    )
+    inside = tuple(e.rank for e in picture.case.ranks if waitfor.in_new_group(e))
     stuck = tuple(rank for rank in inside if rank in picture.graph.stuck)
     if not stuck:
         return

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ddp_notebook.analysis.alignment import Alignment, align_all
+from ddp_notebook.analysis.alignment import Alignment, Block, Deviation, align_all
+from ddp_notebook.analysis.fingerprints import Difference, first_conflict, first_fault
 from ddp_notebook.analysis.sources import Sources
 from ddp_notebook.analysis.waitfor import WaitGraph, gave_up, wait_graph
 from ddp_notebook.model import (
@@ -20,6 +21,16 @@ from ddp_notebook.model import (
 
 
 @dataclass(frozen=True)
+class Judged:
+    """A deviation, the slot that proves it to be a mistake if one does, and its first fault."""
+
+    alignment: Alignment
+    deviation: Deviation
+    conflict: tuple[int, Difference] | None
+    fault: Block | None
+
+
+@dataclass(frozen=True)
 class Picture:
     """A case with its alignments and its wait-for graph; `sources` is the user's code."""
 
@@ -30,6 +41,15 @@ class Picture:
     def alignments(self) -> Mapping[str, Alignment]:
         """By group."""
         return align_all(self.case.collectives)
+
+    @cached_property
+    def judged(self) -> tuple[Judged, ...]:
+        """Every deviation of every group."""
+        return tuple(
+            Judged(alignment, each, first_conflict(each), first_fault(each))
+            for _, alignment in sorted(self.alignments.items())
+            for each in alignment.deviations
+        )
 
     @cached_property
     def graph(self) -> WaitGraph:

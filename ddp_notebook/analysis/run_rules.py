@@ -19,6 +19,7 @@ from ddp_notebook.analysis import (
 from ddp_notebook.analysis.picture import Picture
 from ddp_notebook.analysis.setup_rules import Rule
 from ddp_notebook.analysis.sources import Sources
+from ddp_notebook.analysis.waitfor import in_new_group
 from ddp_notebook.model import Activity, Category, Diagnosis, Finding, SetupCase
 
 
@@ -29,7 +30,7 @@ def diagnose_run(case: SetupCase, sources: Mapping[str, str] | None = None) -> D
     conditions and loops are known, without it some answers are less sure. A case in which no
     rank issued anything is one of set-up, and gets what `setup_rules.diagnose` says.
     """
-    if not any(case.collectives.of.values()) and not _in_new_group(case):
+    if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
         return setup_rules.diagnose(case)
     picture = Picture(case, Sources(sources))
     findings: list[Finding] = []
@@ -49,10 +50,6 @@ def diagnose_run(case: SetupCase, sources: Mapping[str, str] | None = None) -> D
     return Diagnosis(tuple(findings), doing, case.world_size)
 
 
-def _in_new_group(case: SetupCase) -> bool:
-    return any(e.initialized and e.activity is Activity.WAITING for e in case.ranks)
-
-
 def _candidates(picture: Picture) -> Iterator[Finding]:
     case = picture.case
     in_setup = bool(case.where(Activity.WAITING, Activity.FAILED))
@@ -65,6 +62,8 @@ def _candidates(picture: Picture) -> Iterator[Finding]:
     yield from collective_rules.stragglers(picture)
     if in_setup and not picture.interrupted:
         yield from _each(case, SETUP_LAST)
+    if not picture.graph.at.keys() >= set(case.waiting):
+        yield from presence_rules.late_ranks(case)  # of those that wait in set-up
 
 
 def _each(case: SetupCase, rules: tuple[Rule, ...]) -> Iterator[Finding]:

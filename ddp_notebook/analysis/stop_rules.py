@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ddp_notebook.analysis.alignment import Alignment, Track, site
 from ddp_notebook.analysis.backwards import Lack, lack
 from ddp_notebook.analysis.extra_rules import only_here, some_buckets
-from ddp_notebook.analysis.fingerprints import first_fault
 from ddp_notebook.analysis.loop_rules import TOGETHER, UNEVEN_REMEDY
 from ddp_notebook.analysis.parting import Side
 from ddp_notebook.analysis.picture import Picture, fact, named
@@ -42,9 +41,8 @@ def stopped_short(picture: Picture) -> Iterator[Finding]:
 
 
 def _out_of_step(picture: Picture, record: Collective) -> bool:
-    alignment = picture.alignments.get(record.group)
-    return alignment is not None and any(
-        first_fault(deviation) is not None for deviation in alignment.deviations
+    return any(
+        each.fault is not None and each.alignment.group == record.group for each in picture.judged
     )
 
 

@@ -84,7 +84,7 @@ def wait_graph(case: SetupCase) -> WaitGraph:
     at: dict[int, Collective] = {}
     for e in case.ranks:
         if e.activity is Activity.WAITING and e.inside in IN_SETUP:
-            if e.initialized:  # new_group, which every rank must call
+            if in_new_group(e):
                 waits[e.rank] = arrivals.not_in_new_group(e.rank)
             continue
         record = waiting_in(e, case.collectives)
@@ -102,6 +102,15 @@ def can_progress(case: SetupCase) -> bool:
     graph = wait_graph(case)
     waiting = case.waiting
     return not waiting or any(rank in graph.may_come for rank in waiting)
+
+
+def in_new_group(evidence: RankEvidence) -> bool:
+    """True of a rank that waits in set-up though its group is complete: for a further group.
+
+    Every rank of the job must call `new_group`, members or not.
+    """
+    waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
+    return waits and evidence.initialized and 0 < evidence.left == evidence.entered
 
 
 def missing(case: SetupCase, record: Collective) -> Ranks:
@@ -158,11 +167,7 @@ class _Arrivals:
         self._ends: dict[tuple[int, str], int] = {}
 
     def not_in_new_group(self, rank: int) -> Ranks:
-        return tuple(
-            e.rank
-            for e in self._case.ranks
-            if e.rank != rank and not (e.activity is Activity.WAITING and e.inside in IN_SETUP)
-        )
+        return tuple(e.rank for e in self._case.ranks if e.rank != rank and not in_new_group(e))
 
     def missing(self, record: Collective) -> Ranks:
         """The ranks without which `record` cannot be done: absent, or at something else."""
@@ -260,6 +265,22 @@ def between(
         and each.phase not in (Phase.HELD, Phase.REFUSED)
         and (each.peer == peer or (each.peer is None and operation == "recv"))
     ]
+
+
+def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
+    """Each send with its recv, of ranks none of whose records were dropped."""
+    sent: dict[tuple[object, ...], list[Collective]] = {}
+    received: dict[tuple[object, ...], list[Collective]] = {}
+    for rank, records in collectives.of.items():
+        if collectives.first.get(rank):
+            continue
+        for each in records:
+            if each.operation == "send":
+                sent.setdefault((each.group, rank, each.peer, each.tag), []).append(each)
+            elif each.operation == "recv":
+                received.setdefault((each.group, each.peer, rank, each.tag), []).append(each)
+    for key, sends in sent.items():
+        yield from zip(sends, received.get(key, ()), strict=False)
 
 
 def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
