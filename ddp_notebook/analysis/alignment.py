@@ -50,6 +50,15 @@ class Track:
         return self.records[index] if 0 <= index < len(self.records) else None
 
     @cached_property
+    def labels(self) -> Mapping[Site, frozenset[str]]:
+        """The texts at each call site."""
+        found: dict[Site, set[str]] = {}
+        for record in dict(zip(self.keys, self.records, strict=True)).values():
+            if record.label:
+                found.setdefault(site(record), set()).add(record.label)
+        return {where: frozenset(texts) for where, texts in found.items()}
+
+    @cached_property
     def sites(self) -> Mapping[Site, int]:
         """The first slot of each call site in this track."""
         found: dict[Site, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 
-from ddp_notebook.analysis.alignment import Block, Deviation, Track, site
+from ddp_notebook.analysis.alignment import Block, Deviation, site
 from ddp_notebook.model import Collective
 
 _SAME_SHAPE = frozenset(
@@ -51,7 +51,7 @@ def difference(one: Collective, other: Collective) -> Difference | None:
     if one.operation in _SAME_SHAPE:
         if one.dtype and other.dtype and one.dtype != other.dtype:
             return Difference.DTYPE
-        if one.dtype and other.dtype and _extent(one) != _extent(other):
+        if one.dtype and other.dtype and _other_extent(one, other):
             return Difference.SHAPE
     if one.reduce_op and other.reduce_op and one.reduce_op != other.reduce_op:
         return Difference.REDUCE_OP
@@ -61,6 +61,12 @@ def difference(one: Collective, other: Collective) -> Difference | None:
     if named and one.label != other.label and site(one) == site(other):
         return Difference.LABEL
     return None
+
+
+def _other_extent(one: Collective, other: Collective) -> bool:
+    if one.shape == other.shape and one.numel == other.numel and one.tensors == other.tensors:
+        return False
+    return _extent(one) != _extent(other)
 
 
 def _extent(record: Collective) -> tuple[object, ...]:
@@ -103,12 +109,9 @@ def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
     """
     if deviation.sure and len(deviation.others) > 1:
         return True
-    return bool(_labels(deviation.track, record) & _labels(deviation.reference, record))
-
-
-def _labels(track: Track, like: Collective) -> set[str]:
-    where = like.path
-    return {each.label for each in track.records if each.path == where and each.label}
+    where = site(record)
+    own, other = deviation.track.labels, deviation.reference.labels
+    return not own.get(where, frozenset()).isdisjoint(other.get(where, frozenset()))
 
 
 def harmless(block: Block) -> bool:
@@ -133,12 +136,12 @@ def first_fault(deviation: Deviation) -> Block | None:
     for block in deviation.blocks:
         if not harmless(block):
             return block
-        wrong = [
-            (a, b)
+        if any(
+            a.label != b.label
+            and difference(a, b) is Difference.LABEL
+            and labels_are_shared(deviation, a)
             for a, b in zip(block.own, block.other, strict=False)
-            if difference(a, b) is Difference.LABEL and labels_are_shared(deviation, a)
-        ]
-        if wrong:
+        ):
             return block
     return None
 

@@ -141,20 +141,20 @@ def _size(record: Collective) -> str:
 
 def strangers(picture: Picture) -> Iterator[Finding]:
     """A rank that uses a group of which it is no member."""
-    groups = picture.case.collectives.groups
-    for rank, records in sorted(picture.case.collectives.of.items()):
-        for record in records:
-            if record.group in groups and rank not in groups[record.group]:
+    for group, members in sorted(picture.case.collectives.groups.items()):
+        alignment = picture.alignments.get(group)
+        for rank, track in sorted(alignment.tracks.items()) if alignment else ():
+            if rank not in members:
+                record = track.records[0]
                 yield Finding(
                     Category.SUBGROUP_MISUSE,
                     (rank,),
-                    f"rank {rank} is no member of group {record.group} "
-                    f"({name_ranks(groups[record.group])}) and calls {named(record)}",
-                    f"Call it on {name_ranks(groups[record.group])} only.",
+                    f"rank {rank} is no member of group {group} ({name_ranks(members)}) and "
+                    f"calls {named(record)}",
+                    f"Call it on {name_ranks(members)} only.",
                     tuple(r for r in picture.victims if r != rank),
                     (f"rank {rank}, {in_slot(record)}",),
                 )
-                break
 
 
 def new_group_not_by_all(picture: Picture) -> Iterator[Finding]:
