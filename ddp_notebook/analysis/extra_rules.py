@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from ddp_notebook.analysis import loop_rules
+from ddp_notebook.analysis.alignment import site
 from ddp_notebook.analysis.backwards import Lack, lack
 from ddp_notebook.analysis.parting import Parting, Side
 from ddp_notebook.analysis.picture import Picture, called, fact, named
@@ -16,7 +19,7 @@ def one_sided(parting: Parting) -> Finding:
     if not fault.own:
         full, short = short, full
     records = fault.own or fault.other
-    found = buckets(parting, full, short, records[0], len(records))
+    found = buckets(parting, full, short, records)
     if found is not None:
         return found
     new = next((record for record in records if not short.knows(record)), None)
@@ -74,11 +77,22 @@ def _is_a_group(picture: Picture, ranks: Ranks, record: Collective) -> str:
 
 
 def buckets(
-    parting: Parting, full: Side, short: Side, record: Collective, count: int
+    parting: Parting,
+    full: Side,
+    short: Side,
+    records: tuple[Collective, ...],
+    passed: bool = True,
 ) -> Finding | None:
-    """A backward pass of DDP in which one side reduced less; None where it is another matter."""
-    what = lack(full.track, full.at, short.track, short.at, count)
-    if what is None or (parting.deviation.sure and short.ranks != parting.deviation.ranks):
+    """A backward pass of DDP in which one side reduced less; None where it is another matter.
+
+    `records` are what the other side has there. `passed` is false of a side that may still be
+    before the pass: then only one that has begun is of interest.
+    """
+    record = records[0]
+    what = begun(full, short, records)
+    if what is None or (what is not Lack.SOME_BUCKETS and not passed):
+        return None
+    if parting.deviation.sure and short.ranks != parting.deviation.ranks:
         return None  # where most ranks reduce less, it is the others who do too much
     if what is Lack.SOME_BUCKETS:
         return some_buckets(parting.picture, full, short, record)
@@ -99,6 +113,17 @@ def buckets(
         f"{named(record)} ({why})",
         "Let no_sync() and backward() be the same on all ranks in every iteration.",
     )
+
+
+def begun(full: Side, short: Side, records: tuple[Collective, ...] = ()) -> Lack | None:
+    """What the short side lacks of a backward pass, from its end or the fault on.
+
+    `records` are those that the full side has more, all to its end by default.
+    """
+    ahead = records or full.track.records[full.at - full.track.first :]
+    # DDP issues the buckets of a pass without waiting for each: all of them may be there.
+    count = sum(1 for _ in takewhile(lambda each: site(each) == site(ahead[0]), ahead))
+    return lack(full.track, full.at, short.track, short.at, count)
 
 
 def some_buckets(picture: Picture, full: Side, short: Side, record: Collective) -> Finding:

@@ -93,11 +93,15 @@ def _crossed(parting: Parting) -> Finding:
     mine, theirs = parting.mine, parting.theirs
     if parting.picture.sources.swapped(own, other):
         return _order(parting)
-    for full, short, record in ((theirs, mine, other), (mine, theirs, own)):
-        found = extra_rules.buckets(parting, full, short, record, 1)
+    new_to_them, new_to_me = not theirs.knew(own), not mine.knew(other)
+    first = _comes_first(parting, own, other)
+    for full, short, records, passed in (
+        (theirs, mine, parting.fault.other, first is other or not new_to_them),
+        (mine, theirs, parting.fault.own, first is own or not new_to_me),
+    ):
+        found = extra_rules.buckets(parting, full, short, records, passed)
         if found is not None:
             return found
-    new_to_them, new_to_me = not theirs.knew(own), not mine.knew(other)
     if new_to_them and new_to_me:
         return _both_new(parting)
     if not new_to_them and not new_to_me:

@@ -78,6 +78,12 @@ class Sources:
             return None
         return None
 
+    def in_a_loop(self, record: Collective) -> bool | None:
+        """True when some line that leads to `record` stands in a loop; None where unknown."""
+        if not self.knows(record):
+            return None
+        return any(self._loop(place) is not None for place in record.path)
+
     def in_one_loop(self, one: Collective, other: Collective) -> bool | None:
         """True when one loop holds both lines, False when `one` is past the loop of `other`.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.analysis.alignment import Alignment, Track, site
-from ddp_notebook.analysis.backwards import Lack, lack
-from ddp_notebook.analysis.extra_rules import only_here, some_buckets
+from ddp_notebook.analysis.backwards import Lack
+from ddp_notebook.analysis.extra_rules import begun, only_here, some_buckets
 from ddp_notebook.analysis.loop_rules import TOGETHER, UNEVEN_REMEDY
 from ddp_notebook.analysis.parting import Side
 from ddp_notebook.analysis.picture import Picture, fact, named
@@ -15,6 +15,7 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
+    Part,
     Phase,
     Ranks,
     name_ranks,
@@ -75,18 +76,24 @@ def _never_asked(picture: Picture, ranks: Ranks, record: Collective) -> Finding:
 def _fewer(picture: Picture, short: Ranks, record: Collective) -> Finding:
     """Finished ranks lack a collective that others are in: whose mistake is it?"""
     alignment = picture.alignments[record.group]
-    there = [r for r, t in alignment.tracks.items() if _issued(t, record)]
-    ahead = tuple(sorted(there))
-    full = Side(ahead, alignment.tracks[record.rank], record.slot)
     track = alignment.tracks.get(short[0]) or Track(short[0], 0, (), ())
-    side = Side(short, track, record.slot)
-    if side.knows(record) and track.at(record.slot - 1) is not None:
+    # They wait in the last of several buckets, say: what lacks begins where the short one ends.
+    record = alignment.tracks[record.rank].at(track.end) or record
+    ahead = tuple(r for r, t in sorted(alignment.tracks.items()) if _issued(t, record))
+    full = Side(ahead, alignment.tracks[record.rank], record.slot)
+    side = Side(short, track, track.end)
+    if side.knows(record) or _is_a_step(picture, record):
         return _one_step_less(picture, alignment, full, side, record)
     if len(short) < len(ahead) or (len(short) == len(ahead) and _always_reached(picture, record)):
         if picture.sources.condition(record) is None:
             return _left_early(picture, short, ahead, record)
         return only_here(picture, short, full, side, record, None)
     return only_here(picture, ahead, full, side, record, None)
+
+
+def _is_a_step(picture: Picture, record: Collective) -> bool:
+    """True of a backward pass: an epoch may have none of it on a rank without data."""
+    return record.part is Part.BACKWARD and picture.sources.in_a_loop(record) is not False
 
 
 def _issued(track: Track, record: Collective) -> bool:
@@ -109,7 +116,7 @@ def _one_step_less(
         *(f"rank {r}: {_count(alignment, r, record)} times there" for r in _some(full, short)),
     )
     culprits = short.ranks if len(short.ranks) <= len(full.ranks) else full.ranks
-    if lack(full.track, full.at, short.track, short.track.end) is Lack.SOME_BUCKETS:
+    if begun(full, short) is Lack.SOME_BUCKETS:
         return some_buckets(picture, full, short, record)
     way = picture.sources.way_around(record)
     is_or_are, has = full.verb("is", "are"), short.verb("has", "have")

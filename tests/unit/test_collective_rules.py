@@ -156,6 +156,24 @@ def test_several_ranks_ran_out_of_batches_at_different_times() -> None:
     assert found(case) == [("uneven-inputs", (3,))]
 
 
+def test_a_batch_less_when_the_others_stand_in_the_last_of_several_buckets() -> None:
+    buckets = [backward(20, (5,)), backward(20, (7,))]
+    case = play(same(3, [*DDP, *buckets * 3], r2=[*DDP, *buckets * 2]))
+    of, ranks = dict(case.collectives.of), list(case.ranks)
+    for rank in (0, 1):
+        number = len(of[rank])
+        of[rank] = (*of[rank], replace(buckets[1], rank=rank, number=number, slot=number))
+        ranks[rank] = replace(ranks[rank], waits_for=number)
+    case = replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
+    assert found(case) == [("uneven-inputs", (2,))]
+
+
+def test_a_rank_without_any_batch() -> None:
+    case = play(same(3, [*DDP, *[backward(4)] * 3], r2=DDP))
+    assert found(case) == [("uneven-inputs", (2,))]
+    assert found(case, {"train.py": LOOP}) == [("uneven-inputs", (2,))]
+
+
 def test_one_rank_of_three_has_a_batch_more() -> None:
     case = play(same(3, [*DDP, *[backward()] * 3], r1=[*DDP, *[backward()] * 4]))
     assert found(case) == [("uneven-inputs", (1,))]
@@ -512,6 +530,30 @@ def test_a_rank_that_goes_forward_and_reduces_nothing() -> None:
     assert found(case) == [("no-sync-misuse", (2,))]
     code = "\n" * 18 + "loss = net(x)\nloss.backward()\n"
     assert found(case, {"train.py": code}) == [("divergent-control-flow", (2,))]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_pass_whose_buckets_are_all_on_their_way_is_whole(size: int) -> None:
+    """DDP issues its buckets without waiting: a rank may stand in the last of several."""
+    buckets = [backward(20, (5,)), backward(20, (7,))]
+    for before, line in ((DDP, 15), ([*DDP, *buckets], 15), ([*DDP, *buckets], 28)):
+        save = barrier(line, (3, "save"))
+        case = play(same(size, [*before, *buckets], r0=[*before, save, *buckets]))
+        of = dict(case.collectives.of)
+        for rank in range(1, size):
+            second = replace(buckets[1], rank=rank, number=len(of[rank]), slot=len(of[rank]))
+            of[rank] = (*of[rank], second)
+        case = replace(case, collectives=replace(case.collectives, of=of))
+        assert found(case) == [("conditional-collective", (0,))]
+
+
+def test_a_barrier_before_the_first_backward_is_no_matter_of_gradients() -> None:
+    case = play(
+        same(3, [*DDP, forward(19), backward()], r0=[*DDP, forward(), barrier(12), backward()])
+    )
+    assert found(case) == [("conditional-collective", (0,))]
+    case = play(same(3, [*DDP, backward(), barrier(30)], r0=[*DDP, barrier(30)]))
+    assert found(case) == [("divergent-control-flow", (0,))]
 
 
 def test_join_may_pair_other_lines() -> None:
