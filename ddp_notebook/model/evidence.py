@@ -147,6 +147,8 @@ class SetupCase:
     store_host: int | None = None
     store_alive: bool = True
     collectives: Collectives = field(default_factory=Collectives)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The user's files and cells, by the names that places have: ``train.py``, ``cell 3``."""
 
     @property
     def world_size(self) -> int:

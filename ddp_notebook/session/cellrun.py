@@ -56,6 +56,8 @@ class CellRun:
 
     def __init__(self, cell: int, ranks: Ranks, script: str = "") -> None:
         self.cell = cell
+        self.sources: Mapping[str, str] = {}
+        """The code that runs, by the name that its lines are shown under."""
         self.held = False
         """Its collectives are held until they are stepped on."""
         self._shown: dict[int, tuple[int, int]] = {}

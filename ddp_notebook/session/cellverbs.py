@@ -70,6 +70,7 @@ class CellVerbs:
         function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
         told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
         run.held = told["hold"] = hold
+        run.sources = {f"cell {number or cell}": f"{magic_line}\n{source}"}
         settled = Settling(run, processes).done if hold else lambda: False
 
         with noted() as interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.setup import Processes
 
+_SOURCE_BYTES = 1 << 20
+_MOST_SOURCES = 100
+
 
 def find_script(path: str) -> Path:
     """The script, as an absolute path. Raises UsageMistake when there is none."""
@@ -30,6 +34,19 @@ def find_script(path: str) -> Path:
         here = f" Here are: {', '.join(near)}." if near else ""
         raise UsageMistake(f"There is no script {path!r} in {Path.cwd()}.{here}")
     return found.resolve()
+
+
+def sources_of(script: Path) -> dict[str, str]:
+    """The script and what lies beside it, by their names; no more than a megabyte."""
+    found: dict[str, str] = {}
+    left = _SOURCE_BYTES
+    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            size = path.stat().st_size
+            if path.name not in found and size <= left:
+                left -= size
+                found[path.name] = path.read_text("utf-8")
+    return found
 
 
 def environments(
@@ -104,6 +121,7 @@ class ScriptRun:
     ) -> Diagnosis | None:
         """Run it to its end; the diagnosis when it does not get on any more."""
         self._run = run
+        run.sources = sources_of(script)
         told = {
             "cell": run.cell,
             "number": number,
@@ -126,4 +144,5 @@ class ScriptRun:
             self.ranks,
             lambda: self._run.pending if self._run is not None else (),
             lambda: self.processes.rings.read(self.ranks, self._run.cell if self._run else None),
+            sources=self._run.sources if self._run is not None else {},
         )

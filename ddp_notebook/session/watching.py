@@ -49,6 +49,7 @@ def look_at_cell(run: CellRun, processes: Processes, record: Record) -> SetupCas
         Told(),
         asked=lambda: run.pending,
         collectives=lambda: processes.rings.read(everyone, run.cell),
+        sources=run.sources,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis import run_rules
@@ -67,6 +68,7 @@ def gather(
     ranks_of_run: Ranks | None = None,
     asked: Callable[[], Ranks] = tuple,
     collectives: Callable[[], Collectives] = Collectives,
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> SetupCase:
     """The evidence of the ranks (all by default), of dead and silent ones what the record has.
 
@@ -103,6 +105,7 @@ def gather(
         told.store_host,
         store_alive=told.store_alive(),
         collectives=collectives(),
+        sources=sources,
     )
 
 
