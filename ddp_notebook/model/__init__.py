@@ -13,6 +13,8 @@ everything here can be written as JSON and read back.
     wrap.py       DDP's construction: its stages, models, buckets
     doctor.py     what the doctor found
     bench.py      what a benchmark measured
+    saved.py      a run that is kept in a file
+    codec.py      values as JSON and back, checked against their types
 """
 
 from ddp_notebook.model.bench import (
@@ -66,6 +68,13 @@ from ddp_notebook.model.evidence import (
     evidence_from_json,
     evidence_to_json,
 )
+from ddp_notebook.model.saved import (
+    Dropped,
+    Moment,
+    SavedRun,
+    saved_from_json,
+    saved_to_json,
+)
 from ddp_notebook.model.state import (
     Board,
     BoardRow,
@@ -113,10 +122,12 @@ __all__ = [
     "CellFinished",
     "CellStarted",
     "Diagnosis",
+    "Dropped",
     "EVENT_KINDS",
     "Event",
     "EventsLost",
     "Finding",
+    "Moment",
     "Output",
     "OutputGroup",
     "OutputItem",
@@ -129,6 +140,7 @@ __all__ = [
     "RankState",
     "Ranks",
     "SESSION",
+    "SavedRun",
     "Snapshot",
     "StepRow",
     "StepTable",
@@ -148,4 +160,6 @@ __all__ = [
     "format_ranks",
     "name_ranks",
     "parse_ranks",
+    "saved_from_json",
+    "saved_to_json",
 ]
