@@ -42,6 +42,8 @@ _LATE_NS = 5_000_000_000
 """An event that would have been on its way longer has a clock that cannot be trusted."""
 _THREADS = 1000
 """Threads of one rank, at most; viewers want the numbers of all threads to differ."""
+_MOST_LANES = 64
+"""Collectives of one rank that are drawn beside each other."""
 
 
 def trace(saved: SavedRun) -> dict[str, Any]:
@@ -102,19 +104,24 @@ def _rank(
         yield _complete(each, pid, main, axis)
     for name, time_ns, args in told.instants:
         yield {
-            **{"name": name, "cat": "event", "ph": "i", "s": "p"},
-            **{"ts": axis.us(time_ns), "pid": pid, "tid": main, "args": args},
+            "name": name,
+            "cat": "event",
+            "ph": "i",
+            "s": "p",
+            "ts": axis.us(time_ns),
+            "pid": pid,
+            "tid": main,
+            "args": args,
         }
     lanes: list[int] = []
     for collective in saved.collectives.of.get(rank, ()):
         each = _slice_of(collective, axis)
-        lane = _lane(lanes, each)
-        thread = main + 1 + lane
-        if lane + 1 == len(lanes) and lanes[lane] == each.end_ns:
-            number = f" ({lane + 1})" if lane else ""
-            yield _thread(pid, thread, f"collectives{number}")
+        thread = main + 1 + _lane(lanes, each)
         yield _complete(each, pid, thread, axis)
         arrows.add(collective, axis.us(each.begin_ns), pid, thread)
+    for lane in range(len(lanes)):
+        name = f"collectives ({lane + 1})" if lane else "collectives"
+        yield _thread(pid, main + 1 + lane, name)
 
 
 def _lane(lanes: list[int], each: _Slice) -> int:
@@ -123,7 +130,8 @@ def _lane(lanes: list[int], each: _Slice) -> int:
         if end_ns <= each.begin_ns:
             lanes[number] = each.end_ns
             return number
-    lanes.append(each.end_ns)
+    if len(lanes) < _MOST_LANES:
+        lanes.append(each.end_ns)
     return len(lanes) - 1
 
 
@@ -239,17 +247,25 @@ def _told(args: dict[str, Any]) -> dict[str, Any]:
 class _Arrows:
     """Joins the parts of one collective, from the rank that issued it first to the last.
 
-    Equal slots of one group meet. Sends and receives are left out: their slots do not.
+    Equal slots of one group meet. Sends and receives are left out: their slots do not. A group
+    that is made anew counts its slots from 0 again.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, int], list[tuple[float, int, int]]] = {}
+        self._parts: dict[tuple[str, int, int], list[tuple[float, int, int]]] = {}
+        self._counted: dict[tuple[str, int], tuple[int, int]] = {}
+        """Per group and rank: how often it was made anew, and the last slot."""
 
     def add(self, collective: Collective, ts: float, pid: int, tid: int) -> None:
         """One rank's part of a collective."""
-        if not collective.is_point_to_point and collective.phase is not Phase.REFUSED:
-            meets = (collective.group, collective.slot)
-            self._parts.setdefault(meets, []).append((ts, pid, tid))
+        if collective.is_point_to_point:
+            return
+        group, slot = collective.group, collective.slot
+        times, last = self._counted.get((group, pid), (0, -1))
+        times += slot <= last
+        self._counted[group, pid] = times, slot
+        if collective.phase is not Phase.REFUSED:
+            self._parts.setdefault((group, times, slot), []).append((ts, pid, tid))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The arrows, as events."""
@@ -259,8 +275,14 @@ class _Arrows:
             for place, (ts, pid, tid) in enumerate(parts if last else ()):
                 phase = "s" if not place else "f" if place == last else "t"
                 yield {
-                    **{"name": "meets", "cat": "meets", "ph": phase, "id": number, "bp": "e"},
-                    **{"ts": ts, "pid": pid, "tid": tid},
+                    "name": "meets",
+                    "cat": "meets",
+                    "ph": phase,
+                    "id": number,
+                    "bp": "e",
+                    "ts": ts,
+                    "pid": pid,
+                    "tid": tid,
                 }
 
 
@@ -270,8 +292,13 @@ class _Arrows:
 def _complete(each: _Slice, pid: int, tid: int, axis: _Axis) -> dict[str, Any]:
     begin_us = axis.us(each.begin_ns)
     return {
-        **{"name": each.name, "cat": each.category, "ph": "X", "ts": begin_us},
-        **{"dur": round(axis.us(each.end_ns) - begin_us, 3), "pid": pid, "tid": tid},
+        "name": each.name,
+        "cat": each.category,
+        "ph": "X",
+        "ts": begin_us,
+        "dur": round(axis.us(each.end_ns) - begin_us, 3),
+        "pid": pid,
+        "tid": tid,
         "args": each.args,
     }
 
@@ -282,5 +309,3 @@ def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
 
 def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": args}
-
-

@@ -39,6 +39,7 @@ from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import stop_started
+from ddp_notebook.session.saving import SaveVerbs
 from ddp_notebook.session.setupverbs import SetupVerbs
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(SetupVerbs, CellVerbs):
+class Session(SetupVerbs, CellVerbs, SaveVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;
