@@ -43,7 +43,7 @@ class Replay:
         file = Path(path).expanduser()
         wire = _run_in(file)
         version = wire.get("version")
-        if not isinstance(version, int) or version < 1:
+        if type(version) is not int or version < 1:
             raise _damaged(file, "it has no version of its format")
         if version > VERSION:
             raise UsageMistake(
