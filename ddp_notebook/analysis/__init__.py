@@ -2,6 +2,7 @@
 
 timeline.py        events folded into state
 board.py           state arranged in rows
+trace.py           a saved run as a trace for Perfetto
 steps.py           state arranged as the table after a step: who waits for whom
 output.py          the ranks' output grouped by ranks that wrote the same
 setup_rules.py     why set-up does not get on: the rules below, in order

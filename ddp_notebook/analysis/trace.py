@@ -51,9 +51,16 @@ def trace(saved: SavedRun) -> dict[str, Any]:
     axis = _Axis(saved)
     events: list[dict[str, Any]] = []
     arrows = _Arrows()
-    for state in saved.snapshot.ranks:
-        events += _rank(saved, state, axis, arrows)
+    for state, pid in zip(saved.snapshot.ranks, _pids(saved), strict=True):
+        events += _rank(saved, state, pid, axis, arrows)
     return {"traceEvents": [*events, *arrows.events()], "displayTimeUnit": "ms"}
+
+
+def _pids(saved: SavedRun) -> list[int]:
+    """The numbers of the ranks' processes, or others where these are not known or not unique."""
+    pids = [state.pid for state in saved.snapshot.ranks]
+    real = len(set(pids)) == len(pids) and all(0 < pid < 2**31 for pid in pids)
+    return pids if real else list(range(1, len(pids) + 1))
 
 
 class _Axis:
@@ -90,13 +97,13 @@ class _Slice:
 
 
 def _rank(
-    saved: SavedRun, state: RankState, axis: _Axis, arrows: _Arrows
+    saved: SavedRun, state: RankState, pid: int, axis: _Axis, arrows: _Arrows
 ) -> Iterator[dict[str, Any]]:
     rank = state.rank
-    pid, main = rank + 1, (rank + 1) * _THREADS
-    host = f"{state.device} · pid {state.pid}" + (f" · {state.host}" if state.host else "")
+    main = (rank + 1) * _THREADS
+    where = " · ".join(filter(None, (state.device, state.host)))
     yield _meta("process_name", pid, main, name=f"rank {rank}")
-    yield _meta("process_labels", pid, main, labels=host)
+    yield _meta("process_labels", pid, main, labels=where)
     yield _meta("process_sort_index", pid, main, sort_index=rank)
     yield _thread(pid, main, "set-up and cells")
     told = _Told(saved, state, axis)

@@ -119,14 +119,18 @@ def _one_of(kinds: Sequence[Any]) -> Reader:
 
 
 def _tuple(inner: Sequence[Any]) -> Reader:
-    """``tuple[X, ...]``."""
-    read_one = reader_of(inner[0])
+    """``tuple[X, ...]``, or ``tuple[X, Y]`` with just as many."""
+    endless = inner[-1] is Ellipsis
+    readers = [reader_of(kind) for kind in inner if kind is not Ellipsis]
 
     def read(wire: Any) -> Any:
         if not isinstance(wire, list):
             raise Misfit(f"must be a list, not {_shown(wire)}")
+        if not endless and len(wire) != len(readers):
+            raise Misfit(f"must be a list of {len(readers)}, not of {len(wire)}")
         found = []
         for number, each in enumerate(wire):
+            read_one = readers[0] if endless else readers[number]
             try:
                 found.append(read_one(each))
             except Misfit as misfit:

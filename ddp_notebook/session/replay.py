@@ -12,6 +12,7 @@ from typing import Any
 
 from ddp_notebook.analysis import run_rules
 from ddp_notebook.analysis.board import board
+from ddp_notebook.analysis.output import OutputLog
 from ddp_notebook.analysis.timeline import state_at
 from ddp_notebook.analysis.trace import trace
 from ddp_notebook.errors import UsageMistake
@@ -85,10 +86,25 @@ class Replay:
 
         Ranks that ran none of it are left out. Raises UsageMistake when none is known to have.
         """
+        # What `Session.where` shows beyond that, whole stacks, is not in the evidence.
         paths = {e.rank: e.path for e in self._case("%ddp_where").ranks if e.path}
         if not paths:
             raise UsageMistake("No rank ran code of yours when the run was saved.")
         return paths
+
+    def output(self, rank: int) -> str:
+        """What `rank` wrote, as far as it was kept. Raises UsageMistake when none was."""
+        log = OutputLog()
+        for output in self.saved.outputs:
+            if output.rank == rank:
+                log.add(output)
+        text = "".join(item.text for item in log.items())
+        if not text:
+            raise UsageMistake(
+                f"{self.name} has nothing that rank {rank} wrote. Output is saved only with "
+                "%ddp_save FILE --output"
+            )
+        return text
 
     @property
     def collectives(self) -> Collectives:
@@ -145,6 +161,8 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 
 def _run_in(file: Path) -> dict[str, Any]:
     """The run in a file, not yet checked. Raises UsageMistake."""
+    if file.exists() and not file.is_file():
+        raise UsageMistake(f"{file} is no file. Type: %ddp_replay FILE")
     try:
         text = file.read_bytes()
     except OSError as error:

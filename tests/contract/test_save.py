@@ -119,7 +119,7 @@ def test_durations_are_those_of_the_run(saved: Saved) -> None:
 
 def test_what_is_in_a_cell_is_drawn_within_it(saved: Saved) -> None:
     """Events and collectives are stamped with different clocks."""
-    for pid in range(1, 5):
+    for pid in {e["pid"] for e in saved.events}:
         mine = [e for e in saved.events if e["ph"] == "X" and e["pid"] == pid]
         (cell,) = [e for e in mine if e["cat"] == "cell"]
         for e in mine:

@@ -73,6 +73,12 @@ def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
     assert from_json(RankEvidence, wire) == RankEvidence(3)
 
 
+def test_a_pair_is_two_of_their_own_types() -> None:
+    assert from_json(tuple[int, str], [1, "x"]) == (1, "x")
+    with pytest.raises(Misfit, match="a list of 2, not of 3"):
+        from_json(tuple[int, str], [1, "x", 2])
+
+
 @pytest.mark.parametrize(
     ("wire", "said"),
     [
@@ -110,7 +116,8 @@ def test_a_file_that_is_not_ours_is_called_so(tmp_path: Path, content: bytes) ->
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in refusal(tmp_path / "none.json")
-    assert "cannot be read: Is a directory" in refusal(tmp_path)
+    assert "is no file" in refusal(tmp_path)
+    assert "is no file" in refusal(Path("/dev/zero"))
 
 
 def test_a_file_of_a_newer_version_says_what_to_do(tmp_path: Path) -> None:
@@ -234,6 +241,12 @@ def test_a_session_without_ranks_left_keeps_its_board(session: Session, tmp_path
         replay.why()
 
 
+def test_without_output_there_is_none_to_show(session: Session, tmp_path: Path) -> None:
+    session.save(tmp_path / "run.json")
+    with pytest.raises(UsageMistake, match="nothing that rank 0 wrote"):
+        Session.replay(tmp_path / "run.json").output(0)
+
+
 def test_only_this_user_can_read_it_and_nothing_lies_beside_it(
     session: Session, tmp_path: Path
 ) -> None:
@@ -248,7 +261,7 @@ def test_what_ranks_wrote_is_kept_only_when_it_is_asked_for(
     session.save(tmp_path / "without.json")
     session.save(tmp_path / "with.json", output=True)
     assert "a password" not in (tmp_path / "without.json").read_text()
-    assert Session.replay(tmp_path / "with.json").saved.outputs[0].text == "a password\n"
+    assert Session.replay(tmp_path / "with.json").output(0) == "a password\n"
 
 
 def test_a_file_that_exists_is_replaced_only_by_force(session: Session, tmp_path: Path) -> None:

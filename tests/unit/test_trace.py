@@ -35,7 +35,7 @@ def slices(saved: SavedRun, category: str, rank: int | None = None) -> list[dict
     return [
         e
         for e in events_of(saved)
-        if e["ph"] == "X" and e["cat"] == category and rank in (None, e["pid"] - 1)
+        if e["ph"] == "X" and e["cat"] == category and rank in (None, e["pid"] - 100)
     ]
 
 
@@ -51,15 +51,21 @@ def threads(saved: SavedRun, rank: int) -> dict[int, str]:
     return {
         e["tid"]: e["args"]["name"]
         for e in events_of(saved)
-        if e["name"] == "thread_name" and e["pid"] == rank + 1
+        if e["name"] == "thread_name" and e["pid"] == rank + 100
     }
 
 
 def test_every_rank_has_a_track_of_its_own() -> None:
     names = {e["pid"]: e["args"]["name"] for e in events_of(job()) if e["name"] == "process_name"}
-    assert names == {1: "rank 0", 2: "rank 1"}
+    assert names == {100: "rank 0", 101: "rank 1"}
     assert list(threads(job(), 0).values()) == ["set-up and cells", "collectives"]
     assert not threads(job(), 0).keys() & threads(job(), 1).keys()
+
+
+def test_a_rank_whose_process_is_not_known_has_a_track_all_the_same() -> None:
+    saved = job()
+    saved = replace(saved, snapshot=replace(saved.snapshot, ranks=saved.start.ranks))
+    assert {e["pid"] for e in events_of(saved)} == {1, 2}
 
 
 def test_stages_and_cells_are_where_they_happened_and_not_where_they_were_heard_of() -> None:
@@ -123,7 +129,7 @@ def test_arrows_join_the_ranks_parts_of_one_collective() -> None:
     for e in arrows:
         by_id[e["id"]].append((e["ph"], e["pid"]))
     # The last was issued by rank 0 alone.
-    assert list(by_id.values()) == [[("s", 1), ("f", 2)]] * 3
+    assert list(by_id.values()) == [[("s", 100), ("f", 101)]] * 3
     inside = {(e["tid"], e["ts"]) for e in slices(job(4), "collective")}
     assert all((e["tid"], e["ts"]) in inside for e in arrows)
 
@@ -153,7 +159,7 @@ def test_a_death_ends_what_the_rank_did_and_is_marked() -> None:
     assert cell["ts"] + cell["dur"] == 800e3
     assert cell["args"]["outcome"] == "killed by SIGKILL"
     (mark,) = [e for e in events_of(saved) if e["ph"] == "i"]
-    assert (mark["name"], mark["ts"], mark["pid"]) == ("killed by SIGKILL", 800e3, 2)
+    assert (mark["name"], mark["ts"], mark["pid"]) == ("killed by SIGKILL", 800e3, 101)
 
 
 def test_a_stage_that_failed_is_marked() -> None:
