@@ -86,7 +86,7 @@ class Replay:
 
         Ranks that ran none of it are left out. Raises UsageMistake when none is known to have.
         """
-        # What `Session.where` shows beyond that, whole stacks, is not in the evidence.
+        # The evidence has the user's lines alone; whole stacks would be saved beside it.
         paths = {e.rank: e.path for e in self._case("%ddp_where").ranks if e.path}
         if not paths:
             raise UsageMistake("No rank ran code of yours when the run was saved.")

@@ -155,9 +155,11 @@ def test_a_run_is_saved_while_it_runs_and_after_a_death(tmp_path: Path) -> None:
         cell.start()
         eventually(lambda: session.record.snapshot.with_status(Status.DEAD), 20, "the death")
         session.save(tmp_path / "run.json")
+        session.abort()
+        cell.join(20)
+        assert not cell.is_alive()
     finally:
         session.shutdown()
-    cell.join(20)
     replay = Session.replay(tmp_path / "run.json")
     assert [row.text for row in replay.status().rows][1].startswith("exited with code 7")
     marks = [e["name"] for e in replay.trace()["traceEvents"] if e["ph"] == "i"]
