@@ -71,7 +71,8 @@ class SaveVerbs:
     def _saved(self, output: bool) -> SavedRun:
         case: SetupCase | None = None
         # Of a session that was lost nobody is left to ask; what it was like is known still.
-        with contextlib.suppress(NoSession, SessionLost):
+        # One that ends just now closes its connections under the question.
+        with contextlib.suppress(NoSession, SessionLost, OSError):
             case = self._look("%ddp_save")
         snapshot, kept = self.record.kept()
         collectives = case.collectives if case is not None else None
