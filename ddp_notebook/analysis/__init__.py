@@ -6,6 +6,7 @@ steps.py             state arranged as the table after a step: who waits for who
 stacktree.py         the ranks' stacks merged into one tree
 collective_steps.py  who stands before which collective: the table of a step
 reach_rules.py       ranks of several hosts that do not reach each other
+trace.py             a saved run as a trace for Perfetto
 output.py            the ranks' output grouped by ranks that wrote the same
 setup_rules.py       why set-up does not get on: the rules below, in order
 argument_rules.py    what the ranks came with: values that differ, cannot work, are taken twice

@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     CellStarted,
     Event,
     EventsLost,
+    Moment,
     Pulse,
     RankExited,
     RankSpawned,
@@ -32,6 +33,20 @@ def fold(snapshot: Snapshot, events: Iterable[Event]) -> Snapshot:
         if event.rank != SESSION and event.rank < len(ranks):
             ranks[event.rank] = fold_rank(ranks[event.rank], event)
     return replace(snapshot, ranks=tuple(ranks))
+
+
+def state_at(start: Snapshot, moments: Iterable[Moment], at_ns: int) -> Snapshot:
+    """The state as it was at `at_ns`: `start` and what came after it until then."""
+    snapshot = start
+    for moment in moments:
+        if moment.at_ns > at_ns:
+            continue
+        if moment.state is not None:
+            snapshot = moment.state
+        elif moment.event is not None:
+            heard_ns = min(max(moment.at_ns, moment.until_ns), at_ns)
+            snapshot = fold(snapshot, (replace(moment.event, heard_ns=heard_ns),))
+    return replace(snapshot, taken_ns=at_ns)
 
 
 def set_up_anew(state: RankState) -> RankState:

@@ -14,6 +14,7 @@ from IPython.utils.process import arg_split
 
 from ddp_notebook.magics.doctor import doctor_parser
 from ddp_notebook.magics.fault import fault_parser
+from ddp_notebook.magics.save import replay_parser, save_parser
 from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
 from ddp_notebook.magics.where import where_parser
 from ddp_notebook.magics.wrap import wrap_parser
@@ -156,8 +157,10 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_output": _output,
     "ddp_pull": _pull,
     "ddp_push": _push,
+    "ddp_replay": replay_parser,
     "ddp_restart": _restart,
     "ddp_run": run_parser,
+    "ddp_save": save_parser,
     "ddp_shutdown": _shutdown,
     "ddp_status": _status,
     "ddp_step": step_parser,

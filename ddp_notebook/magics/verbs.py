@@ -17,6 +17,7 @@ from ddp_notebook.magics.doctor import DoctorVerb
 from ddp_notebook.magics.fault import FaultVerb
 from ddp_notebook.magics.parsing import HelpShown, parser_of
 from ddp_notebook.magics.running import RunningCells, is_news
+from ddp_notebook.magics.save import SaveVerb
 from ddp_notebook.magics.setup import SetupVerbMagics
 from ddp_notebook.magics.where import WhereVerb
 from ddp_notebook.magics.wrap import WrapVerb
@@ -45,6 +46,7 @@ from ddp_notebook.views.notebook import (
 class DDPMagics(
     DoctorVerb,
     FaultVerb,
+    SaveVerb,
     SetupVerbMagics,
     WhereVerb,
     WrapVerb,
@@ -58,6 +60,7 @@ class DDPMagics(
         self.session = session
         self.displays = Displays(shell)
         self.displays.register()
+        self._show_replays()
         self._board_region: LiveRegion | None = None
         session.record.subscribe(self._board_may_change)
 

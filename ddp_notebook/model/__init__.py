@@ -14,6 +14,8 @@ everything here can be written as JSON and read back.
     wrap.py       DDP's construction: its stages, models, buckets
     doctor.py     what the doctor found
     bench.py      what a benchmark measured
+    saved.py      a run that is kept in a file
+    codec.py      values as JSON and back, checked against their types
 """
 
 from ddp_notebook.model.bench import (
@@ -66,6 +68,13 @@ from ddp_notebook.model.evidence import (
     StoreFile,
     evidence_from_json,
     evidence_to_json,
+)
+from ddp_notebook.model.saved import (
+    Dropped,
+    Moment,
+    SavedRun,
+    saved_from_json,
+    saved_to_json,
 )
 from ddp_notebook.model.stacks import (
     Branch,
@@ -127,12 +136,14 @@ __all__ = [
     "CellStarted",
     "Diagnosis",
     "Doing",
+    "Dropped",
     "EVENT_KINDS",
     "Event",
     "EventsLost",
     "Finding",
     "Frame",
     "Local",
+    "Moment",
     "Output",
     "OutputGroup",
     "OutputItem",
@@ -146,6 +157,7 @@ __all__ = [
     "RankState",
     "Ranks",
     "SESSION",
+    "SavedRun",
     "Snapshot",
     "StackTree",
     "StepRow",
@@ -169,4 +181,6 @@ __all__ = [
     "rank_stack_from_json",
     "rank_stack_to_json",
     "stack_tree_from_json",
+    "saved_from_json",
+    "saved_to_json",
 ]

@@ -18,12 +18,16 @@ doctor/        whether DDP can work here
 labhosts.py    the fault lab's hosts, and which rank is on which
 asking.py      calling ranks without waiting for what cannot come
 interrupts.py  an interrupt is noted, not raised, while a cell runs
+saving.py      a run written to a file
+replay.py      a run read from a file: board, why and where without ranks
 guards.py      what a verb needs before it may begin
 record.py      events, the state they add up to, and waiting for either
+history.py     the newest of these events, kept for a file
 options.py     what %ddp_init was asked for
 """
 
 from ddp_notebook.session.core import Session
 from ddp_notebook.session.options import InitOptions
+from ddp_notebook.session.replay import Replay
 
-__all__ = ["InitOptions", "Session"]
+__all__ = ["InitOptions", "Replay", "Session"]

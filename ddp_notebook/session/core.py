@@ -40,6 +40,7 @@ from ddp_notebook.session.looking import Looking
 from ddp_notebook.session.options import InitOptions, cores
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import stop_started
+from ddp_notebook.session.saving import SaveVerbs
 from ddp_notebook.session.scriptverbs import ScriptVerbs
 from ddp_notebook.session.setupverbs import SetupVerbs
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs):
+class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;

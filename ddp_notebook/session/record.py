@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_notebook.analysis.timeline import fold, set_up_anew, without_group
 from ddp_notebook.model import Event, RankState, Snapshot
+from ddp_notebook.session.history import History, Kept
 
 
 class Record:
@@ -22,6 +23,7 @@ class Record:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._snapshot = Snapshot()
+        self._history = History()
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
 
     @property
@@ -30,11 +32,17 @@ class Record:
         with self._changed:
             return replace(self._snapshot, taken_ns=time.monotonic_ns())
 
+    def kept(self) -> tuple[Snapshot, Kept]:
+        """The state now, and what is still known of how it came to be."""
+        with self._changed:
+            return replace(self._snapshot, taken_ns=time.monotonic_ns()), self._history.kept()
+
     def begin(self, world_size: int, **fields: Any) -> None:
         """Start over with `world_size` ranks of which nothing is known."""
         with self._changed:
             ranks = tuple(RankState(rank) for rank in range(world_size))
             self._snapshot = Snapshot(ranks=ranks, **fields)
+            self._history = History(self._snapshot)
             self._changed.notify_all()
 
     def begin_setup(self) -> None:
@@ -49,6 +57,7 @@ class Record:
         with self._changed:
             ranks = tuple(change(state) for state in self._snapshot.ranks)
             self._snapshot = replace(self._snapshot, ranks=ranks)
+            self._history.changed(self._snapshot)
             self._changed.notify_all()
         self._tell(())
 
@@ -56,13 +65,16 @@ class Record:
         """Change what the session itself decides: backend, notes, ended."""
         with self._changed:
             self._snapshot = replace(self._snapshot, **fields)
+            self._history.changed(self._snapshot)
             self._changed.notify_all()
         self._tell(())
 
     def add(self, events: Sequence[Event]) -> None:
         """Take events in."""
         with self._changed:
-            self._snapshot = fold(self._snapshot, events)
+            before = self._snapshot
+            self._snapshot = fold(before, events)
+            self._history.heard(before, events)
         self._tell(events)
         with self._changed:
             self._changed.notify_all()

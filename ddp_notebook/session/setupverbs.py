@@ -15,6 +15,7 @@ from ddp_notebook.model import (
     Category,
     Diagnosis,
     Ranks,
+    SetupCase,
     Stage,
     Status,
     StepTable,
@@ -26,6 +27,7 @@ from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.labverbs import LabVerbs
 from ddp_notebook.session.running import stop_started
+from ddp_notebook.session.watching import look_at_cell
 
 if TYPE_CHECKING:
     from ddp_notebook.session.bringup import BringUp
@@ -187,15 +189,17 @@ class SetupVerbs(LabVerbs):
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
-        processes = self._need("%ddp_why")
+        return run_rules.diagnose_run(self._look("%ddp_why"))
+
+    def _look(self, verb: str) -> SetupCase:
+        """What is known of the ranks, and of what they run or ran last, as it is now."""
+        processes = self._need(verb)
         assert self._bringup is not None
         if self._script is not None:
-            return run_rules.diagnose_run(self._script.look())
+            return self._script.look()
         if self.current is not None and not self._half_way:
-            from ddp_notebook.session.watching import look_at_cell
-
-            return run_rules.diagnose_run(look_at_cell(self.current, processes, self.record))
-        return self._bringup.diagnose()
+            return look_at_cell(self.current, processes, self.record)
+        return self._bringup.look()
 
     @property
     def awaited(self) -> str:

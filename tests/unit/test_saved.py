@@ -1,0 +1,315 @@
+"""A run survives its file; a file that is damaged, foreign or newer is refused in words."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from saved_runs import job, runs
+
+from ddp_notebook.errors import DDPError, NoSession, UsageMistake
+from ddp_notebook.model import (
+    Output,
+    OutputKind,
+    Progress,
+    RankEvidence,
+    RankExited,
+    RankSpawned,
+    SavedRun,
+    saved_from_json,
+    saved_to_json,
+)
+from ddp_notebook.model.codec import Misfit, from_json, to_json
+from ddp_notebook.model.saved import KEY, VERSION
+from ddp_notebook.session import Replay, Session
+from ddp_notebook.session.saving import _write
+
+slow_to_draw = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def written(folder: Path, wire: Any) -> Path:
+    """A file with `wire` as JSON."""
+    path = folder / "run.json"
+    path.write_text(json.dumps(wire))
+    return path
+
+
+def whole(saved: SavedRun) -> dict[str, Any]:
+    """What a file of ours holds, as far as a replay reads it."""
+    return {"traceEvents": [], KEY: saved_to_json(saved)}
+
+
+# --------------------------------------------------------------------------- there and back
+
+
+@given(runs())
+@slow_to_draw
+def test_any_run_is_read_back_as_it_was_written(saved: SavedRun) -> None:
+    text = json.dumps(saved_to_json(saved), allow_nan=False)
+    assert saved_from_json(json.loads(text)) == saved
+
+
+def test_numbers_that_json_does_not_have_are_kept() -> None:
+    evidence = RankEvidence(0, main_cpu_s=math.inf)
+    wire = json.loads(json.dumps(to_json(evidence), allow_nan=False))
+    assert from_json(RankEvidence, wire) == evidence
+    nothing = to_json(Progress(rank=0, task="bench", done=1, total=2, value={"time": math.nan}))
+    assert nothing["value"] == {"time": "NaN"}
+
+
+def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
+    wire = to_json(RankEvidence(3))
+    del wire["polls_for"]
+    wire["not known yet"] = 1
+    assert from_json(RankEvidence, wire) == RankEvidence(3)
+
+
+def test_a_pair_is_two_of_their_own_types() -> None:
+    assert from_json(tuple[int, str], [1, "x"]) == (1, "x")
+    with pytest.raises(Misfit, match="a list of 2, not of 3"):
+        from_json(tuple[int, str], [1, "x", 2])
+
+
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        ({"activity": "busy"}, "rank is missing"),
+        ({"rank": "0"}, "rank must be a whole number, not '0'"),
+        ({"rank": True}, "rank must be a whole number, not True"),
+        ({"rank": 0, "activity": "asleep"}, "activity is 'asleep', which is no activity"),
+        ({"rank": 0, "path": [{"file": "a.py"}]}, "path[0].line is missing"),
+        ({"rank": 0, "path": {}}, "path must be a list, not {}"),
+        ({"rank": 0, "file": {"claims": {"0": None}}}, "file.claims.0 must be a whole number"),
+        ([], "the value must be an object, not []"),
+    ],
+)
+def test_a_misfit_says_where_it_stands(wire: Any, said: str) -> None:
+    with pytest.raises(Misfit) as caught:
+        from_json(RankEvidence, wire)
+    assert str(caught.value).startswith(said)
+
+
+# --------------------------------------------------------------------------- files that are not
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UsageMistake) as caught:
+        Session.replay(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"[]", b"{}", b'{"traceEvents": []}', b"\xff"])
+def test_a_file_that_is_not_ours_is_called_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    assert "is no run of ddp_notebook" in refusal(path)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in refusal(tmp_path / "none.json")
+    assert "is no file" in refusal(tmp_path)
+    assert "is no file" in refusal(Path("/dev/zero"))
+
+
+def test_a_file_of_a_newer_version_says_what_to_do(tmp_path: Path) -> None:
+    wire = whole(job())
+    wire[KEY]["version"] = VERSION + 1
+    said = refusal(written(tmp_path, wire))
+    assert "newer ddp_notebook" in said
+    assert "pip install -U ddp-notebook" in said
+
+
+@pytest.mark.parametrize("version", [None, "1", 0, True])
+def test_a_file_without_a_version_is_damaged(tmp_path: Path, version: Any) -> None:
+    wire = whole(job())
+    wire[KEY]["version"] = version
+    assert "no version" in refusal(written(tmp_path, wire))
+
+
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.7, 0.999])
+def test_a_file_that_was_cut_off_is_damaged(tmp_path: Path, part: float) -> None:
+    path = tmp_path / "run.json"
+    _write(path, job(), force=False)
+    text = path.read_bytes()
+    path.write_bytes(text[: int(len(text) * part)])
+    assert "is damaged" in refusal(path)
+
+
+def places(wire: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where there is something in a JSON value."""
+    if isinstance(wire, dict):
+        items: Any = wire.items()
+    elif isinstance(wire, list):
+        items = enumerate(wire)
+    else:
+        return [at]
+    return [at, *(found for key, each in items for found in places(each, (*at, key)))]
+
+
+WIRE = saved_to_json(job())
+PLACES = [place for place in places(WIRE) if place and place[0] not in ("format", "version")]
+
+
+@given(
+    st.sampled_from(PLACES),
+    st.sampled_from([None, -7, 99, 1.5, "x", [], {}, [1], {"a": 1}, True, "gone"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_changed_in_a_file_it_is_replayed_or_refused_in_words(
+    place: tuple[Any, ...], value: Any
+) -> None:
+    wire = copy.deepcopy(WIRE)
+    holder = wire
+    for key in place[:-1]:
+        holder = holder[key]
+    if value == "gone":
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = value
+    try:
+        replay = Replay(saved_from_json(wire))
+    except Misfit:
+        return
+    replay.status()
+    replay.at(0.3)
+    replay.trace()
+    assert replay.about
+    try:
+        replay.why()
+        replay.where()
+    except DDPError:
+        pass
+
+
+# --------------------------------------------------------------------------- looking
+
+
+def test_the_board_can_be_seen_at_any_time() -> None:
+    replay = Replay(job(), "run.json")
+    assert replay.duration_s == pytest.approx(0.99)
+    assert replay.at(0.05).headline == "2 ranks, gloo: starting"
+    assert replay.at(0.25).headline == "2 ranks, gloo: setting up"
+    assert replay.at(-0.65).headline == "2 ranks, gloo: ready"
+    assert replay.at(5) == replay.status()
+    assert replay.at(-60) == replay.at(0)
+
+
+def test_why_is_found_by_the_rules_and_not_read() -> None:
+    replay = Replay(job())
+    assert replay.saved.diagnosis is None
+    assert [finding.ranks for finding in replay.why().findings] == [(1,)]
+
+
+def test_where_is_the_place_in_the_users_code() -> None:
+    assert {r: str(path[-1]) for r, path in Replay(job()).where().items()} == {0: "train.py:10"}
+
+
+# --------------------------------------------------------------------------- writing
+
+
+@pytest.fixture
+def session() -> Session:
+    """A session that knows of two ranks, one of which died, without any process."""
+    made = Session()
+    made.record.begin(2, backend="gloo")
+    made.record.add(
+        (
+            RankSpawned(rank=0, pid=1, device="cpu"),
+            RankSpawned(rank=1, pid=2, device="cpu"),
+            Output(rank=0, cell=1, what=OutputKind.STDOUT, text="a password\n"),
+            RankExited(rank=1, pid=2, exit_code=-9, last_words="a password\nstep 7\n"),
+        )
+    )
+    return made
+
+
+def test_a_session_without_ranks_left_keeps_its_board(session: Session, tmp_path: Path) -> None:
+    saved = session.save(tmp_path / "run.json")
+    replay = Session.replay(tmp_path / "run.json")
+    assert replay.saved == saved
+    assert replay.status().rows[1].text == "killed by SIGKILL · last words: step 7"
+    with pytest.raises(UsageMistake, match="no rank was left to ask"):
+        replay.why()
+
+
+def test_without_output_there_is_none_to_show(session: Session, tmp_path: Path) -> None:
+    session.save(tmp_path / "run.json")
+    with pytest.raises(UsageMistake, match="nothing that rank 0 wrote"):
+        Session.replay(tmp_path / "run.json").output(0)
+
+
+def test_only_this_user_can_read_it_and_nothing_lies_beside_it(
+    session: Session, tmp_path: Path
+) -> None:
+    session.save(tmp_path / "run.json")
+    assert stat.S_IMODE((tmp_path / "run.json").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_what_ranks_wrote_is_kept_only_when_it_is_asked_for(
+    session: Session, tmp_path: Path
+) -> None:
+    session.save(tmp_path / "without.json")
+    session.save(tmp_path / "with.json", output=True)
+    assert "a password" not in (tmp_path / "without.json").read_text()
+    assert Session.replay(tmp_path / "with.json").output(0) == "a password\n"
+
+
+def test_a_file_that_exists_is_replaced_only_by_force(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("mine")
+    with pytest.raises(UsageMistake, match=r"exists already.*--force"):
+        session.save(path)
+    assert path.read_text() == "mine"
+    session.save(path, force=True)
+    assert Session.replay(path).saved.world_size == 2
+
+
+def test_a_file_made_meanwhile_is_not_replaced(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    monkeypatch.setattr("os.fsync", lambda _: path.write_text("mine"))
+    with pytest.raises(UsageMistake, match="exists already"):
+        session.save(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_disk_that_is_full_leaves_what_was_there(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    path = tmp_path / "run.json"
+    if force:
+        path.write_text("mine")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UsageMistake, match="cannot be written: No space left on device"):
+        session.save(path, force=force)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["mine"] * force
+
+
+def test_a_place_where_nothing_can_be_written_is_said(session: Session, tmp_path: Path) -> None:
+    with pytest.raises(UsageMistake, match="is a folder"):
+        session.save(tmp_path)
+    with pytest.raises(UsageMistake, match="There is no folder"):
+        session.save(tmp_path / "none" / "run.json")
+
+
+def test_without_ranks_there_is_nothing_to_save(tmp_path: Path) -> None:
+    with pytest.raises(NoSession):
+        Session().save(tmp_path / "run.json")
+    assert not list(tmp_path.iterdir())
