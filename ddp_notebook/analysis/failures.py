@@ -97,15 +97,28 @@ MEANINGS = (
         "a tensor is on {0}, for which the group has no backend",
         "Move the tensor, or use a backend for its device",
     ),
+    _meaning(
+        r"Expected to have finished reduction in the prior iteration",
+        Category.UNUSED_PARAMS,
+        "a parameter got no gradient in the iteration before, so its bucket was never reduced",
+        "Use every parameter in forward, or DistributedDataParallel(find_unused_parameters=True)",
+    ),
 )
 
 _VICTIM = re.compile(
     r"timed? ?out|did not join within|did not answer within|Connection (closed|reset)"
-    r"|connectFullMesh|given up|Broken pipe|clients joined|failed to recv",
+    r"|connectFullMesh|given up|Broken pipe|clients joined|failed to recv"
+    r"|pair closure|remote process exited|Socket closed",
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere."""
 _TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
+
+
+def is_victim(e: RankEvidence) -> bool:
+    """True when a rank's error only says that it waited, or that others went away."""
+    own = e.error_category or any(each.pattern.search(e.error_text) for each in MEANINGS)
+    return not own and bool(_VICTIM.search(e.error_text))
 
 
 def of_category(case: SetupCase, category: Category) -> Iterator[Finding]:
@@ -162,13 +175,17 @@ def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if _VICTIM.search(e.error_text):
         return _gave_up_first(e, case)
-    if not case.where(Activity.WAITING):
-        return None
+    if not case.where(Activity.WAITING) and not _gave_up(case):
+        return None  # nobody was waiting for it: the error speaks for itself
     return (
         Category.EXCEPTION_ON_ONE_RANK,
         f"raised {e.error_type}: {_first_line(e)}",
         "Mend the error on that rank; the others wait for it.",
     )
+
+
+def _gave_up(case: SetupCase) -> bool:
+    return any(e.activity is Activity.FAILED and is_victim(e) for e in case.ranks)
 
 
 def _gave_up_first(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:

@@ -1,0 +1,333 @@
+"""The ranks' collectives of one group laid side by side: where a rank parts from the others.
+
+Slots say what met; the lines of code say what was meant to meet. A rank with one collective
+too many, or too few, is out of step from there to the end, though each slot may look well by
+itself. So the lists are compared as lists. Healthy ones are equal, or the beginning of each
+other, and that is seen at the cost of building one number per record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from ddp_notebook.model import Collective, Collectives, Ranks
+
+Site: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
+"""What is called, and the lines of code that lead to it: shapes and texts aside."""
+
+MOST_EDITS = 40
+"""Lists that differ in more places are not compared further."""
+MOST_STEPS = 40_000
+"""Nor those whose comparison takes more steps than this."""
+_STRIDE = 512
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one rank issued in one group, by slots that follow on each other.
+
+    `keys` has a number for each record; equal numbers, here and on other ranks of the same
+    alignment, mean the same lines, operation, shapes and texts.
+    """
+
+    rank: int
+    first: int
+    """The slot of the oldest record."""
+    records: tuple[Collective, ...]
+    keys: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The slot that it would use next."""
+        return self.first + len(self.records)
+
+    def at(self, slot: int) -> Collective | None:
+        """What it has in `slot`."""
+        index = slot - self.first
+        return self.records[index] if 0 <= index < len(self.records) else None
+
+    @cached_property
+    def labels(self) -> Mapping[Site, frozenset[str]]:
+        """The texts at each call site."""
+        found: dict[Site, set[str]] = {}
+        for record in dict(zip(self.keys, self.records, strict=True)).values():
+            if record.label:
+                found.setdefault(site(record), set()).add(record.label)
+        return {where: frozenset(texts) for where, texts in found.items()}
+
+    @cached_property
+    def sites(self) -> Mapping[Site, int]:
+        """The first slot of each call site in this track."""
+        found: dict[Site, int] = {}
+        seen: set[int] = set()
+        for index, key in enumerate(self.keys):
+            if key not in seen:
+                seen.add(key)
+                found.setdefault(site(self.records[index]), self.first + index)
+        return found
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch where two tracks differ: what the one has there, and the other.
+
+    Both begin at slots of their own track. Either may be empty: the other has more there.
+    """
+
+    own_at: int
+    own: tuple[Collective, ...]
+    other_at: int
+    other: tuple[Collective, ...]
+    last: bool
+    """Nothing that both have follows: at least one of them ends here."""
+
+    @property
+    def in_step(self) -> bool:
+        """True when the slots of both are still the same here."""
+        return self.own_at == self.other_at
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Ranks that issued the same as each other, and not what the reference did.
+
+    `sure` is true when more ranks agree with the reference than with these: then it is they
+    who differ. Otherwise nothing but the blocks says which side is right.
+    """
+
+    ranks: Ranks
+    others: Ranks
+    """The ranks that agree with the reference as far as they got."""
+    track: Track
+    reference: Track
+    sure: bool
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Where both differ, in order."""
+        return tuple(differences(self.track, self.reference))
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The tracks of one group, those that parted, and those that only got less far.
+
+    `start` is the first slot of which all tracks have a record: older ones were dropped.
+    """
+
+    group: str
+    tracks: Mapping[int, Track]
+    start: int
+    reference: Track | None
+    agreeing: Ranks
+    """Ranks whose track is the beginning of the reference, or all of it."""
+    deviations: tuple[Deviation, ...]
+
+
+def align_all(collectives: Collectives) -> dict[str, Alignment]:
+    """Every group's tracks, aligned."""
+    numbering = _Numbering()
+    lists: dict[str, dict[int, list[Collective]]] = {}
+    for rank, records in collectives.of.items():
+        for record in records:
+            if record.operation not in ("send", "recv"):
+                lists.setdefault(record.group, {}).setdefault(rank, []).append(record)
+    return {
+        group: align(
+            group, {rank: numbering.track(rank, records) for rank, records in of_ranks.items()}
+        )
+        for group, of_ranks in lists.items()
+    }
+
+
+def align(group: str, tracks: Mapping[int, Track]) -> Alignment:
+    """Find the ranks that part from the most, slot by slot from the oldest common one."""
+    start = max((track.first for track in tracks.values()), default=0)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank in sorted(tracks):
+        track = tracks[rank]
+        alike.setdefault(track.keys[max(0, start - track.first) :], []).append(rank)
+    agreeing, parted = _vote(alike)
+    if not agreeing:
+        return Alignment(group, tracks, start, None, (), ())
+    reference = tracks[alike[max(agreeing, key=len)][0]]
+    ranks = tuple(sorted(rank for keys in agreeing for rank in alike[keys]))
+    deviations = tuple(
+        Deviation(tuple(alike[keys]), ranks, _from(tracks[alike[keys][0]], start), cut, sure)
+        for cut in (_from(reference, start),)
+        for keys, sure in parted
+    )
+    return Alignment(group, tracks, start, reference, ranks, deviations)
+
+
+def _from(track: Track, slot: int) -> Track:
+    skip = max(0, slot - track.first)
+    if not skip:
+        return track
+    return Track(track.rank, slot, track.records[skip:], track.keys[skip:])
+
+
+def _vote(
+    alike: Mapping[tuple[int, ...], Sequence[int]],
+) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], bool]]]:
+    """The lists that agree with each other, and those that part, with whether they are outvoted.
+
+    At the first slot where lists differ each rank that got there has a vote. Where two sets of
+    ranks are the largest, that of the lowest rank stays, for want of a better one.
+    """
+    alive = sorted(alike, key=lambda keys: alike[keys][0])
+    parted: list[tuple[tuple[int, ...], bool]] = []
+    while alive:
+        longest = max(alive, key=len)
+        common = {keys: _common(keys, longest) for keys in alive}
+        slot = min((each for keys, each in common.items() if each < len(keys)), default=None)
+        if slot is None:
+            return alive, parted
+        votes: dict[int, int] = {}
+        for keys in alive:
+            if len(keys) > slot:
+                votes[keys[slot]] = votes.get(keys[slot], 0) + len(alike[keys])
+        most = max(votes.values())
+        chosen = next(key for key, count in votes.items() if count == most)
+        parted.extend(
+            (keys, votes[keys[slot]] < most)
+            for keys in alive
+            if len(keys) > slot and keys[slot] != chosen
+        )
+        alive = [keys for keys in alive if len(keys) <= slot or keys[slot] == chosen]
+    return alive, parted
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of equal keys at the beginning of both."""
+    end = min(len(one), len(other))
+    at = 0
+    while at < end and one[at : at + _STRIDE] == other[at : at + _STRIDE]:
+        at += _STRIDE
+    while at < end and one[at] == other[at]:
+        at += 1
+    return min(at, end)
+
+
+# -- one number per record ---------------------------------------------------------------
+
+
+def site(record: Collective) -> Site:
+    """Where it is called: the operation, and every line that leads to it."""
+    name = f"{record.api}/{record.operation}"
+    return name, tuple((place.file, place.line) for place in record.path)
+
+
+class _Numbering:
+    """Gives records that mean the same the same number, on all ranks."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def track(self, rank: int, records: Sequence[Collective]) -> Track:
+        records = _consecutive(records)
+        numbers = self._numbers
+        paths: dict[int, object] = {}  # a loop's records mostly share one path
+        keys = []
+        for record in records:
+            path = record.path
+            lines = paths.get(id(path))
+            if lines is None:
+                lines = tuple([(place.file, place.line) for place in path])
+                paths[id(path)] = lines
+            what = (
+                record.operation,
+                record.api,
+                record.shape,
+                record.dtype,
+                record.numel,
+                record.tensors,
+                record.reduce_op,
+                record.root,
+                record.label,
+                lines,
+            )
+            keys.append(numbers.setdefault(what, len(numbers)))
+        return Track(rank, records[0].slot, tuple(records), tuple(keys))
+
+
+def _consecutive(records: Sequence[Collective]) -> Sequence[Collective]:
+    """The latest records whose slots follow on each other; of two in one slot the later."""
+    if records[-1].slot - records[0].slot == len(records) - 1:
+        return records
+    by_slot = {record.slot: record for record in records}
+    first = last = max(by_slot)
+    while first - 1 in by_slot:
+        first -= 1
+    return [by_slot[slot] for slot in range(first, last + 1)]
+
+
+# -- differences -------------------------------------------------------------------------
+
+
+def differences(own: Track, other: Track) -> Iterator[Block]:
+    """The stretches where two tracks differ, as few and short as can be found.
+
+    Lists without much in common give one block, from where they part to their ends.
+    """
+    mine, theirs = own.keys, other.keys
+    begin = _common(mine, theirs)
+    end = _common(mine[begin:][::-1], theirs[begin:][::-1])
+    middle = mine[begin : len(mine) - end], theirs[begin : len(theirs) - end]
+    for a, b, c, d in _edits(*middle):
+        own_slice = slice(begin + a, begin + b)
+        other_slice = slice(begin + c, begin + d)
+        yield Block(
+            own.first + begin + a,
+            own.records[own_slice],
+            other.first + begin + c,
+            other.records[other_slice],
+            last=begin + b == len(mine) or begin + d == len(theirs),
+        )
+
+
+def _edits(mine: Sequence[int], theirs: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Slices (of `mine`, of `theirs`) that differ: the shortest edit script, after Myers."""
+    steps = 0
+    reached = {1: 0}
+    trace: list[dict[int, int]] = []
+    for edits in range(min(len(mine) + len(theirs), MOST_EDITS) + 1):
+        trace.append(dict(reached))
+        for diagonal in range(-edits, edits + 1, 2):
+            down = diagonal == -edits or (
+                diagonal != edits and reached.get(diagonal - 1, -1) < reached.get(diagonal + 1, -1)
+            )
+            x = reached[diagonal + 1] if down else reached[diagonal - 1] + 1
+            y = x - diagonal
+            while x < len(mine) and y < len(theirs) and mine[x] == theirs[y]:
+                x, y, steps = x + 1, y + 1, steps + 1
+            reached[diagonal] = x
+            if x >= len(mine) and y >= len(theirs):
+                return _slices(trace, len(mine), len(theirs))
+        steps += edits
+        if steps > MOST_STEPS:
+            break
+    return [(0, len(mine), 0, len(theirs))]
+
+
+def _slices(trace: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[int, int, int, int]]:
+    """Walk the trace of `_edits` back, and join edits that touch."""
+    found: list[tuple[int, int, int, int]] = []
+    for edits in range(len(trace) - 1, 0, -1):
+        reached, diagonal = trace[edits], x - y
+        down = diagonal == -edits or (
+            diagonal != edits and reached.get(diagonal - 1, -1) < reached.get(diagonal + 1, -1)
+        )
+        before = reached[diagonal + 1] if down else reached[diagonal - 1]
+        from_x, from_y = before, before - (diagonal + 1 if down else diagonal - 1)
+        to_x, to_y = (from_x, from_y + 1) if down else (from_x + 1, from_y)
+        if found and (found[-1][0], found[-1][2]) == (to_x, to_y):
+            _, b, _, d = found[-1]
+            found[-1] = (from_x, b, from_y, d)
+        else:
+            found.append((from_x, to_x, from_y, to_y))
+        x, y = from_x, from_y
+    return found[::-1]

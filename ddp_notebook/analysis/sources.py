@@ -1,0 +1,253 @@
+"""What the text of the user's code says about a line: its loops, and what may keep a rank off it.
+
+Records show where a rank was. That a line stands under ``if rank == 0``, or that a loop has a
+way around it, is seen in the code alone. Code that is not known, or does not parse, says
+nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ddp_notebook.model import Collective, Place
+
+_Statement: TypeAlias = ast.stmt
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_RANK = re.compile(r"rank|is_(main|master|coordinator)|main_process", re.IGNORECASE)
+_MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What decides whether a line is reached: the line of the test, and its text."""
+
+    place: Place
+    test: str
+
+    @property
+    def on_rank(self) -> bool:
+        """True when the test asks who it runs on."""
+        return bool(_RANK.search(self.test))
+
+
+class Sources:
+    """The user's files and cells, by the names that `Place.file` has."""
+
+    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+        self._texts = dict(texts or {})
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def knows(self, record: Collective) -> bool:
+        """True when the code of every line that leads to `record` can be read."""
+        return bool(record.path) and all(self._tree(place) for place in record.path)
+
+    def mentions(self, record: Collective, word: str) -> bool:
+        """True when a file that leads to `record` has this word."""
+        return any(word in self._texts.get(place.file, "") for place in record.path)
+
+    def condition(self, record: Collective) -> Condition | None:
+        """What a rank must fulfil to reach `record`; of several the one that asks for the rank.
+
+        Ifs around a line count, and those before it that leave the function or the loop.
+        """
+        found = [each for place in reversed(record.path) for each in self._conditions(place)]
+        return next((each for each in found if each.on_rank), found[0] if found else None)
+
+    def way_around(self, record: Collective) -> Condition | None:
+        """How an iteration of the innermost loop around `record` can go without it, if it can.
+
+        A `continue`, a `break` or an `if` in the loop, not one that only asks for the loop's
+        own variable: that is the same on all ranks.
+        """
+        for place in reversed(record.path):
+            loop = self._loop(place)
+            if loop is None:
+                continue
+            own = _targets(loop)
+            for test, line in _ways_around(loop, place.line):
+                names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+                calls = any(isinstance(node, ast.Call) for node in ast.walk(test))
+                if calls or not all(name in own or name.isupper() for name in names):
+                    return self._as_condition(place, test, line)
+                if _RANK.search(ast.unparse(test)):
+                    return self._as_condition(place, test, line)
+            return None
+        return None
+
+    def in_a_loop(self, record: Collective) -> bool | None:
+        """True when some line that leads to `record` stands in a loop; None where unknown."""
+        if not self.knows(record):
+            return None
+        return any(self._loop(place) is not None for place in record.path)
+
+    def in_one_loop(self, one: Collective, other: Collective) -> bool | None:
+        """True when one loop holds both lines, False when `one` is past the loop of `other`.
+
+        None when there is no such loop, or the code is not known.
+        """
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None or mine.file != theirs.file:
+            return None
+        loop = self._loop(theirs)
+        if loop is None:
+            return None
+        return loop.lineno <= mine.line <= _end(loop)
+
+    def alternatives(self, one: Collective, other: Collective) -> bool:
+        """True when the two lines stand in the two branches of one `if`."""
+        return self._branches(one, other) is not None
+
+    def swapped(self, one: Collective, other: Collective) -> bool:
+        """True when both branches of one `if` make both calls, each the other's first."""
+        branches = self._branches(one, other)
+        mine, theirs = _parting(one, other)
+        if branches is None or mine is None or theirs is None:
+            return False
+        later_mine = _called_after(branches[0], mine.line)
+        later_theirs = _called_after(branches[1], theirs.line)
+        names = [{each.operation, each.api} for each in (one, other)]
+        return bool(later_mine & names[1]) and bool(later_theirs & names[0])
+
+    def _branches(
+        self, one: Collective, other: Collective
+    ) -> tuple[list[_Statement], list[_Statement]] | None:
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None or mine.file != theirs.file:
+            return None
+        for node in ast.walk(self._tree(mine) or ast.Module([], [])):
+            if isinstance(node, ast.If):
+                for a, b in ((node.body, node.orelse), (node.orelse, node.body)):
+                    if _holds(a, mine.line) and _holds(b, theirs.line):
+                        return a, b
+        return None
+
+    def _tree(self, place: Place) -> ast.Module | None:
+        name = place.file
+        if name not in self._trees:
+            tree = None
+            if name in self._texts:
+                try:
+                    tree = ast.parse(_MAGIC.sub("", self._texts[name]))
+                except (SyntaxError, ValueError):
+                    tree = None
+            self._trees[name] = tree
+        return self._trees[name]
+
+    def _loop(self, place: Place) -> ast.For | ast.AsyncFor | ast.While | None:
+        """The innermost loop around a line, in the line's own function."""
+        found = None
+        for node in self._around(place):
+            if isinstance(node, _SCOPES):
+                found = None
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+                found = node
+        return found
+
+    def _around(self, place: Place) -> list[_Statement]:
+        """The compound statements around a line, the outermost first."""
+        tree = self._tree(place)
+        return list(_enclosing(tree.body, place.line)) if tree else []
+
+    def _conditions(self, place: Place) -> Iterator[Condition]:
+        around = self._around(place)
+        scopes = [i for i, node in enumerate(around) if isinstance(node, _SCOPES)]
+        inner = around[scopes[-1] :] if scopes else around
+        for node in reversed(inner):
+            if isinstance(node, ast.If) and node.lineno < place.line:
+                yield self._as_condition(place, node.test, node.lineno)
+            for guard in _guards(node, place.line):
+                yield self._as_condition(place, guard.test, guard.lineno)
+
+    def _as_condition(self, place: Place, test: ast.expr, line: int) -> Condition:
+        text = self._texts[place.file].splitlines()
+        said = text[line - 1].strip() if line <= len(text) else ""
+        return Condition(Place(place.file, line, place.function, said), ast.unparse(test))
+
+
+def _end(node: _Statement) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _holds(statements: list[_Statement], line: int) -> bool:
+    return any(each.lineno <= line <= _end(each) for each in statements)
+
+
+def _bodies(node: ast.AST) -> Iterator[list[_Statement]]:
+    """The lists of statements directly in a compound statement."""
+    for name in ("body", "orelse", "finalbody"):
+        inside = getattr(node, name, None)
+        if isinstance(inside, list):
+            yield inside
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+    for each in getattr(node, "cases", ()):
+        yield each.body
+
+
+def _enclosing(statements: list[_Statement], line: int) -> Iterator[_Statement]:
+    for each in statements:
+        if each.lineno <= line <= _end(each):
+            bodies = [body for body in _bodies(each) if body]
+            if bodies:
+                yield each
+                for body in bodies:
+                    yield from _enclosing(body, line)
+            return
+
+
+def _guards(node: _Statement, line: int) -> Iterator[ast.If]:
+    """Ifs before a line, in the same body, that lead out of it: ``if rank != 0: return``."""
+    for body in _bodies(node):
+        if _holds(body, line):
+            for each in body:
+                if isinstance(each, ast.If) and _end(each) < line and _leaves(each):
+                    yield each
+
+
+def _leaves(node: ast.If) -> bool:
+    return isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break, ast.Raise))
+
+
+def _targets(loop: _Statement) -> set[str]:
+    """The names of a loop's own variables."""
+    target = getattr(loop, "target", None)
+    nodes = ast.walk(target) if target is not None else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int]]:
+    """The tests in a loop that decide whether `line` is reached, and their lines."""
+    true = ast.Constant(True)
+    for node in ast.walk(loop):
+        if isinstance(node, ast.If):
+            inside = _holds(node.body, line) or _holds(node.orelse, line)
+            leaves = any(isinstance(each, (ast.Continue, ast.Break)) for each in ast.walk(node))
+            if inside or leaves:
+                yield node.test, node.lineno
+        elif isinstance(node, ast.ExceptHandler) and not _holds(node.body, line):
+            # Whatever it catches, the rest of the iteration may go on without what raised.
+            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno
+
+
+def _called_after(statements: list[_Statement], line: int) -> set[str]:
+    """The names of what is called in these statements after `line`."""
+    found = set()
+    for each in statements:
+        for node in ast.walk(each):
+            if isinstance(node, ast.Call) and node.lineno > line:
+                func = node.func
+                if isinstance(func, (ast.Attribute, ast.Name)):
+                    found.add(func.attr if isinstance(func, ast.Attribute) else func.id)
+    return found
+
+
+def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | None]:
+    """The lines in the frame at which two paths part: the last that both share, or the first."""
+    for mine, theirs in zip(one.path, other.path, strict=False):
+        if (mine.file, mine.line) != (theirs.file, theirs.line):
+            return mine, theirs
+    return None, None
