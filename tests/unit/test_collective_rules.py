@@ -1,0 +1,563 @@
+"""Each mistake with collectives: its category, whose it is, who waits, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from traces import (
+    BUSY,
+    DESTROYED,
+    all_reduce,
+    backward,
+    barrier,
+    constructor,
+    died,
+    forward,
+    message,
+    op,
+    places,
+    play,
+    raised,
+)
+
+from ddp_notebook.analysis.run_rules import diagnose_run
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Collective,
+    Finding,
+    Phase,
+    RankEvidence,
+    Ranks,
+    SetupCase,
+)
+
+Program = list[Collective]
+DDP = constructor()
+
+
+def found(case: SetupCase, sources: Mapping[str, str] | None = None) -> list[tuple[str, Ranks]]:
+    """Categories and culprits, without what passes."""
+    findings = diagnose_run(case, sources).findings
+    for finding in findings:
+        assert finding.cause
+        assert finding.remedy
+        assert "\n" not in finding.cause + finding.remedy
+    return [(str(f.category), f.ranks) for f in findings if not f.passing]
+
+
+def the_one(case: SetupCase, sources: Mapping[str, str] | None = None) -> Finding:
+    """The only finding that does not pass."""
+    (finding,) = [f for f in diagnose_run(case, sources).findings if not f.passing]
+    return finding
+
+
+def same(size: int, program: Program, **other: Program) -> dict[int, Program]:
+    """One program on all ranks but those given as ``r1=...``."""
+    of = {rank: list(program) for rank in range(size)}
+    return of | {int(name[1:]): own for name, own in other.items()}
+
+
+def lost(case: SetupCase, *ranks: int, text: str = "Connection closed by peer") -> SetupCase:
+    """The case when these ranks, which waited, were given an error by torch."""
+    return replace(
+        case,
+        ranks=tuple(
+            replace(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
+            if e.rank in ranks
+            else e
+            for e in case.ranks
+        ),
+    )
+
+
+# -- collectives that only some ranks issue ------------------------------------------------
+
+
+def test_a_save_on_rank_0_alone_whose_barrier_meets_that_of_the_others() -> None:
+    save = barrier(30, (16, "save"))
+    case = play(same(3, [*DDP, backward(), barrier(31)], r0=[*DDP, backward(), save, barrier(31)]))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert finding.waiting == (0,)
+    assert "only rank 0 calls barrier at train.py:16 in save" in finding.cause
+    assert "ranks 1-2 in barrier at train.py:31" in finding.cause
+    assert any("slot 3" in line for line in finding.evidence)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_barrier_of_rank_0_alone_in_the_middle_of_training(size: int) -> None:
+    save = [*DDP, backward(), backward(), barrier(28, (16, "save")), backward(), backward()]
+    case = play(same(size, [*DDP, *[backward()] * 4], r0=save))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert finding.waiting == tuple(range(size))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_collective_of_rank_0_alone_after_all_others_are_through(size: int) -> None:
+    body = [*DDP, backward(), backward()]
+    case = play(same(size, body, r0=[*body, all_reduce(40)]))
+    assert found(case) == [("conditional-collective", (0,))]
+
+
+def test_half_of_the_ranks_reach_a_collective_under_a_condition() -> None:
+    some = [all_reduce(5), all_reduce(8), all_reduce(9)]
+    rest = [all_reduce(5), all_reduce(9)]
+    case = play({0: some, 1: rest, 2: some, 3: rest})
+    assert found(case) == [("conditional-collective", (0, 2))]
+
+
+def test_most_ranks_reach_it_and_one_does_not() -> None:
+    program = [all_reduce(5), op("all_gather", 8), op("broadcast", 9, root=0)]
+    case = play(same(4, program, r2=[program[0], program[2]]))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (2,))
+    assert "only ranks 0-1,3 call all_gather at train.py:8" in finding.cause
+
+
+def test_a_condition_in_the_code_is_named() -> None:
+    code = "import x\nfor i in range(9):\n    step(i)\n    if rank == 0:\n        evaluate()\n"
+    case = play(same(2, [backward(3), backward(3)], r0=[backward(3), all_reduce(5), backward(3)]))
+    finding = the_one(case, {"train.py": code})
+    assert finding.ranks == (0,)
+    assert "if rank == 0:" in finding.cause
+    assert "train.py:4: if rank == 0:" in finding.evidence
+
+
+def test_the_two_branches_of_a_condition_may_each_have_their_own_barrier() -> None:
+    first = [barrier(5), all_reduce(9), all_reduce(10)]
+    other = [barrier(7), all_reduce(9), all_reduce(10)]
+    assert found(play({0: first, 1: other, 2: other})) == []
+    assert found(play({0: first, 1: other})) == []
+    # and they do not hide what goes wrong later
+    case = play({0: [*first, barrier(20)], 1: other, 2: other})
+    assert found(case) == [("conditional-collective", (0,))]
+
+
+# -- loops ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_ran_out_of_batches(size: int) -> None:
+    last = {f"r{size - 1}": [*DDP, *[backward()] * 2]}
+    case = play(same(size, [*DDP, *[backward()] * 4], **last))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (size - 1,))
+    assert finding.waiting == tuple(range(size - 1))
+
+
+def test_several_ranks_ran_out_of_batches_at_different_times() -> None:
+    case = play(
+        {0: [backward()] * 5, 1: [backward()] * 5, 2: [backward()] * 5, 3: [backward()] * 3}
+    )
+    assert found(case) == [("uneven-inputs", (3,))]
+
+
+def test_a_batch_less_when_the_others_stand_in_the_last_of_several_buckets() -> None:
+    buckets = [backward(20, (5,)), backward(20, (7,))]
+    case = play(same(3, [*DDP, *buckets * 3], r2=[*DDP, *buckets * 2]))
+    of, ranks = dict(case.collectives.of), list(case.ranks)
+    for rank in (0, 1):
+        number = len(of[rank])
+        of[rank] = (*of[rank], replace(buckets[1], rank=rank, number=number, slot=number))
+        ranks[rank] = replace(ranks[rank], waits_for=number)
+    case = replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
+    assert found(case) == [("uneven-inputs", (2,))]
+
+
+def test_a_rank_without_any_batch() -> None:
+    case = play(same(3, [*DDP, *[backward(4)] * 3], r2=DDP))
+    assert found(case) == [("uneven-inputs", (2,))]
+    assert found(case, {"train.py": LOOP}) == [("uneven-inputs", (2,))]
+
+
+def test_one_rank_of_three_has_a_batch_more() -> None:
+    case = play(same(3, [*DDP, *[backward()] * 3], r1=[*DDP, *[backward()] * 4]))
+    assert found(case) == [("uneven-inputs", (1,))]
+
+
+LOOP = """
+for x in loader:
+    loss = net(x)
+    loss.backward()
+dist.barrier()
+"""
+
+
+def test_past_the_loop_into_a_barrier_is_uneven_where_the_code_is_known() -> None:
+    step, end = backward(4), barrier(5)
+    case = play(same(3, [*[step] * 4, end], r2=[*[step] * 2, end]))
+    assert found(case, {"train.py": LOOP}) == [("uneven-inputs", (2,))]
+    case = play(same(3, [*[step] * 2, end], r2=[*[step] * 4, end]))
+    assert found(case, {"train.py": LOOP}) == [("uneven-inputs", (2,))]
+    case = play({0: [*[step] * 4, end], 1: [*[step] * 2, end]})
+    assert found(case, {"train.py": LOOP}) == [("uneven-inputs", (1,))]
+
+
+SKIP = """
+for x in loader:
+    try:
+        loss = net(x)
+    except ValueError:
+        continue
+    loss.backward()
+"""
+NAN = """
+for i, x in enumerate(loader):
+    loss = net(x)
+    if not torch.isfinite(loss):
+        continue
+    loss.backward()
+"""
+STOP = """
+for x in loader:
+    loss = net(x)
+    if loss < best:
+        break
+    loss.backward()
+"""
+EVERY_SECOND = """
+for i, x in enumerate(loader):
+    if i % 2 == 0:
+        loss = net(x)
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "category"),
+    [
+        (SKIP, 7, "divergent-control-flow"),
+        (NAN, 6, "divergent-control-flow"),
+        (STOP, 6, "divergent-control-flow"),
+        (EVERY_SECOND, 5, "uneven-inputs"),
+        (LOOP, 4, "uneven-inputs"),
+        ("", 4, "uneven-inputs"),
+        ("not python (", 4, "uneven-inputs"),
+    ],
+)
+def test_a_way_around_the_line_in_the_loop_tells_a_skipped_step_from_a_missing_batch(
+    code: str, line: int, category: str
+) -> None:
+    case = play(same(3, [*DDP, *[backward(line)] * 5], r1=[*DDP, *[backward(line)] * 4]))
+    assert found(case, {"train.py": code}) == [(category, (1,))]
+
+
+def test_a_step_left_out_in_a_loop_of_several_collectives() -> None:
+    step = [all_reduce(5), op("all_gather", 6)]
+    case = play(same(3, step * 4, r1=[*step, *step, step[0], *step]))
+    assert found(case) == [("divergent-control-flow", (1,))]
+
+
+def test_of_two_ranks_the_one_that_breaks_the_habit_of_the_loop() -> None:
+    step = [all_reduce(5), op("all_gather", 6)]
+    case = play({0: step * 4, 1: [*step, *step, step[0], *step]})
+    assert found(case) == [("divergent-control-flow", (1,))]
+
+
+# -- what meets in one slot ----------------------------------------------------------------
+
+
+def test_a_shorter_batch_in_an_all_gather() -> None:
+    case = play(
+        same(3, [op("all_gather", 14, shape=(8, 2))], r2=[op("all_gather", 14, shape=(5, 2))])
+    )
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (2,))
+    assert finding.cause == (
+        "in all_gather at train.py:14, rank 2 has shape [5, 2], ranks 0-1 have shape [8, 2]"
+    )
+
+
+def test_a_rank_that_died_of_a_shape_mismatch_is_not_blamed_for_dying() -> None:
+    case = play(
+        same(3, [op("all_gather", 14, shape=(8,))], r2=[op("all_gather", 14, shape=(5,))]),
+        {0: died(-6), 1: raised("op.preamble.length <= op.nbytes. 64 vs 40", "RuntimeError")},
+    )
+    assert found(case) == [("shape-mismatch", (2,))]
+
+
+def test_of_two_ranks_the_one_whose_shape_is_new_is_odd() -> None:
+    usual, last = op("all_gather", 14, shape=(8,)), op("all_gather", 14, shape=(5,))
+    assert found(play({0: [usual, usual, last], 1: [usual] * 3})) == [("shape-mismatch", (0,))]
+    assert found(play({0: [usual] * 3, 1: [usual, usual, last]})) == [("shape-mismatch", (1,))]
+    assert found(play({0: [last], 1: [usual]})) == [("shape-mismatch", (1,))]
+
+
+def test_every_rank_with_a_length_of_its_own_carries_the_same_mistake() -> None:
+    case = play({rank: [op("all_gather", 14, shape=(rank + 3,))] for rank in range(3)})
+    assert found(case) == [("shape-mismatch", (0, 1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("odd", "category", "words"),
+    [
+        ({"dtype": "int32"}, "dtype-mismatch", "rank 1 has int32, ranks 0,2 have float32"),
+        ({"reduce_op": "MAX"}, "op-mismatch", "rank 1 has op=MAX, ranks 0,2 have op=SUM"),
+        ({"shape": (2, 4), "numel": 8}, "shape-mismatch", "rank 1 has shape [2, 4]"),
+        ({"numel": 9, "tensors": 2}, "shape-mismatch", "rank 1 has 9 elements in 2 tensors"),
+    ],
+)
+def test_silent_mismatches_are_found_though_nobody_waits(
+    odd: dict[str, object], category: str, words: str
+) -> None:
+    usual = all_reduce(14, shape=(4, 2))
+    finding = the_one(play(same(3, [usual], r1=[replace(usual, **odd)])))  # type: ignore[arg-type]
+    assert (str(finding.category), finding.ranks) == (category, (1,))
+    assert words in finding.cause
+
+
+def test_another_root_and_another_operation_at_one_line() -> None:
+    case = play(same(3, [op("broadcast", 7, root=0)], r2=[op("broadcast", 7, root=2)]))
+    assert found(case) == [("op-mismatch", (2,))]
+    case = play(same(3, [op("all_gather", 7)], r2=[op("all_reduce", 7, api="all_gather")]))
+    assert found(case) == [("op-mismatch", (2,))]
+
+
+def test_a_tensor_of_one_element_may_have_any_shape() -> None:
+    assert found(play({0: [all_reduce(3, shape=())], 1: [all_reduce(3, shape=(1,))]})) == []
+
+
+def test_all_to_all_and_objects_may_differ_in_size() -> None:
+    assert found(play({r: [op("all_to_all", 3, shape=(r + 1,))] for r in range(3)})) == []
+
+
+def test_a_collective_that_was_refused_names_the_rank_that_does_not_match() -> None:
+    usual, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    refused = "slot 0 of rank 1 does not match"
+    for victims in ((0, 1, 2), (1,), (0, 2)):
+        case = play(same(3, [usual], r1=[odd]))
+        for rank in victims:
+            case = _refuse(case, rank, refused)
+        assert found(case) == [("shape-mismatch", (1,))], victims
+
+
+def _refuse(case: SetupCase, rank: int, text: str) -> SetupCase:
+    of = dict(case.collectives.of)
+    of[rank] = (*of[rank][:-1], replace(of[rank][-1], phase=Phase.REFUSED))
+    ranks = tuple(
+        replace(
+            e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text, waits_for=None
+        )
+        if e.rank == rank
+        else e
+        for e in case.ranks
+    )
+    return replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
+
+
+# -- another order -------------------------------------------------------------------------
+
+
+def metrics(*names: str) -> Program:
+    return [all_reduce(18, shape=(), label=name) for name in names]
+
+
+def test_other_metrics_in_the_same_slots_are_found_though_nothing_hangs() -> None:
+    case = play(same(3, metrics("day", "loss", "seen"), r1=metrics("loss", "night", "seen")))
+    assert found(case) == [("mismatched-order", (1,))]
+    case = play(same(3, metrics("day"), r1=metrics("night")))
+    assert found(case) == [("mismatched-order", (1,))]
+    case = play({0: metrics("a", "b"), 1: metrics("b", "a")})
+    assert found(case) == [("mismatched-order", (0, 1))]
+
+
+def test_each_ranks_own_files_are_no_metrics() -> None:
+    case = play({rank: metrics(f"shard{rank}.0", f"shard{rank}.1") for rank in range(3)})
+    assert found(case) == []
+
+
+def test_two_collectives_of_one_shape_the_other_way_round() -> None:
+    a, b = all_reduce(5), all_reduce(6)
+    assert found(play(same(3, [a, b, barrier(9)], r1=[b, a, barrier(9)]))) == [
+        ("mismatched-order", (1,))
+    ]
+
+
+def test_two_branches_that_call_the_same_in_another_order() -> None:
+    code = "if rank == 1:\n    dist.broadcast(x, 0)\n    dist.all_reduce(y)\nelse:\n"
+    code += "    dist.all_reduce(y)\n    dist.broadcast(x, 0)\n"
+    case = play(
+        same(
+            3,
+            [all_reduce(5), op("broadcast", 6, root=0)],
+            r1=[op("broadcast", 2, root=0), all_reduce(3)],
+        )
+    )
+    assert found(case, {"train.py": code}) == [("mismatched-order", (1,))]
+    assert [ranks for _, ranks in found(case)] == [(1,)]
+
+
+def test_two_groups_in_opposite_order() -> None:
+    a, b = all_reduce(5, group="a"), all_reduce(6, group="b")
+    groups = {"a": (0, 1), "b": (0, 1)}
+    finding = the_one(play({0: [a, b], 1: [b, a]}, groups=groups))
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
+    assert finding.waiting == (0, 1)
+    assert "rank 0 is in all_reduce at train.py:5" in finding.cause
+    groups = {"a": (0, 1, 2), "b": (0, 1, 2)}
+    case = play({0: [a, b], 1: [b, a], 2: [a, b]}, groups=groups)
+    assert found(case) == [("mismatched-order", (1,))]
+
+
+# -- barriers ------------------------------------------------------------------------------
+
+
+def test_barriers_of_different_groups() -> None:
+    case = play(
+        {0: [barrier(5)], 1: [barrier(5)], 2: [barrier(5, group="all")]},
+        groups={"all": (0, 1, 2)},
+    )
+    assert found(case) == [("barrier-misuse", (2,))]
+
+
+def test_a_barrier_that_only_the_members_of_a_group_reach() -> None:
+    own, rest = [all_reduce(5, group="pair"), barrier(6), all_reduce(9)], [all_reduce(9)]
+    case = play({0: own, 1: own, 2: rest, 3: rest}, groups={"pair": (0, 1)})
+    assert found(case) == [("barrier-misuse", (0, 1))]
+
+
+def test_a_barrier_that_one_rank_does_not_reach() -> None:
+    case = play(same(3, [barrier(5), all_reduce(9)], r1=[all_reduce(9)]))
+    assert found(case) == [("barrier-misuse", (1,))]
+    code = "\n\n\nif rank != 1:\n    dist.barrier()\n\n\n\ndist.all_reduce(x)\n"
+    assert found(case, {"train.py": code}) == [("conditional-collective", (1,))]
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def test_both_send_first() -> None:
+    case = play({r: [message("send", 1 - r, 13), message("recv", 1 - r, 14)] for r in (0, 1)})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert finding.waiting == (0, 1)
+    assert "rank 0 is in send to rank 1 at train.py:13" in finding.cause
+
+
+def test_a_ring_in_which_all_receive_first() -> None:
+    case = play(
+        {r: [message("recv", (r - 1) % 3, 5), message("send", (r + 1) % 3, 6)] for r in range(3)}
+    )
+    assert found(case) == [("p2p-mismatch", (0, 1, 2))]
+
+
+def test_a_tag_that_differs() -> None:
+    case = play({0: [message("send", 1, 5, tag=1)], 1: [message("recv", 0, 6, tag=2)]})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert "tags differ" in finding.cause
+
+
+def test_a_message_of_another_size() -> None:
+    case = play({0: [message("send", 1, 5, shape=(8,))], 1: [message("recv", 0, 6, shape=(4,))]})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert "sends float32 [8], rank 1 receives float32 [4]" in finding.cause
+
+
+def test_a_send_whose_peer_went_on_to_a_barrier() -> None:
+    case = play({0: [message("send", 1, 5), barrier(9)], 1: [barrier(9)], 2: [barrier(9)]})
+    assert [c for c, _ in found(case)] == ["p2p-mismatch"]
+
+
+def test_a_peer_that_left() -> None:
+    programs = {
+        0: [message("send", 1, 13)],
+        1: [message("recv", 0, 17), message("send", 0, 19), message("recv", 0, 20)],
+    }
+    case = play(programs, {0: DESTROYED})
+    assert found(case) == [("missing-destroy", (0,))]
+    assert found(lost(case, 1)) == [("missing-destroy", (0,))]
+    assert found(play(programs, {0: died(0)})) == [("missing-destroy", (0,))]
+    assert found(play(programs)) == [("p2p-mismatch", (0,))]
+
+
+# -- groups of some ranks ------------------------------------------------------------------
+
+
+def test_a_rank_that_uses_a_group_of_others() -> None:
+    case = play(
+        {0: [all_reduce(5, group="pair")], 1: [all_reduce(5, group="pair")], 2: []},
+        groups={"pair": (0, 1)},
+    )
+    assert found(case) == []
+    stranger = replace(all_reduce(5, group="pair"), rank=2)
+    of = {**case.collectives.of, 2: (stranger,)}
+    case = replace(case, collectives=replace(case.collectives, of=of))
+    assert found(case) == [("subgroup-misuse", (2,))]
+
+
+def test_new_group_that_not_all_ranks_call() -> None:
+    case = play({0: [], 1: [], 2: [all_reduce(9)]})
+    making = RankEvidence(
+        0, Activity.WAITING, "process-group", entered=1, left=1, initialized=True, path=places(7)
+    )
+    inside = tuple(replace(making, rank=rank) for rank in (0, 1))
+    case = replace(case, ranks=(*inside, case.ranks[2]))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
+    assert "ranks 0-1 are in new_group at train.py:7" in finding.cause
+    everyone = replace(case, ranks=(*inside, replace(making, rank=2)))
+    assert found(everyone) == []
+    coming = replace(case, ranks=(*inside, replace(BUSY, rank=2)))
+    assert found(coming) == []
+
+
+# -- DDP -----------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_backward_reduces_only_some_buckets() -> None:
+    step = [forward(), backward(20, (5,)), backward(20, (7,))]
+    for after in ([barrier(30)], step, []):
+        case = play(same(3, [*DDP, *step, *step, barrier(30)], r1=[*DDP, *step, *step[:2], *after]))
+        assert found(case) == [("unused-params", (1,))], after
+
+
+def test_the_error_of_the_next_forward_names_unused_parameters() -> None:
+    error = raised("Expected to have finished reduction in the prior iteration", "RuntimeError")
+    case = play(same(3, [*DDP, backward(), backward()], r1=[*DDP]), {1: error})
+    assert found(case) == [("unused-params", (1,))]
+    assert found(play(same(2, [*DDP]), {0: error, 1: error})) == [("unused-params", (0, 1))]
+
+
+def test_a_rank_that_goes_forward_and_reduces_nothing() -> None:
+    step = [forward(), backward()]
+    case = play(same(3, [*DDP, *step * 4], r2=[*DDP, *step, forward(), *step, *step]))
+    assert found(case) == [("no-sync-misuse", (2,))]
+    code = "\n" * 18 + "loss = net(x)\nloss.backward()\n"
+    assert found(case, {"train.py": code}) == [("divergent-control-flow", (2,))]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_pass_whose_buckets_are_all_on_their_way_is_whole(size: int) -> None:
+    """DDP issues its buckets without waiting: a rank may stand in the last of several."""
+    buckets = [backward(20, (5,)), backward(20, (7,))]
+    for before, line in ((DDP, 15), ([*DDP, *buckets], 15), ([*DDP, *buckets], 28)):
+        save = barrier(line, (3, "save"))
+        case = play(same(size, [*before, *buckets], r0=[*before, save, *buckets]))
+        of = dict(case.collectives.of)
+        for rank in range(1, size):
+            second = replace(buckets[1], rank=rank, number=len(of[rank]), slot=len(of[rank]))
+            of[rank] = (*of[rank], second)
+        case = replace(case, collectives=replace(case.collectives, of=of))
+        assert found(case) == [("conditional-collective", (0,))]
+
+
+def test_a_barrier_before_the_first_backward_is_no_matter_of_gradients() -> None:
+    case = play(
+        same(3, [*DDP, forward(19), backward()], r0=[*DDP, forward(), barrier(12), backward()])
+    )
+    assert found(case) == [("conditional-collective", (0,))]
+    case = play(same(3, [*DDP, backward(), barrier(30)], r0=[*DDP, barrier(30)]))
+    assert found(case) == [("divergent-control-flow", (0,))]
+
+
+def test_join_may_pair_other_lines() -> None:
+    step = [op("all_reduce", 30, api="join", shape=(1,)), backward()]
+    shadow = [op("all_reduce", 40, api="join", shape=(1,)), replace(backward(40), api="join")]
+    case = play({r: [*DDP, *step * (3 + 2 * r), *shadow * (4 - 2 * r)] for r in range(3)})
+    assert found(case) == []
