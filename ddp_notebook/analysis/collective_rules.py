@@ -121,7 +121,7 @@ def stragglers(picture: Picture) -> Iterator[Finding]:
                 late.setdefault(other, record)
     for rank, record in sorted(late.items()):
         e = picture.evidence.get(rank)
-        if e is None or e.activity not in (Activity.BUSY, Activity.HELD):
+        if e is None or e.activity not in (Activity.BUSY, Activity.HELD) or e.polls_for:
             continue
         held = e.activity is Activity.HELD
         where = f" at {e.path[-1]}" if e.path else f" in {e.doing}" if e.doing else ""

@@ -114,8 +114,8 @@ def in_new_group(evidence: RankEvidence) -> bool:
 
 
 def missing(case: SetupCase, record: Collective) -> Ranks:
-    """The ranks without which `record` cannot be done: absent, or at something else there."""
-    return _Arrivals(case).missing(record)
+    """The ranks that never came to `record`: absent, or at something else in its slot."""
+    return _Arrivals(case, left=()).missing(record)
 
 
 def waiting_in(evidence: RankEvidence, collectives: Collectives) -> Collective | None:
@@ -148,7 +148,9 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
 def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
     """The ranks that run, and, again and again, those that wait for such ranks only."""
     known = {e.rank for e in case.ranks}
-    coming = set(case.where(*_MAY_COME))
+    coming = {e.rank for e in case.ranks if e.activity in _MAY_COME and not e.polls_for}
+    if coming:  # one of them may write the file that others wait for in a loop
+        coming |= {e.rank for e in case.ranks if e.polls_for}
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
     waiting = set(case.waiting) & waits.keys()
     while True:
@@ -162,8 +164,10 @@ def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
 class _Arrivals:
     """Who has come to what, by slots; looked up for the few records in which ranks wait."""
 
-    def __init__(self, case: SetupCase) -> None:
+    def __init__(self, case: SetupCase, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
+        """`left` are phases of ranks that came and are no part of it any more."""
         self._case = case
+        self._not_there = (Phase.HELD, Phase.REFUSED, *left)
         self._ends: dict[tuple[int, str], int] = {}
 
     def not_in_new_group(self, rank: int) -> Ranks:
@@ -183,7 +187,7 @@ class _Arrivals:
         theirs = at_slot(self._case.collectives, rank, record)
         if theirs is None:
             return self._end(rank, record.group) > record.slot  # older than what is kept
-        issued = theirs.phase not in (Phase.HELD, Phase.REFUSED)
+        issued = theirs.phase not in self._not_there
         return issued and theirs.operation == record.operation
 
     def _end(self, rank: int, group: str) -> int:

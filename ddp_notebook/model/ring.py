@@ -70,12 +70,18 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
         for number in range(start, written)
     ]
     texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
+    # Records of one line share its path: that is compared often.
+    paths = {
+        number: tuple(Place(*place) for place in text)
+        for number, text in enumerate(texts)
+        if isinstance(text, list)
+    }
     # What was written meanwhile may have gone over the oldest of them.
     _, run_now, written_now, _, _ = HEADER.unpack_from(buffer)
     safe = max(start, written_now - CAPACITY + 1)
     if run_now != run:
         return RankRing(run_now)
-    records = tuple(_record(rank, each, texts) for each in raw if each[0] - 1 >= safe)
+    records = tuple(_record(rank, each, texts, paths) for each in raw if each[0] - 1 >= safe)
     groups = {
         text["group"]: tuple(text["members"])
         for text in texts
@@ -99,7 +105,12 @@ def _texts(data: bytes) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _record(rank: int, raw: Sequence[int], texts: Sequence[Any]) -> Collective:
+def _record(
+    rank: int,
+    raw: Sequence[int],
+    texts: Sequence[Any],
+    paths: Mapping[int, tuple[Place, ...]],
+) -> Collective:
     def text(number: int) -> Any:
         return texts[number] if number < len(texts) else ""
 
@@ -124,7 +135,7 @@ def _record(rank: int, raw: Sequence[int], texts: Sequence[Any]) -> Collective:
         root=None if root == NOBODY else root,
         peer=None if peer == NOBODY else peer,
         tag=tag,
-        path=tuple(Place(*place) for place in text(path) or ()),
+        path=paths.get(path, ()),
         label=text(label),
         phase=PHASES[phase],
         issued_ns=issued_ns,

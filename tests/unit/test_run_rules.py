@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
+    Phase,
     RankEvidence,
     Ranks,
     SetupCase,
@@ -92,6 +93,19 @@ def test_who_was_aborted_inside_a_collective_that_a_dead_rank_had_left_is_a_vict
     case = play(same(3, [*[backward()] * 6], r2=[*[backward()] * 3]), {2: died(3)})
     aborted = [replace(died(-6), rank=rank) for rank in (0, 1)]
     assert found(replace(case, ranks=(*aborted, case.ranks[2]))) == [("rank-died", (2,))]
+
+
+def test_a_rank_that_was_killed_in_the_middle_of_a_collective() -> None:
+    case = play(same(3, [backward()] * 3))
+    of = {
+        rank: (*own[:-1], replace(own[-1], phase=Phase.ISSUED if rank == 2 else Phase.FAILED))
+        for rank, own in case.collectives.of.items()
+    }
+    lost_it = [replace(raised("Connection closed by peer"), rank=rank) for rank in (0, 1)]
+    ranks = (*lost_it, replace(died(-9), rank=2))
+    case = replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
+    assert found(case) == [("rank-died", (2,))]
+    assert the_one(case).waiting == (0, 1)
 
 
 def test_an_exception_before_a_collective() -> None:

@@ -64,6 +64,12 @@ def test_all_are_there_and_only_the_picture_is_old() -> None:
     assert can_progress(mixed)
 
 
+def test_a_rank_that_waits_for_a_file_needs_somebody_to_write_it() -> None:
+    polling = replace(BUSY, polls_for="/data/ready")
+    assert not can_progress(play({0: [STEP], 1: []}, {1: polling}))
+    assert can_progress(play({0: [STEP], 1: [], 2: []}, {1: polling, 2: BUSY}))
+
+
 def test_a_held_or_silent_rank_may_still_come() -> None:
     for activity in (Activity.HELD, Activity.SILENT):
         case = play({0: [STEP], 1: []}, {1: replace(BUSY, activity=activity)})
@@ -86,6 +92,17 @@ def test_a_rank_that_gave_up_waiting_does_not_come_any_more() -> None:
     graph = wait_graph(case)
     assert graph.waits == {1: (0,)}
     assert graph.stuck == (1,)
+
+
+def test_a_rank_that_failed_in_a_collective_frees_nobody_there() -> None:
+    case = play({0: [STEP], 1: [STEP]}, rounds=1)
+    of = {**case.collectives.of, 1: (replace(case.collectives.of[1][0], phase=Phase.FAILED),)}
+    failed = replace(raised("bad argument", "ValueError"), rank=1)
+    case = replace(
+        case, ranks=(case.ranks[0], failed), collectives=replace(case.collectives, of=of)
+    )
+    assert wait_graph(case).stuck == (0,)
+    assert not can_progress(case)
 
 
 def test_a_rank_in_the_store_is_the_matter_of_set_up() -> None:
