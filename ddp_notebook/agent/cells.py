@@ -188,8 +188,7 @@ class CellRunner:
     def interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
 
-        Around it IPython swallows a KeyboardInterrupt (in the callbacks before a cell), and
-        after it there is nothing to stop.
+        Around it IPython swallows a KeyboardInterrupt; after it there is nothing to stop.
         """
         while frame is not None:
             if frame.f_code.co_filename == self.file_name:
@@ -339,8 +338,7 @@ def run(cell: int, number: int, magic_line: str, source: str, hold: bool = False
 def start_async(cell: int, number: int, magic_line: str, source: str, hold: bool = False) -> None:
     """Start a cell with top-level `await` in the engine's own loop; returns at once.
 
-    ipykernel 7.4 cannot do this in an ipyparallel engine itself (it looks for a thread that
-    engines do not have), so the cell is a task of ours.
+    ipykernel 7.4 cannot do it in an ipyparallel engine (it looks for a thread of its own).
     """
     global _task
     holding.begin(hold)

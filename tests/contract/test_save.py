@@ -26,7 +26,7 @@ for _ in range(3):
     model(torch.randn(4, 8)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-print("only with --output")
+print("only with", "--output")
 total = torch.ones(3)
 if rank == 2:
     raise ValueError("no data on this rank")
