@@ -19,6 +19,7 @@ CASES = Path(__file__).parent.parent / "cases"
 LINES = (CASES / "expected.jsonl").read_text().splitlines()
 EXPECTED = {case["id"]: case for case in map(json.loads, LINES)}
 STALLED = ("c001", "c004", "c007", "c008", "c011", "c019")
+HANGING = ("c024", "c026", "c027", "c034", "c039", "c040", "c044", "c050", "c073")
 SOON_S = 15.0
 
 
@@ -86,6 +87,33 @@ def test_cases_that_stall_are_ended_with_their_cause(sessions: Sessions, world_s
         assert isinstance(result.error, (Stuck, CellFailed)) or name == "c011", result.error
         assert result.diagnosis is not None, f"{name}: {result.error}"
         check(result.diagnosis, name)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_cases_that_hang_in_a_collective_are_ended_with_their_cause(
+    sessions: Sessions, world_size: int
+) -> None:
+    names = of_size(HANGING, world_size)
+    assert names
+    for name in names:
+        result = run(sessions.of(world_size), name)
+        assert isinstance(result.error, (Stuck, CellFailed)), f"{name}: {result.error}"
+        assert result.diagnosis is not None, f"{name}: {result.error}"
+        check(result.diagnosis, name)
+
+
+def test_a_rank_that_is_killed_is_told_from_those_that_lose_it(sessions: Sessions) -> None:
+    result = run(sessions.of(3), "c023")
+    assert isinstance(result.error, CellFailed) and result.diagnosis is not None
+    check(result.diagnosis, "c023")
+
+
+def test_metrics_that_are_added_up_in_another_order_are_found_though_nothing_hangs(
+    sessions: Sessions,
+) -> None:
+    result = run(sessions.of(3), "c037")
+    assert result.error is None and result.diagnosis is not None
+    check(result.diagnosis, "c037")
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
