@@ -92,7 +92,12 @@ def _fewer(picture: Picture, short: Ranks, record: Collective) -> Finding:
 
 
 def _is_a_step(picture: Picture, record: Collective) -> bool:
-    """True of a backward pass: an epoch may have none of it on a rank without data."""
+    """True of a backward pass: an epoch may have none of it on a rank without data.
+
+    Not where a condition decides whether a rank comes there at all.
+    """
+    if picture.sources.condition(record) is not None:
+        return False
     return record.part is Part.BACKWARD and picture.sources.in_a_loop(record) is not False
 
 
