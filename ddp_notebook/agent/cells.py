@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import base64
 import contextlib
 import inspect
 import linecache
@@ -34,9 +33,10 @@ from ddp_notebook.agent import (
     progressbars,
     rendezvous,
     state,
+    training,
     where,
 )
-from ddp_notebook.agent.relay import RankStream, Relay
+from ddp_notebook.agent.relay import RankStream, Relay, as_text
 from ddp_notebook.model import CellFinished, CellStarted, OutputKind
 
 _RESULT_NAME = "__ddp_result__"
@@ -105,7 +105,7 @@ class CellRunner:
                 return
             self.relay.show(
                 what=OutputKind.DISPLAY,
-                data=_as_text(data),
+                data=as_text(data),
                 metadata=dict(metadata or {}),
                 display_id=(transient or {}).get("display_id", ""),
                 update=update,
@@ -210,7 +210,7 @@ class CellRunner:
         hook.update_user_ns(value)
         hook.fill_exec_result(value)
         if data:
-            self.relay.show(what=OutputKind.RESULT, data=_as_text(data), metadata=metadata)
+            self.relay.show(what=OutputKind.RESULT, data=as_text(data), metadata=metadata)
 
     # -- running ------------------------------------------------------------------------
 
@@ -247,6 +247,7 @@ class CellRunner:
         if not state.current.held:  # else the set-up that is stepped through goes on after it
             rendezvous.begin_run()
         observer.observer.begin(cell)
+        training.begin()
         self.voice.emit_now(CellStarted, cell=cell, number=number)
 
     def end(self, cell: int, error: BaseException | None) -> None:
@@ -268,6 +269,7 @@ class CellRunner:
             evalue=str(error)[:2000] if error is not None else "",
             line=self._line_of(error),
             withheld_bytes=withheld,
+            trained=training.happened(),
         )
 
     def _line_of(self, error: BaseException | None) -> int:
@@ -388,11 +390,3 @@ def _error_of(result: Any) -> BaseException | None:
 
 def _is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"
-
-
-def _as_text(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A MIME bundle without bytes: images as base64."""
-    return {
-        kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
-        for kind, value in data.items()
-    }

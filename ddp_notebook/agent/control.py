@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_notebook.agent import engine_private, evidence, facts, holding, probing, rescue, stacks
+from ddp_notebook.agent import (
+    engine_private,
+    evidence,
+    facts,
+    holding,
+    probing,
+    rescue,
+    runfacts,
+    stacks,
+)
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
@@ -17,6 +26,7 @@ QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "evidence": lambda _: evidence.gather(),
     "free": lambda _: rescue.free(),
     "facts": lambda _: facts.gather(),
+    "facts of the run": lambda _: runfacts.gather(),
     "reach": probing.answer,
     "let go": lambda _: holding.let_go(),
     "let go for good": lambda _: holding.let_go_for_good(),

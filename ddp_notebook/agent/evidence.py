@@ -31,6 +31,7 @@ from ddp_notebook.agent import (
     place,
     probing,
     rendezvous,
+    runfacts,
     sites,
     sockets,
     state,
@@ -95,6 +96,7 @@ def gather() -> dict[str, Any]:
             path=tuple(Place(*each) for each in sites.users_path(frame)),
             waits_for=observer.observer.waits_for() if inside else None,
             run=observer.observer.run,
+            replicas=runfacts.counts(),
         )
     )
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ddp_notebook.agent import guard, holding, operations, sites, torch_private
 from ddp_notebook.agent.operations import Facts, Operation
 from ddp_notebook.agent.ring import RingWriter
-from ddp_notebook.model import DEFAULT_GROUP, Phase
+from ddp_notebook.model import DEFAULT_GROUP, Part, Phase
 from ddp_notebook.model.ring import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
@@ -40,6 +40,8 @@ class Observer:
         """Number and work of what was not seen to be done yet."""
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
+        self.on_bucket: Callable[[Any], None] | None = None
+        """Told the gradients of each bucket before they are reduced. Raises nothing."""
 
     def open(self, path: Path) -> None:
         """Write to the ring at `path` from now on."""
@@ -186,6 +188,7 @@ def _method(operation: Operation) -> Callable[..., Any]:
 
     observed.__name__ = name
     observed.__doc__ = f"torch's `{name}`, observed."
+    torch_private.keep_from_compiler(observed)
     return observed
 
 
@@ -213,6 +216,8 @@ def _write(
         ready = _prepare(group, operation, operation.facts(args, named), site, label)
         if key is not None:
             group.ddp_notebook_ready[whole] = ready
+    if site.part is Part.BACKWARD and observer.on_bucket is not None and args:
+        observer.on_bucket(args[0])
     kind = 1 if operation.to_peer else 0
     slot = group.ddp_notebook_slots[kind]
     group.ddp_notebook_slots[kind] = slot + 1

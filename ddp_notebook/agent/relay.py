@@ -8,11 +8,13 @@ beyond is kept in a file, and its last part is sent when the cell ends.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import os
 import threading
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -303,3 +305,11 @@ class Relay:
                 self._spool.write(data)
         except OSError:  # the disk is full: the notebook still has the head and the tail
             self._spool = None
+
+
+def as_text(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A MIME bundle without bytes: images as base64."""
+    return {
+        kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+        for kind, value in data.items()
+    }

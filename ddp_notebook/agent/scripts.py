@@ -26,6 +26,7 @@ from ddp_notebook.agent import (
     sockets,
     state,
     torch_private,
+    training,
     where,
 )
 
@@ -50,6 +51,7 @@ def run(
     control.attach(getattr(runner.shell, "kernel", None))
     rendezvous.watch()
     observer.attach()
+    training.attach()
     where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         torch_private.forget_groups()

@@ -28,6 +28,7 @@ from ddp_notebook.agent import (
     sockets,
     state,
     torch_private,
+    training,
 )
 from ddp_notebook.agent.problems import StageError
 from ddp_notebook.model import (
@@ -91,6 +92,7 @@ def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
     control.attach(getattr(runner.shell, "kernel", None))
     rendezvous.watch()
     observer.attach()
+    training.attach()
     torch_private.forget_groups()
     rescue.drop_stand_ins()
     state.current.give_up.clear()
@@ -271,7 +273,8 @@ class Bringup:
         return f"all_reduce gave {expected:g}"
 
     def publish_names(self) -> None:
-        """The names every cell finds."""
+        """The names every cell finds; DDP objects that are left go on with the new group."""
+        training.reattach()
         cells.publish(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),

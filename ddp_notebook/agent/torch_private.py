@@ -103,6 +103,74 @@ def group_backend(group: Any) -> str:
     return str(name()) if callable(name) else ""
 
 
+def is_forgotten(group: Any) -> bool:
+    """True when torch does not know `group` any more: it was destroyed."""
+    known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
+    return known is not None and group not in known
+
+
+def keep_from_compiler(function: Any) -> bool:
+    """Have `torch.compile` run `function`, and what it calls, as it is; False if it cannot.
+
+    The compiler would read code of ours that torch calls, and refuse it. Its public switch
+    imports the compiler, which takes seconds.
+    """
+    known: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    action = getattr(known, "_FrameAction", None)
+    if action is None or not hasattr(known, "set_code_exec_strategy"):
+        return False
+    strategy = known._FrameExecStrategy(action.SKIP, action.SKIP)
+    known.set_code_exec_strategy(function.__code__, strategy)
+    return True
+
+
+def uses_cuda() -> bool:
+    """True when this process has begun to use CUDA: to ask more would begin it."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def in_backward() -> bool:
+    """True on a thread that runs a backward; False also where torch does not tell."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def without_hooks_while_scripting(is_ours: Callable[[Any], bool]) -> bool:
+    """Have `torch.jit.script` not see forward pre-hooks that `is_ours`: it would compile them.
+
+    False when this torch's `script` is another: it finds names by counting frames.
+    """
+    original = torch.jit.script
+    if "_frames_up" not in inspect.signature(original).parameters:
+        return False
+
+    @functools.wraps(original)
+    def script(obj: Any, *args: Any, **named: Any) -> Any:
+        if len(args) > 1:
+            args = (args[0], args[1] + 1, *args[2:])
+        else:
+            named["_frames_up"] = named.get("_frames_up", 0) + 1
+        taken = _take_hooks(obj, is_ours)
+        try:
+            return original(obj, *args, **named)
+        finally:
+            for hooks, number, hook in taken:
+                hooks[number] = hook
+
+    torch.jit.script = script
+    return True
+
+
+def _take_hooks(module: Any, is_ours: Callable[[Any], bool]) -> list[tuple[Any, int, Any]]:
+    taken = []
+    for part in module.modules() if isinstance(module, torch.nn.Module) else ():
+        hooks = part._forward_pre_hooks
+        for number, hook in list(hooks.items()):
+            if is_ours(hook):
+                taken.append((hooks, number, hooks.pop(number)))
+    return taken
+
+
 def forget_groups() -> None:
     """Forget every process group, also half-made ones after a failed init.
 

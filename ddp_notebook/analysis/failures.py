@@ -92,6 +92,13 @@ MEANINGS = (
         "Build the same model on every rank",
     ),
     _meaning(
+        r"Expected to have finished reduction in the prior iteration",
+        Category.UNUSED_PARAMS,
+        "a parameter of the model got no gradient in the last step, so a bucket was never reduced",
+        "Use every parameter in forward, or give DistributedDataParallel "
+        "find_unused_parameters=True",
+    ),
+    _meaning(
         r"No backend type associated with device type (\w+)",
         Category.BACKEND_DEVICE_MISMATCH,
         "a tensor is on {0}, for which the group has no backend",

@@ -12,6 +12,7 @@ from ddp_notebook.analysis import (
     argument_rules,
     collective_rules,
     fate_rules,
+    hang_rules,
     presence_rules,
     setup_rules,
     store_rules,
@@ -55,6 +56,7 @@ def _candidates(picture: Picture) -> Iterator[Finding]:
     in_setup = bool(case.where(Activity.WAITING, Activity.FAILED))
     if in_setup:
         yield from _each(case, SETUP_FIRST)
+    yield from hang_rules.unreduced_gradients(case)
     yield from collective_rules.certain_rules(picture)
     yield from fate_rules.ended(picture, collective_rules.hurt(picture))
     if not picture.interrupted:

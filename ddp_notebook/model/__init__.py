@@ -8,6 +8,7 @@ everything here can be written as JSON and read back.
     state.py      what events add up to, and how it is arranged for drawing
     collectives.py  what each rank issued, a record each
     evidence.py   what is known of each rank while set-up runs
+    facts.py      what each rank knows of its training when a run is over
     diagnosis.py  findings: the mistake, whose it is, what to do
     steps.py      what a step of set-up gives
     stacks.py     where ranks are: their stacks, and all of them as one tree
@@ -69,6 +70,16 @@ from ddp_notebook.model.evidence import (
     evidence_from_json,
     evidence_to_json,
 )
+from ddp_notebook.model.facts import (
+    LoaderFacts,
+    OptimizerFacts,
+    ReplicaFacts,
+    RunFacts,
+    SamplerFacts,
+    TensorDigest,
+    facts_from_json,
+    facts_to_json,
+)
 from ddp_notebook.model.saved import (
     Dropped,
     Moment,
@@ -118,6 +129,14 @@ __all__ = [
     "Place",
     "collective_from_json",
     "collective_to_json",
+    "LoaderFacts",
+    "OptimizerFacts",
+    "ReplicaFacts",
+    "RunFacts",
+    "SamplerFacts",
+    "TensorDigest",
+    "facts_from_json",
+    "facts_to_json",
     "evidence_to_json",
     "evidence_from_json",
     "StoreFile",

@@ -58,6 +58,7 @@ class Category(StrEnum):
     RESOURCE_STARVED = "resource-starved"
     PARAM_MISMATCH = "param-mismatch"
     FILESYSTEM = "filesystem"
+    GPU_MAPPING = "gpu-mapping"
     BACKEND_DEVICE_MISMATCH = "backend-device-mismatch"
     UNDECIDED = "undecided"
 

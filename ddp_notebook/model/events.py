@@ -91,7 +91,8 @@ class CellStarted(Event):
 class CellFinished(Event):
     """The rank is done with a cell. `outcome` is ok, error or interrupted.
 
-    `withheld_bytes` of output were written beyond what was sent to the notebook.
+    `withheld_bytes` of output were written beyond what was sent to the notebook. `trained`: an
+    optimizer has made steps with a DistributedDataParallel object; there is more to ask for.
     """
 
     kind: ClassVar[str] = "cell_finished"
@@ -101,6 +102,7 @@ class CellFinished(Event):
     evalue: str = ""
     line: int = 0
     withheld_bytes: int = 0
+    trained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.model.collectives import Collectives, Place
+from ddp_notebook.model.facts import ReplicaFacts, replica_from_json
 from ddp_notebook.model.words import Ranks
 from ddp_notebook.model.wrap import Fingerprint, fingerprint_from_json
 
@@ -132,6 +133,8 @@ class RankEvidence:
     """The number of the collective in which its main thread waits."""
     run: int = 0
     """The session's number of the cell or script that it runs, or ran last."""
+    replicas: tuple[ReplicaFacts, ...] = ()
+    """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,7 @@ def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
     if fields.get("model") is not None:
         fields["model"] = fingerprint_from_json(fields["model"])
     fields["path"] = tuple(Place(**each) for each in fields.get("path", ()))
+    fields["replicas"] = tuple(map(replica_from_json, fields.get("replicas", ())))
     fields["listens"] = tuple(fields.get("listens", ()))
     fields["reach"] = tuple(Probe(**probe) for probe in fields.get("reach", ()))
     fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.analysis import run_rules
 from ddp_notebook.errors import CellFailed, SessionLost
 from ddp_notebook.model import Ranks
+from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
 from ddp_notebook.session.collectivesteps import Settling, table
 from ddp_notebook.session.guards import idle_ranks
@@ -102,6 +103,8 @@ class CellVerbs:
     def _end_of_cell(self, run: CellRun, processes: Processes) -> CellResult:
         """How a cell ended, diagnosed where it failed."""
         result = run.result()
+        if result.error is None:
+            return replace(result, diagnosis=aftermath.examine(run, processes))
         if not isinstance(result.error, CellFailed) or len(run.ranks) < 2:
             return result
         found = run_rules.diagnose_run(look_at_cell(run, processes, self.record))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.analysis import run_rules
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Board, Diagnosis, Ranks, Status
+from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellResult, CellRun
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
@@ -97,6 +98,8 @@ class ScriptVerbs:
             result = replace(result, diagnosis=found)
             if isinstance(result.error, CellFailed):
                 result.error.diagnosis = found
+        elif result.error is None:
+            result = replace(result, diagnosis=aftermath.examine(run, script_run.processes))
         watchman = script_run.watchman
         self.seen_late = watchman.seen_late if watchman is not None else None
         self._script = None

@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
+from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
@@ -189,7 +190,11 @@ class SetupVerbs(LabVerbs):
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
-        return run_rules.diagnose_run(self._look("%ddp_why"))
+        found = run_rules.diagnose_run(self._look("%ddp_why"))
+        if found.findings or self.current is None or self._processes is None or self._half_way:
+            return found
+        silent = aftermath.examine(self.current, self._processes)
+        return found if silent is None else replace(found, findings=silent.findings)
 
     def _look(self, verb: str) -> SetupCase:
         """What is known of the ranks, and of what they run or ran last, as it is now."""

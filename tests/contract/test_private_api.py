@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,3 +193,69 @@ def test_a_rank_formats_no_traceback_that_nobody_reads(ranks2: Session) -> None:
         "    assert kept == {'ename': 'ValueError', 'evalue': 'why', 'traceback': []}, kept"
     )
     result.raise_for_error()
+
+
+IN_USE = """
+import sys, torch, torch.distributed as dist, torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from ddp_notebook.agent import ddp, torch_private, training
+from ddp_notebook.agent.replicas import tracker
+
+assert not ddp.missing_in_use()
+assert training.attach() and not training.attach()
+
+def make():
+    store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 1), nn.Linear(2, 1)
+    def forward(self, x):
+        return self.a(x)
+
+make()
+net = DDP(Toy())
+assert ddp.unready(net) == []
+seen = []
+net.module.a.weight.register_hook(lambda _: seen.append(torch_private.in_backward()))
+net(torch.ones(1, 2)).sum().backward()
+assert ddp.unready(net) == [2, 3], "b.weight and b.bias"
+assert seen == [True] and not torch_private.in_backward()
+assert not torch_private.is_forgotten(net.process_group)
+torch_private.forget_groups()
+assert torch_private.is_forgotten(net.process_group)
+make()
+assert training.reattach() == () and net.process_group is dist.group.WORLD
+assert ddp.unready(net) == [], "its last backward is forgotten"
+net.module.forward = lambda x: net.module.a(x) + net.module.b(x)
+net.zero_grad()
+net(torch.ones(1, 2)).sum().backward()
+assert ddp.unready(net) == [] and net.module.b.bias.grad.item() == 1
+hooks = len(net.module._forward_pre_hooks)
+del net.module.forward
+torch.jit.script(net.module)
+assert hooks == 1 == len(net.module._forward_pre_hooks)
+
+def local():
+    @torch.jit.script
+    def twice(x: torch.Tensor):
+        return x * 2
+    def more(x: torch.Tensor):
+        return twice(x) + 1
+    return torch.jit.script(more)
+
+assert local()(torch.ones(1)).item() == 3, "names are still found where they are"
+assert not tracker.broken
+assert "__del__" in vars(DDP), "torch has none of its own"
+print("ok")
+"""
+
+
+def test_torch_still_has_what_telling_of_ddp_objects_in_use_needs(tmp_path: Path) -> None:
+    script = tmp_path / "in_use.py"  # torch.jit reads the source
+    script.write_text(IN_USE)
+    command = [sys.executable, "-W", "ignore", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "ok", done.stderr

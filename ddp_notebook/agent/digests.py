@@ -1,0 +1,104 @@
+"""Tensors in a few bytes, to be compared across ranks. Bounded in time and in number."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import TensorDigest
+
+MOST_SECONDS = 0.25
+MOST_TENSORS = 900
+"""Of a rank, in one answer: about 200 bytes each."""
+_HASHED_BYTES = 64 * 2**20
+"""Larger tensors, and those of a device, are told by their norm and a sample alone."""
+_NORMED = 16 * 2**20
+"""Values of one tensor that are looked at on a CPU."""
+_SAMPLE = 4
+
+
+class Digester:
+    """Digests tensors until its time or its number is used up; `notes` says what was left out."""
+
+    def __init__(self, seconds: float = MOST_SECONDS, tensors: int = MOST_TENSORS) -> None:
+        self._until_s = time.monotonic() + seconds
+        self._left = tensors
+        self.notes: list[str] = []
+
+    def all(self, what: str, named: Iterable[tuple[str, Any]]) -> tuple[TensorDigest, ...]:
+        """The digests of these tensors, the first ones when there are too many."""
+        found: list[TensorDigest] = []
+        skipped = 0
+        for name, tensor in named:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if self._left <= 0 or time.monotonic() > self._until_s:
+                skipped += 1
+                continue
+            made = digest(name, tensor)
+            if made is not None:
+                self._left -= 1
+                found.append(made)
+        if skipped:
+            self.notes.append(f"{what}: {skipped} of {skipped + len(found)} were not compared")
+        return tuple(found)
+
+
+def digest(name: str, tensor: torch.Tensor) -> TensorDigest | None:
+    """One tensor; None for what cannot be read (sparse, quantised, lazy, on the meta device)."""
+    try:
+        return _digest(name, tensor.detach())
+    except (RuntimeError, TypeError, NotImplementedError, ValueError):
+        return None
+
+
+def _digest(name: str, tensor: torch.Tensor) -> TensorDigest | None:
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
+        return None
+    numel = tensor.numel()
+    if not numel:
+        return TensorDigest(name, 0)
+    hashed = _hash(tensor)
+    values = tensor if tensor.is_floating_point() else None
+    norm, finite = _norm(values) if values is not None else (None, True)
+    flat = tensor.reshape(-1)[:: max(1, numel // _SAMPLE)][:_SAMPLE] if _flat(tensor) else None
+    sample = tuple(map(_number, flat.tolist())) if flat is not None else ()
+    return TensorDigest(name, numel, hashed, norm, sample, finite)
+
+
+def _flat(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous()  # else reshape would copy it
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    size = tensor.numel() * tensor.element_size()
+    if tensor.device.type != "cpu" or size > _HASHED_BYTES:
+        return ""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return f"{zlib.crc32(flat.numpy().data):08x}"
+
+
+def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:
+    numel = tensor.numel()
+    if numel > _NORMED and tensor.is_cpu and tensor.is_contiguous():
+        tensor = tensor.view(-1)[:: numel // _NORMED]  # all of it would take too long
+    wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
+    norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
+    if math.isfinite(norm):
+        return _short(norm), True
+    return None, bool(torch.isfinite(tensor).all())  # large values overflow in a norm
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return _short(number) if math.isfinite(number) else None
+
+
+def _short(number: float) -> float:
+    """As exact as a float32, in as few characters."""
+    return float(f"{number:.8g}")

@@ -1,0 +1,129 @@
+"""The same model on all ranks, side by side: who has it, and in what its replicas differ."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ddp_notebook.model import Collectives, Ranks, ReplicaFacts, RunFacts, TensorDigest
+
+_ROUNDING = 2e-6
+"""Of the size of a tensor's values: replicas on unlike machines may differ by so much."""
+_AVERAGING = frozenset(
+    {
+        *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast"),
+        *("reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
+        *("all_to_all", "all_to_all_single"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model and its replicas, by rank of the session."""
+
+    of: Mapping[int, ReplicaFacts]
+
+    @property
+    def first(self) -> ReplicaFacts:
+        """The replica of the lowest rank."""
+        return self.of[min(self.of)]
+
+    @property
+    def title(self) -> str:
+        """How a person calls it: the variable, or its class."""
+        return self.first.name or f"the DistributedDataParallel of {self.first.type}"
+
+    @property
+    def whole(self) -> bool:
+        """All ranks with it are one group, so that their replicas must be equal."""
+        return all(each.group_size == len(self.of) for each in self.of.values())
+
+    @property
+    def diverged(self) -> tuple[str, ...]:
+        """Parameters that are not the same on all ranks, though they must be."""
+        if not self.whole or len(self.of) < 2:
+            return ()
+        return differing({rank: each.parameters for rank, each in self.of.items()})
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Parameters with values that are not finite, on any rank."""
+        found = [d.name for each in self.of.values() for d in each.parameters if not d.finite]
+        return tuple(dict.fromkeys(found))
+
+
+def models(facts: Mapping[int, RunFacts]) -> dict[str, Model]:
+    """The models of a run, by key."""
+    found: dict[str, dict[int, ReplicaFacts]] = {}
+    for rank in sorted(facts):
+        for each in facts[rank].replicas:
+            found.setdefault(each.key, {})[rank] = each
+    return {key: Model(of) for key, of in found.items()}
+
+
+def differing(tensors: Mapping[int, Iterable[TensorDigest]]) -> tuple[str, ...]:
+    """Names of tensors that all ranks have and that are not the same on all of them."""
+    named = [{each.name: each for each in of} for of in tensors.values()]
+    first, others = named[0], named[1:]
+    return tuple(
+        name
+        for name, mine in first.items()
+        if all(name in other for other in others)
+        and any(differ(mine, other[name]) for other in others)
+    )
+
+
+def differ(a: TensorDigest, b: TensorDigest) -> bool:
+    """True when two tensors are not the same, beyond what rounding makes of it."""
+    if a.numel != b.numel or a.finite != b.finite:
+        return True
+    if not a.finite or (a.hash and a.hash == b.hash):
+        return False
+    if a.norm is None or b.norm is None:
+        return a.hash != b.hash or a.sample != b.sample
+    largest = max(a.norm, b.norm)
+    usual = largest / math.sqrt(max(1, a.numel))
+    return abs(a.norm - b.norm) > _ROUNDING * largest or any(
+        x is not None and y is not None and abs(x - y) > _ROUNDING * max(usual, abs(x), abs(y))
+        for x, y in zip(a.sample, b.sample, strict=False)
+    )
+
+
+def by_hand(model: Model, collectives: Collectives) -> bool:
+    """The ranks exchange what has the size of this model's parameters, without DDP."""
+    sizes = {each.numel for each in model.first.parameters}
+    sizes.add(sum(each.numel for each in model.first.parameters))
+    return any(
+        each.part is None
+        and each.operation in _AVERAGING
+        and (each.numel in sizes or each.tensors > 1)
+        and each.numel > 1
+        for records in collectives.of.values()
+        for each in records
+    )
+
+
+def odd(values: Mapping[int, Hashable]) -> Ranks:
+    """The ranks whose value is not that of most; of a tie, not that of the lowest rank.
+
+    All ranks when no two of more than two have the same: then it is everybody's doing.
+    """
+    counts = Counter(values.values())
+    common, count = counts.most_common(1)[0]
+    if len(counts) < 2:
+        return ()
+    if count == 1 and len(values) > 2:
+        return tuple(sorted(values))
+    right = common if 2 * count > len(values) else values[min(values)]
+    return tuple(rank for rank in sorted(values) if values[rank] != right)
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """The first of some names: ``b.weight, b.bias and 4 more``."""
+    found = list(names)
+    if len(found) <= most + 1:
+        return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]
+    return f"{', '.join(found[:most])} and {len(found) - most} more"

@@ -1,0 +1,211 @@
+"""What a rank knows of its training when a run is over: replicas, optimizers, samplers.
+
+What should be the same on all ranks can be compared without sending it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_notebook.model.collectives import Place
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDigest:
+    """A tensor in a few bytes. `hash` is of its bytes in their order, "" when it was not taken.
+
+    `norm` is its 2-norm and `sample` a few of its values, evenly spread. None, and what is not
+    a number there: the tensor has values that are not finite. `finite` is then False.
+    """
+
+    name: str
+    numel: int
+    hash: str = ""
+    norm: float | None = None
+    sample: tuple[float | None, ...] = ()
+    finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """One DistributedDataParallel object. Counts are of this run; equal `key`s are one model.
+
+    A step counts for it when an optimizer has updated parameters of it: `local_steps` with
+    gradients of backwards that no_sync covered, `bypassed_steps` of forwards around the
+    wrapper, `unready_steps` of backwards in which `unready` parameters got no gradient.
+    """
+
+    key: str
+    type: str = ""
+    """Class of the module inside."""
+    name: str = ""
+    """The user's variable, "" when there is none."""
+    device: str = ""
+    backend: str = ""
+    group_size: int = 0
+    find_unused: bool = False
+    broadcast_buffers: bool = True
+    forwards: int = 0
+    """Through the wrapper, with gradients."""
+    no_sync_forwards: int = 0
+    """Those of `forwards` under no_sync."""
+    bypasses: int = 0
+    """Forwards of the module inside that did not come through the wrapper, with gradients."""
+    bypass_place: Place | None = None
+    local_place: Place | None = None
+    """The first forward under no_sync."""
+    backwards: int = 0
+    steps: int = 0
+    local_steps: int = 0
+    bypassed_steps: int = 0
+    unready_steps: int = 0
+    bad_place: Place | None = None
+    """The first step of those that used gradients of this rank alone."""
+    unready: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    """Parameters that are trained, and that its reducer does not know."""
+    buffer_order: tuple[str, ...] = ()
+    """In the order in which they are sent."""
+    batch_buffers: tuple[str, ...] = ()
+    """Statistics of batches: ranks may have others."""
+    parameters: tuple[TensorDigest, ...] = ()
+    buffers: tuple[TensorDigest, ...] = ()
+    gradients: tuple[TensorDigest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """An optimizer that made steps in this run. `lrs`: of each group, None if not a number.
+
+    `replicas` are the keys of the models it updates. `strangers` are parameters that belong to
+    no DistributedDataParallel object, while others of it do.
+    """
+
+    key: str
+    type: str = ""
+    steps: int = 0
+    lrs: tuple[float | None, ...] = ()
+    replicas: tuple[str, ...] = ()
+    strangers: tuple[TensorDigest, ...] = ()
+    state: tuple[TensorDigest, ...] = ()
+    place: Place | None = None
+    """Where its last step was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFacts:
+    """A DistributedSampler that was iterated in this run.
+
+    `epochs` has the epoch of each iteration during which the model was trained, the first ones.
+    """
+
+    key: str
+    length: int = 0
+    """Of the data set."""
+    num_replicas: int = 0
+    rank: int = 0
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    epochs: tuple[int, ...] = ()
+    epochs_set: int = 0
+    """How often set_epoch was called."""
+    place: Place | None = None
+    """Where it was iterated first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """A DataLoader without a DistributedSampler whose batches trained a model in this run.
+
+    `inputs` are hashes of what the first forwards got, "" where it could not be read.
+    """
+
+    key: str
+    length: int = 0
+    """Samples of the data set."""
+    sampler: str = ""
+    inputs: tuple[str, ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One rank after a run. `nan_backward` is the first backward, from 0, of a loss or gradient
+    that was not finite, None when there was none (or it lay on a device)."""
+
+    rank: int
+    run: int = 0
+    host: str = ""
+    gpu: str = ""
+    """What tells its GPU from others, "" when it uses none."""
+    gpus: int = 0
+    """How many GPUs it sees."""
+    local_rank: int | None = None
+    """LOCAL_RANK, as its environment has it."""
+    backwards: int = 0
+    nan_backward: int | None = None
+    nan_what: str = ""
+    nan_place: Place | None = None
+    replicas: tuple[ReplicaFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    samplers: tuple[SamplerFacts, ...] = ()
+    loaders: tuple[LoaderFacts, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+
+def facts_to_json(facts: RunFacts) -> dict[str, Any]:
+    """The facts as a JSON object, without what is as it is by default."""
+    return {
+        field.name: _to_json(getattr(facts, field.name))
+        for field in dataclasses.fields(facts)
+        if field.default is dataclasses.MISSING or getattr(facts, field.name) != field.default
+    }
+
+
+def _to_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return facts_to_json(value)  # type: ignore[arg-type]  # any of those here
+    return [_to_json(each) for each in value] if isinstance(value, tuple) else value
+
+
+def replica_from_json(wire: Mapping[str, Any]) -> ReplicaFacts:
+    """One replica of them."""
+    found: ReplicaFacts = _read(ReplicaFacts, wire)
+    return found
+
+
+def facts_from_json(wire: Mapping[str, Any]) -> RunFacts:
+    """The facts that `facts_to_json` wrote. Raises TypeError, KeyError or ValueError otherwise."""
+    found: RunFacts = _read(RunFacts, wire)
+    return found
+
+
+_PLACES = ("place", "bypass_place", "local_place", "bad_place", "nan_place")
+_LISTS: dict[str, Any] = {
+    "replicas": ReplicaFacts,
+    "optimizers": OptimizerFacts,
+    "samplers": SamplerFacts,
+    "loaders": LoaderFacts,
+    "parameters": TensorDigest,
+    "buffers": TensorDigest,
+    "gradients": TensorDigest,
+    "strangers": TensorDigest,
+    "state": TensorDigest,
+}
+
+
+def _read(cls: Any, wire: Mapping[str, Any]) -> Any:
+    fields = dict(wire)
+    for name, value in fields.items():
+        if name in _PLACES and value is not None:
+            fields[name] = Place(**value)
+        elif name in _LISTS and not (cls is OptimizerFacts and name == "replicas"):
+            fields[name] = tuple(_read(_LISTS[name], each) for each in value)
+        elif isinstance(value, list):
+            fields[name] = tuple(value)
+    return cls(**fields)

@@ -1,0 +1,364 @@
+"""Rules on what ranks know of their training: what is found, whose it is, and what is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_notebook.analysis import hang_rules, replicas
+from ddp_notebook.analysis.replica_rules import silent_findings
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Collective,
+    Collectives,
+    Finding,
+    LoaderFacts,
+    OptimizerFacts,
+    Part,
+    Place,
+    RankEvidence,
+    ReplicaFacts,
+    RunFacts,
+    SamplerFacts,
+    SetupCase,
+    TensorDigest,
+    evidence_from_json,
+    evidence_to_json,
+    facts_from_json,
+    facts_to_json,
+)
+
+HERE = Place("train.py", 7, "main", "opt.step()")
+
+
+def tensor(name: str = "w", value: float | None = 1.0, **fields: Any) -> TensorDigest:
+    finite = value is not None
+    made = TensorDigest(name, 4, f"{value}", abs(value) * 2 if finite else None, (value,), finite)  # type: ignore[arg-type]
+    return replace(made, **fields)
+
+
+def replica(size: int = 2, **fields: Any) -> ReplicaFacts:
+    usual: dict[str, Any] = {
+        "key": "Net 1",
+        "type": "Net",
+        "name": "net",
+        "device": "cpu",
+        "backend": "gloo",
+        "group_size": size,
+        "forwards": 4,
+        "backwards": 4,
+        "steps": 4,
+        "parameters": (tensor(),),
+    }
+    return ReplicaFacts(**{**usual, **fields})
+
+
+def facts(rank: int, *of: ReplicaFacts, **fields: Any) -> RunFacts:
+    return RunFacts(rank=rank, run=1, host="h", backwards=4, replicas=of, **fields)
+
+
+def both(mine: RunFacts, other: RunFacts, *records: Collective) -> tuple[Finding, ...]:
+    collectives = Collectives({0: records, 1: records})
+    return silent_findings({0: mine, 1: replace(other, rank=1)}, collectives)
+
+
+def only(found: tuple[Finding, ...]) -> tuple[Category, tuple[int, ...]]:
+    assert len(found) == 1, found
+    assert found[0].remedy and found[0].evidence and "\n" not in found[0].cause
+    return found[0].category, found[0].ranks
+
+
+APART = (tensor(value=3.0),)
+
+
+def pair(**fields: Any) -> tuple[RunFacts, RunFacts]:
+    """Two ranks alike but for the values of their parameters."""
+    mine = replica(**fields)
+    return facts(0, mine), facts(1, replace(mine, parameters=APART))
+
+
+def test_replicas_that_are_equal_give_nothing() -> None:
+    assert not both(facts(0, replica()), facts(1, replica()))
+    assert not silent_findings({0: facts(0, replica())}, Collectives())
+
+
+@pytest.mark.parametrize(
+    ("fields", "category"),
+    [
+        ({"unready_steps": 1, "unready": ("b",)}, Category.UNUSED_PARAMS),
+        ({"bypassed_steps": 4, "bypasses": 4, "forwards": 0}, Category.DDP_BYPASS),
+        ({"local_steps": 2, "no_sync_forwards": 3, "bad_place": HERE}, Category.NO_SYNC_MISUSE),
+        ({"outside": ("w",)}, Category.PARAMS_OUTSIDE_DDP),
+        ({}, Category.REPLICA_DIVERGENCE),
+    ],
+)
+def test_replicas_that_differ_have_one_cause(fields: dict[str, Any], category: Category) -> None:
+    found = both(*pair(**fields))
+    ranks = (1,) if category is Category.REPLICA_DIVERGENCE else (0, 1)
+    assert only(found) == (category, ranks)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"local_steps": 2, "no_sync_forwards": 3},
+        {"bypassed_steps": 1, "bypasses": 1, "forwards": 3},
+        {"outside": ("w",)},
+    ],
+)
+def test_what_did_no_harm_is_no_finding(fields: dict[str, Any]) -> None:
+    assert not both(facts(0, replica(**fields)), facts(1, replica(**fields)))
+
+
+def test_training_around_the_wrapper_alone_is_found_with_the_same_data_too() -> None:
+    fields: dict[str, Any] = {"bypassed_steps": 4, "bypasses": 4, "forwards": 0}
+    same = facts(0, replica(**fields)), facts(1, replica(**fields))
+    assert only(both(*same)) == (Category.DDP_BYPASS, (0, 1))
+    bucket = Collective(0, 0, "all_reduce", part=Part.BACKWARD, numel=4)
+    assert not both(*same, bucket), "something was reduced all the same"
+
+
+@pytest.mark.parametrize("fields", [{"bypassed_steps": 4, "forwards": 0}, {"local_steps": 2}])
+def test_what_ranks_average_by_hand_is_meant_so(fields: dict[str, Any]) -> None:
+    averaged = Collective(0, 0, "all_reduce", numel=4)
+    metric = Collective(0, 0, "all_reduce", numel=1)
+    assert not both(*pair(**fields), averaged)
+    assert both(*pair(**fields), metric), "a metric is no average of parameters"
+
+
+def test_a_model_of_another_group_is_not_compared() -> None:
+    assert not both(*pair(size=1)), "a group of each rank's own"
+    assert not both(*pair(size=4)), "a group with ranks that are not here"
+
+
+def test_parameters_of_no_model_are_found_when_they_differ() -> None:
+    def of(rank: int, value: float) -> RunFacts:
+        optimizer = OptimizerFacts("0", "SGD", 4, (0.1,), ("Net 1",), (tensor("c", value),))
+        return facts(rank, replica(), optimizers=(optimizer,))
+
+    assert only(both(of(0, 1.0), of(1, 2.0))) == (Category.PARAMS_OUTSIDE_DDP, (0, 1))
+    assert not both(of(0, 1.0), of(1, 1.0))
+
+
+def optimizer(lr: float, steps: int = 4) -> dict[str, Any]:
+    return {"optimizers": (OptimizerFacts("0", "SGD", steps, (lr,), ("Net 1",)),)}
+
+
+def test_another_learning_rate_is_that_ranks_doing() -> None:
+    of = {r: facts(r, replica(3), **optimizer(0.5 if r == 1 else 0.1)) for r in range(3)}
+    found = silent_findings(of, Collectives())
+    assert only(found) == (Category.REPLICA_DIVERGENCE, (1,))
+    assert "0.5" in found[0].cause and "0.1" in found[0].cause
+    later = {r: facts(r, replica(3), **optimizer(0.1 / (r + 1), steps=r)) for r in range(3)}
+    assert not silent_findings(later, Collectives()), "after other numbers of steps it may be so"
+
+
+def test_the_rank_whose_value_was_bad_first_is_named() -> None:
+    bad = replica(parameters=(tensor(value=None),))
+    first = facts(0, bad, nan_backward=2, nan_what="a gradient", nan_place=HERE)
+    later = facts(1, bad, nan_backward=3, nan_what="the loss")
+    assert only(both(first, later)) == (Category.NAN_ON_ONE_RANK, (0,))
+    assert not both(replace(first, nan_backward=3), later), "training diverges everywhere"
+    well = facts(0, replica(), nan_backward=2), facts(1, replica())
+    assert not both(*well), "the step was skipped"
+
+
+def test_buffers_in_another_order_are_found() -> None:
+    def of(rank: int, *names: str, **fields: Any) -> RunFacts:
+        return facts(rank, replica(buffer_order=names, **fields))
+
+    assert only(both(of(0, "a", "b"), of(1, "b", "a"))) == (Category.BUFFER_SYNC, (1,))
+    assert not both(of(0, "a", "b"), of(1, "a", "b"))
+
+
+def test_buffers_that_nobody_sends_are_found_but_for_statistics_of_batches() -> None:
+    def of(rank: int, **fields: Any) -> RunFacts:
+        buffers = (tensor("centre", 1.0 + rank),)
+        return facts(rank, replica(buffers=buffers, buffer_order=("centre",), **fields))
+
+    alone = {"broadcast_buffers": False}
+    assert only(both(of(0, **alone), of(1, **alone))) == (Category.BUFFER_SYNC, (0, 1))
+    assert not both(of(0), of(1)), "DDP sends them at the next forward"
+    batch = {**alone, "batch_buffers": ("centre",)}
+    assert not both(of(0, **batch), of(1, **batch))
+
+
+def sampled(of: int, /, **fields: Any) -> RunFacts:
+    usual: dict[str, Any] = {"key": "0", "length": 16, "num_replicas": 2, "rank": of}
+    sampler = SamplerFacts(**{**usual, "epochs": (0,), "place": HERE, **fields})
+    return facts(of, replica(), samplers=(sampler,))
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "ranks"),
+    [
+        ({"epochs": (0, 0)}, {"epochs": (0, 0)}, (0, 1)),
+        ({"epochs": (0, 1), "epochs_set": 2}, {"epochs": (0, 0)}, (1,)),
+        ({"epochs": (0, 1)}, {"epochs": (1, 2)}, (1,)),
+        ({"seed": 0}, {"seed": 1}, (0, 1)),
+        ({"seed": 0}, {"seed": 7}, (1,)),
+        ({"rank": 0}, {"rank": 0}, (1,)),
+        ({"num_replicas": 1, "rank": 0}, {"num_replicas": 1, "rank": 0}, (0, 1)),
+    ],
+)
+def test_samplers_that_do_not_divide_the_data(
+    mine: dict[str, Any], other: dict[str, Any], ranks: tuple[int, ...]
+) -> None:
+    found = both(sampled(0, **mine), sampled(1, **other))
+    assert only(found) == (Category.SAMPLER_MISUSE, ranks)
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_ranks_with_the_same_epochs_are_right_unless_they_shuffle_the_same_twice(
+    epochs: list[int], shuffle: bool, seed: int
+) -> None:
+    fields = {"epochs": tuple(epochs), "shuffle": shuffle, "seed": seed}
+    found = both(sampled(0, **fields), sampled(1, **fields))
+    assert bool(found) == (shuffle and len(epochs) > 1 and len(set(epochs)) == 1)
+
+
+def test_the_same_batches_on_every_rank_are_found() -> None:
+    def of(rank: int, *inputs: str) -> RunFacts:
+        loader = LoaderFacts("0", 16, "RandomSampler", inputs, HERE)
+        return facts(rank, replica(), loaders=(loader,))
+
+    assert only(both(of(0, "a", "b"), of(1, "a", "b"))) == (Category.SAMPLER_MISUSE, (0, 1))
+    assert not both(of(0, "a", "b"), of(1, "c", "d"))
+    assert not both(of(0, "a", "a"), of(1, "a", "a")), "one batch, again and again"
+    assert not both(of(0, "", ""), of(1, "", "")), "nothing is known of them"
+
+
+def test_two_ranks_on_one_gpu_while_another_is_free() -> None:
+    def of(rank: int, gpu: str, gpus: int, backend: str = "nccl") -> RunFacts:
+        mine = replica(device="cuda:0", backend=backend)
+        return facts(rank, mine, gpu=gpu, gpus=gpus, local_rank=rank)
+
+    assert only(both(of(0, "A", 2), of(1, "A", 2))) == (Category.GPU_MAPPING, (1,))
+    assert not both(of(0, "A", 1), of(1, "A", 1)), "there is but one"
+    assert not both(of(0, "A", 2), of(1, "B", 2))
+    gloo = both(of(0, "A", 2, "gloo"), of(1, "B", 2, "gloo"))
+    assert only(gloo) == (Category.BACKEND_DEVICE_MISMATCH, (0, 1))
+    assert not both(of(0, "A", 1, "gloo"), of(1, "A", 1, "gloo")), "NCCL could not"
+
+
+def test_rounding_is_no_difference() -> None:
+    one = tensor(value=1.0)
+    assert not replicas.differ(one, replace(one, hash="other", sample=(1.0 + 1e-7,)))
+    assert replicas.differ(one, replace(one, hash="other", sample=(1.0001,)))
+    assert not replicas.differ(one, replace(one, sample=(9.0,))), "the same bytes are the same"
+    assert replicas.differ(one, tensor(value=None))
+    assert not replicas.differ(tensor(value=None), tensor(value=None))
+
+
+@given(st.dictionaries(st.integers(0, 6), st.integers(0, 3), min_size=1))
+def test_ranks_are_odd_only_where_values_differ(values: dict[int, int]) -> None:
+    found = replicas.odd(values)
+    assert set(found) <= set(values)
+    assert bool(found) == (len(set(values.values())) > 1)
+    assert found == tuple(sorted(found))
+
+
+_NAMES = st.text("ab.", min_size=1, max_size=3)
+_NUMBERS = st.none() | st.floats(-9, 9)
+_DIGESTS = st.builds(
+    TensorDigest,
+    _NAMES,
+    st.integers(0, 9),
+    _NAMES,
+    _NUMBERS,
+    st.lists(_NUMBERS, max_size=2).map(tuple),
+    st.booleans(),
+)
+_PLACES = st.none() | st.just(HERE)
+_REPLICAS = st.builds(
+    ReplicaFacts,
+    key=_NAMES,
+    forwards=st.integers(0, 2),
+    broadcast_buffers=st.booleans(),
+    bypass_place=_PLACES,
+    unready=st.lists(_NAMES, max_size=2).map(tuple),
+    parameters=st.lists(_DIGESTS, max_size=2).map(tuple),
+)
+_FACTS = st.builds(
+    RunFacts,
+    rank=st.integers(0, 3),
+    local_rank=st.none() | st.integers(0, 3),
+    nan_backward=st.none() | st.integers(0, 3),
+    nan_place=_PLACES,
+    replicas=st.lists(_REPLICAS, max_size=2).map(tuple),
+    optimizers=st.lists(
+        st.builds(
+            OptimizerFacts,
+            key=_NAMES,
+            lrs=st.lists(_NUMBERS, max_size=2).map(tuple),
+            replicas=st.lists(_NAMES, max_size=2).map(tuple),
+            strangers=st.lists(_DIGESTS, max_size=1).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+    samplers=st.lists(
+        st.builds(SamplerFacts, key=_NAMES, shuffle=st.booleans(), seed=st.integers(0, 2)),
+        max_size=1,
+    ).map(tuple),
+)
+
+
+@given(_FACTS)
+def test_facts_travel_as_json(known: RunFacts) -> None:
+    assert facts_from_json(json.loads(json.dumps(facts_to_json(known)))) == known
+
+
+@given(st.lists(_FACTS, min_size=2, max_size=3))
+def test_whatever_ranks_tell_rules_give_findings_of_their_ranks(known: list[RunFacts]) -> None:
+    of = {rank: replace(each, rank=rank) for rank, each in enumerate(known)}
+    for finding in silent_findings(of, Collectives()):
+        assert finding.ranks and set(finding.ranks) <= set(of)
+
+
+# -- ranks that wait ---------------------------------------------------------------------
+
+
+def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> SetupCase:
+    """Rank 0, with `theirs`, waits in a backward; rank 1, with `mine`, does nothing."""
+    records = (Collective(0, 0, "all_reduce", part=Part.BACKWARD),)
+    return SetupCase(
+        (
+            RankEvidence(0, Activity.WAITING, "collective", replicas=(theirs,)),
+            RankEvidence(1, Activity.IDLE, replicas=(mine,)),
+        ),
+        collectives=Collectives({0: records, 1: ()}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "category"),
+    [
+        ({"no_sync_forwards": 1}, Category.NO_SYNC_MISUSE),
+        ({"forwards": 0, "bypasses": 4}, Category.DDP_BYPASS),
+        ({"unready_steps": 1, "unready": ("b",)}, Category.UNUSED_PARAMS),
+    ],
+)
+def test_who_does_not_reduce_what_others_reduce(fields: dict[str, Any], category: Category) -> None:
+    found = tuple(hang_rules.unreduced_gradients(hung(replica(**fields), replica())))
+    assert only(found) == (category, (1,))
+    assert found[0].waiting == (0,)
+
+
+def test_a_rank_that_only_made_fewer_steps_is_not_blamed_here() -> None:
+    assert not list(hang_rules.unreduced_gradients(hung(replica(forwards=3), replica())))
+    assert not list(hang_rules.unreduced_gradients(hung(replica(), replica())))
+
+
+def test_evidence_carries_what_was_counted() -> None:
+    evidence = RankEvidence(1, replicas=(replica(bypass_place=HERE),))
+    assert evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence)))) == evidence
