@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from ddp_notebook.agent import guard, holding, operations, sites, torch_private
 from ddp_notebook.agent.operations import Facts, Operation
+from ddp_notebook.agent.replicas import tracker
 from ddp_notebook.agent.ring import RingWriter
 from ddp_notebook.model import DEFAULT_GROUP, Part, Phase
 from ddp_notebook.model.ring import DIMENSIONS, NOBODY, PARTS, PHASES, REST
@@ -221,7 +222,7 @@ def _write(
     kind = 1 if operation.to_peer else 0
     slot = group.ddp_notebook_slots[kind]
     group.ddp_notebook_slots[kind] = slot + 1
-    number = ring.write(slot, time.monotonic_ns(), ready.rest)
+    number = ring.write(slot, time.monotonic_ns(), ready.rest, tracker.backwards)
     if holding.on:
         ring.mark(number, Phase.HELD, 0)
     if group.ddp_notebook_guard is not None and not kind:

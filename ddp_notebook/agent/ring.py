@@ -60,13 +60,13 @@ class RingWriter:
         number = self._texts[key] = len(self._texts) + 1
         return number
 
-    def write(self, slot: int, issued_ns: int, rest: bytes) -> int:
+    def write(self, slot: int, issued_ns: int, rest: bytes, backwards: int = 0) -> int:
         """Write a record, its `rest` packed as `model.ring.REST`; its number."""
         number = next(self._counter)
         at = ring.RECORDS_FROM + number % ring.CAPACITY * ring.RECORD_BYTES
         begin = at + _HEAD_BYTES
         self._map[begin : begin + _REST_BYTES] = rest
-        self._pack(self._map, at, number + 1, slot, issued_ns, 0)
+        self._pack(self._map, at, number + 1, slot, issued_ns, 0, backwards)
         self._words[_WRITTEN] = number + 1
         return number
 

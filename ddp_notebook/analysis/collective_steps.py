@@ -109,12 +109,11 @@ def buckets(record: Collective, before: Sequence[Collective]) -> tuple[int, int]
         if each.number > record.number:
             break
         if each.part is Part.BACKWARD and each.path == record.path:
-            follows = last is not None and last.number == each.number - 1
-            if follows and last is not None and last.part is Part.BACKWARD:
+            if last is not None and last.backwards == each.backwards:
                 counts[-1] += 1
             else:
                 counts.append(1)
-        last = each
+            last = each
     if not counts:
         return 1, 0
     earlier = counts[-2] if len(counts) > 1 else 0

@@ -65,7 +65,7 @@ class Collective:
     default group. `path` leads from the outermost line of the user's code to the innermost.
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
-    seen to be done, 0 for not yet.
+    seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
     """
 
     rank: int
@@ -89,6 +89,7 @@ class Collective:
     phase: Phase = Phase.ISSUED
     issued_ns: int = 0
     done_ns: int = 0
+    backwards: int = 0
 
     @property
     def is_point_to_point(self) -> bool:

@@ -24,20 +24,21 @@ DIMENSIONS = 8
 
 HEADER = struct.Struct("<8sQQQQ")
 """Magic, the run, records written, bytes of text written, when the rank last gave a sign."""
-HEAD = struct.Struct("<QQQQ")
-"""Of a record, what is different each time: number + 1, slot, issued_ns, done_ns."""
+HEAD = struct.Struct("<QQQQQ")
+"""Of a record, what is different each time: number + 1, slot, issued_ns, done_ns, and how many
+backward passes had begun."""
 REST = struct.Struct("<QQIIIHHHHBBBBIiiq8I")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
 operation, dtype and reduce_op; part, phase, how many sizes, padding; tensors; root, peer, tag;
 shape."""
 MAGIC = b"ddpring1"
 RUN_AT, WRITTEN_AT, TEXT_AT, SIGN_AT = 8, 16, 24, 32
-RECORD_BYTES = 128
+RECORD_BYTES = 136
 RECORDS_FROM = 64
 TEXTS_FROM = RECORDS_FROM + CAPACITY * RECORD_BYTES
 FILE_BYTES = TEXTS_FROM + TEXT_BYTES
 DONE_OFFSET = 24
-PHASE_OFFSET = 69
+PHASE_OFFSET = 77
 
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
@@ -114,9 +115,9 @@ def _record(
     def text(number: int) -> Any:
         return texts[number] if number < len(texts) else ""
 
-    (number, slot, issued_ns, done_ns, numel, size, path, api, label) = raw[:9]
-    (group, operation, dtype, reduce_op, part, phase, sizes, _) = raw[9:17]
-    tensors, root, peer, tag = raw[17:21]
+    (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = raw[:10]
+    (group, operation, dtype, reduce_op, part, phase, sizes, _) = raw[10:18]
+    tensors, root, peer, tag = raw[18:22]
     group_text = text(group)
     return Collective(
         rank=rank,
@@ -126,7 +127,7 @@ def _record(
         group=group_text["group"] if isinstance(group_text, dict) else "",
         api=text(api),
         part=PARTS[part],
-        shape=tuple(raw[21 : 21 + min(sizes, DIMENSIONS)]),
+        shape=tuple(raw[22 : 22 + min(sizes, DIMENSIONS)]),
         dtype=text(dtype),
         numel=numel,
         tensors=tensors,
@@ -140,4 +141,5 @@ def _record(
         phase=PHASES[phase],
         issued_ns=issued_ns,
         done_ns=done_ns,
+        backwards=backwards,
     )

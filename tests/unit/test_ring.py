@@ -34,7 +34,7 @@ def put_text(file: mmap.mmap, line: bytes) -> None:
 def put_record(file: mmap.mmap, number: int, shape: list[int], phase: Phase) -> None:
     at = ring.RECORDS_FROM + number % ring.CAPACITY * ring.RECORD_BYTES
     sizes = (*shape, *(0,) * ring.DIMENSIONS)[: ring.DIMENSIONS]
-    ring.HEAD.pack_into(file, at, number + 1, number, 100 + number, 0)
+    ring.HEAD.pack_into(file, at, number + 1, number, 100 + number, 0, 4)
     rest = (6, 24, 2, 1, 0, 4, 1, 3, 0, 0, ring.PHASES.index(phase))
     ring.REST.pack_into(
         file, at + ring.HEAD.size, *rest, min(len(shape), 8), 0, 1, ring.NOBODY, 3, -5, *sizes
@@ -100,6 +100,7 @@ def test_a_text_that_is_not_there_is_empty() -> None:
         peer=3,
         tag=-5,
         issued_ns=100,
+        backwards=4,
     )
 
 
