@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import line_magic
 
 from ddp_notebook.analysis.collective_steps import OPERATIONS
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Board, Diagnosis, Ranks, Stage, StepTable
 from ddp_notebook.session import Session
 from ddp_notebook.session.collectivesteps import END
@@ -60,6 +61,10 @@ def run_parser() -> Parser:
     add = parser.add_argument
     add("--store", choices=STORES, default="session", help="who hosts the store (session)")
     add("--set", action="append", default=[], help="RANKS:NAME=value, for single ranks")
+    help_ = "start so many ranks first, if there are none"
+    add("-n", "--world-size", type=int, default=None, metavar="N", help=help_)
+    help_ = "progress: until no rank can get on (default); forever: until all have finished"
+    add("--wait", choices=("progress", "forever"), default="progress", help=help_)
     add("script", help="the script")
     # argparse asks for what may be empty, and would say so when the script is missing.
     add("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
@@ -78,6 +83,7 @@ class SetupVerbMagics:
     _prompt_number: Callable[[], int]
     _show_run: Callable[[Begin], None]
     _show_news: Callable[[], None]
+    _init: Callable[[argparse.Namespace], Any]
 
     @line_magic
     def ddp_step(self, line: str) -> StepTable | None:
@@ -117,6 +123,8 @@ class SetupVerbMagics:
         self._verb("ddp_run", line, self._run_script)
 
     def _run_script(self, args: argparse.Namespace) -> None:
+        if args.world_size is not None:
+            self._have_ranks(args.world_size)
         self._require_ranks("%ddp_run")
         ranks = self._ranks(args)
         settings = parse_settings(args.set, self.session.record.snapshot.world_size)
@@ -127,10 +135,22 @@ class SetupVerbMagics:
                 ranks,
                 store=args.store,
                 settings=settings,
+                wait=args.wait,
                 number=self._prompt_number(),
                 started=begun,
             )
         )
+
+    def _have_ranks(self, world_size: int) -> None:
+        """Start `world_size` ranks, or see that there are so many. Raises UsageMistake."""
+        there = self.session.record.snapshot.world_size
+        if not there:
+            self._verb("ddp_init", f"--world-size {world_size}", self._init)
+        elif there != world_size:
+            raise UsageMistake(
+                f"{there} ranks are running, not {world_size}. Run it on them (leave --world-size "
+                f"out, or say --ranks), or %ddp_shutdown first."
+            )
 
     def _show_diagnosis(self, diagnosis: Diagnosis | None) -> None:
         """What is wrong, above the error that ends the cell."""

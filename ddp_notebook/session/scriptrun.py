@@ -118,6 +118,8 @@ class ScriptRun:
         settings: Settings,
         number: int,
         given_up: Callable[[], bool],
+        *,
+        watched: bool = True,
     ) -> Diagnosis | None:
         """Run it to its end; the diagnosis when it does not get on any more."""
         self._run = run
@@ -132,7 +134,7 @@ class ScriptRun:
         }
         cluster: RankCluster = self.processes.cluster
         send = partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)
-        self.watchman = watchman_of(run, self.processes, self.look)
+        self.watchman = watchman_of(run, self.processes, self.look) if watched else None
         return run_watched(run, send, self.watchman, given_up)
 
     def look(self) -> SetupCase:

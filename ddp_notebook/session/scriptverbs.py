@@ -54,14 +54,16 @@ class ScriptVerbs:
         *,
         store: str = "session",
         settings: Settings | None = None,
+        wait: str = "progress",
         number: int = 0,
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
     ) -> CellResult:
         """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
 
-        It is over also when its set-up does not get on: then the result's `error` is `Stuck`,
-        with the diagnosis, and the ranks stay in it until they are freed (`abort`). Raises
+        It is over also when no rank can get on: then the result's `error` is `Stuck`, with the
+        diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait` "forever"
+        it goes on all the same. Raises
         UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
         on hosts of the fault lab.
         """
@@ -79,7 +81,13 @@ class ScriptVerbs:
                 if started is not None:
                     started(run)
                 diagnosis = script_run.run(
-                    run, script, arguments, settings or {}, number or run.cell, interrupted
+                    run,
+                    script,
+                    arguments,
+                    settings or {},
+                    number or run.cell,
+                    interrupted,
+                    watched=wait != "forever",
                 )
                 if diagnosis is not None:
                     return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)

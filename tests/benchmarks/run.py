@@ -24,12 +24,20 @@ import setting_up
 from cells import TrivialCells
 from flood import Flood
 from memory import Memory
+from observing import Observing
 from printing import Printing
 from rows import Measurement, Numbers, medians, table
 from starting import Starting
 from support import RUN_TAG
 
-MEASUREMENTS: tuple[type[Measurement], ...] = (Starting, TrivialCells, Printing, Flood, Memory)
+MEASUREMENTS: tuple[type[Measurement], ...] = (
+    Starting,
+    TrivialCells,
+    Printing,
+    Flood,
+    Memory,
+    Observing,
+)
 NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.error import UsageError
 from support import ipython_shell, session_of, spared
 
 from ddp_notebook.model import Board, Category, Diagnosis, Stage, Status, StepTable
@@ -355,3 +356,20 @@ def test_the_doctor_asks_the_ranks(ranks_up: Any, capsys: Capture) -> None:
     assert report.world_size == 3
     assert "versions on ranks" in shown
     assert shown.startswith("DDP can work here (3 ranks, backend auto): ")
+
+
+def test_a_script_starts_the_ranks_it_is_to_run_on(
+    shell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+    )
+    shell.run_line_magic("ddp_run", f"--world-size 2 {script}")
+    shell.run_cell("%%ddp\nprint('total', main.total.item())")
+    assert "total 2.0" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="2 ranks are running, not 3"):
+        shell.run_line_magic("ddp_run", f"--world-size 3 {script}")
