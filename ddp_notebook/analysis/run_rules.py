@@ -54,7 +54,8 @@ def diagnose_run(case: SetupCase, sources: Mapping[str, str] | None = None) -> D
 def _candidates(picture: Picture) -> Iterator[Finding]:
     case = picture.case
     in_setup = bool(case.where(Activity.WAITING, Activity.FAILED))
-    if in_setup:
+    # A file of an earlier run is a mistake also where the run was lucky.
+    if in_setup or any(e.arguments.stale for e in case.ranks):
         yield from _each(case, SETUP_FIRST)
     yield from hang_rules.unreduced_gradients(case)
     yield from collective_rules.certain_rules(picture)

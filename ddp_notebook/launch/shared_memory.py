@@ -15,6 +15,8 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
 _LOOK_AGAIN_S = 0.05
+_MADE_WITHIN_S = 0.5
+_HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
 _TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
@@ -34,7 +36,7 @@ def remove_orphans(session_folders: Iterable[str], since_s: float, wait_s: float
         return
     _remove_semaphores(tuple(f"sem.{semaphore_prefix(each)[1:]}-" for each in session_folders))
     deadline = time.monotonic() + wait_s
-    while _remove_pages(since_s) and time.monotonic() < deadline:
+    while _remove_pages(since_s) + _remove_half_made(since_s) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN_S)
 
 
@@ -47,6 +49,30 @@ def _remove_semaphores(prefixes: tuple[str, ...]) -> None:
     for path, status in _mine():
         if status.st_ino in inodes:
             _unlink(path)
+
+
+def _remove_half_made(since_s: float) -> int:
+    """Remove semaphores that a process was killed over while the C library made them.
+
+    They have no name of a session yet. What no process has mapped after a moment is nobody's.
+    How many there are that are too young to tell.
+    """
+    latest_s = time.time() - _MADE_WITHIN_S
+    every = {
+        status.st_ino: (path, status.st_ctime < latest_s)
+        for path, status in _mine()
+        if _HALF_MADE.fullmatch(path.name) and since_s <= status.st_ctime
+    }
+    found = {inode: path for inode, (path, old) in every.items() if old}
+    if found:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError, ValueError):
+                for line in maps.read_text().splitlines():
+                    if str(FOLDER) in line:
+                        found.pop(int(line.split()[4]), None)
+    for path in found.values():
+        _unlink(path)
+    return sum(not old for _, old in every.values())
 
 
 def _remove_pages(since_s: float) -> int:

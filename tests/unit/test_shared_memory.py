@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -130,3 +131,19 @@ def test_a_file_that_vanishes_meanwhile_or_cannot_be_removed_stops_nothing(
     (folder / "sem.gone").symlink_to(folder / "nowhere")
     remove_orphans([SESSION], 0.0)
     assert f"torch_{dead}_1_1" not in left(folder)
+
+
+def test_a_semaphore_that_nobody_finished_making_is_removed_when_nobody_has_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "_MADE_WITHIN_S", 0.1)
+    make(folder, "sem.ab12CD", "sem.mapped", "sem.toolong")
+    with (folder / "sem.mapped").open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        remove_orphans([], 0.0, wait_s=5.0)
+        assert left(folder) == {"sem.mapped", "sem.toolong"}
+
+
+def test_one_that_may_still_be_in_the_making_stays(folder: Path) -> None:
+    make(folder, "sem.ab12CD")
+    remove_orphans([], 0.0)
+    assert left(folder) == {"sem.ab12CD"}
