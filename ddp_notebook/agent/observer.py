@@ -206,7 +206,7 @@ def _write(
     """
     frame = sys._getframe(2)
     site = sites.site(frame)
-    label = sites.label(frame) if operation.labelled and site.part is None else ""
+    label = sites.label(frame, site) if operation.labelled and site.labels else ""
     try:
         key = operation.key(args) if not named else None
     except (AttributeError, IndexError, ValueError, TypeError):  # called in another way

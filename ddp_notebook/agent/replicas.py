@@ -20,6 +20,10 @@ from ddp_notebook.agent import ddp, sites, torch_private
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """How a backward's gradients come about; of several forwards the greatest counts."""
+_SMALL_BUCKET = 4096
+"""Elements."""
+_FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
+"""Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
 
@@ -200,6 +204,8 @@ class Tracker:
         """Objects of this run that are gone, with what was known of them at their end."""
         self.optimizers: dict[int, Stepped] = {}
         self.backwards = 0
+        self._small_buckets = 0
+        """Of the backward that is under way."""
         self.nan_backward: int | None = None
         self.nan_what = ""
         self.nan_place: UsersLine = None
@@ -259,6 +265,7 @@ class Tracker:
         """A backward of `loss` begins."""
         number = self.backwards
         self.backwards = number + 1
+        self._small_buckets = 0
         for replica in self.replicas.values():
             replica.backward()
         if self.nan_backward is not None or not isinstance(loss, torch.Tensor):
@@ -272,6 +279,11 @@ class Tracker:
         if self.nan_backward is not None or not gradients.is_cpu:
             return
         size = gradients.numel()
+        if size < _SMALL_BUCKET:
+            # To look at such a bucket would take as long as to send it.
+            self._small_buckets += 1
+            if self._small_buckets > _FIRST_BUCKETS and self._small_buckets % _EVERY_BUCKET:
+                return
         probe = gradients if size <= 4096 else gradients.view(-1)[:: size // 256]
         if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
             self._is_bad(max(0, self.backwards - 1), "a gradient")

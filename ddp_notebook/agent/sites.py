@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import linecache
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
@@ -33,6 +34,8 @@ class Site:
     """File, line, function and text of each user line, the outermost first."""
     api: str
     part: Part | None
+    labels: tuple[_Label, ...] = ()
+    """Names that may hold a label there; empty where `label` need not be asked."""
 
 
 class _Kind:
@@ -147,6 +150,7 @@ def site(frame: FrameType | None) -> Site:
 def _new_site(key: tuple[int, ...], frame: FrameType | None) -> Site:
     if len(_sites) > _MOST_KNOWN:  # code that is made anew all the time
         _sites.clear()
+    begin = frame
     path: list[tuple[str, int, str, str]] = []
     api, part = "", None
     while frame is not None:
@@ -158,7 +162,8 @@ def _new_site(key: tuple[int, ...], frame: FrameType | None) -> Site:
         elif not path:
             api, part = kind.api or api, kind.part or part
         frame = frame.f_back
-    found = Site(len(_sites) + 1, tuple(reversed(path[:_MOST_PLACES])), api, part)
+    labels = () if part is not None else tuple(_labels_at(begin))
+    found = Site(len(_sites) + 1, tuple(reversed(path[:_MOST_PLACES])), api, part, labels)
     _sites[key] = found
     return found
 
@@ -186,22 +191,37 @@ def users_path(frame: FrameType | None) -> tuple[tuple[str, int, str, str], ...]
     return tuple(reversed(path))
 
 
-def label(frame: FrameType | None) -> str:
-    """Texts that the innermost user frames hold: the names of what is reduced, of a metric.
+def _labels_at(frame: FrameType | None) -> Iterator[_Label]:
+    """The names that may hold a label where the innermost user frames stand."""
+    for users in _innermost(frame):
+        for each in _kind(users).labels:
+            if each.begin <= users.f_lasti <= each.end:
+                yield each
 
-    A name that was not a text the first times is not read again.
-    """
-    found: list[str] = []
+
+def _innermost(frame: FrameType | None) -> Iterator[FrameType]:
     seen = 0
     while frame is not None and seen < _LOOK_FOR_LABELS:
         kind = _kind(frame)
         if kind.users:
             seen += 1
-            if kind.labels:
-                _read_labels(kind, frame, found)
+            yield frame
             if kind.ends:
-                break
+                return
         frame = frame.f_back
+
+
+def label(frame: FrameType | None, site: Site) -> str:
+    """Texts that the innermost user frames hold: the names of what is reduced, of a metric.
+
+    A name that was not a text the first times is not read again.
+    """
+    if all(each.tries >= _TRIES for each in site.labels):
+        return ""
+    found: list[str] = []
+    for users in _innermost(frame):
+        if _kind(users).labels:
+            _read_labels(_kind(users), users, found)
     return " ".join(found)[:_LABEL_CHARACTERS]
 
 
