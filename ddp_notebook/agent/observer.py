@@ -11,7 +11,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ class Observer:
         self.pending.clear()
         if self.ring is not None:
             self.ring.begin(run)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, collectives go straight to torch: what they take is measured."""
+        ring, self.ring = self.ring, None
+        try:
+            yield
+        finally:
+            self.ring = ring
 
     def settle(self) -> None:
         """Mark what is done by now. From any thread."""

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.agent import beacon
+from ddp_notebook.agent import beacon, observer
 from ddp_notebook.model import CellFinished, CellStarted, Progress
 
 
@@ -20,7 +20,8 @@ def bench(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     voice = beacon.current()
     voice.emit(CellStarted, cell=0)
     try:
-        result: dict[str, Any] = loop.measure(plan, device, report)
+        with observer.observer.paused():
+            result: dict[str, Any] = loop.measure(plan, device, report)
     finally:
         voice.emit(CellFinished, cell=0, outcome="ok")
     return result

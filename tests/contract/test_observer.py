@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import eventually
 
+from ddp_notebook.bench.plan import Plan
 from ddp_notebook.model import Collective, Collectives, Part, Phase, Status
 from ddp_notebook.session import Session
 
@@ -261,6 +262,13 @@ def test_a_stopped_rank_is_read_without_being_asked(ranks: Session) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     eventually(lambda: ranks.record.snapshot.ready, 10, "the rank goes on")
+
+
+def test_a_benchmark_measures_torch_and_not_us(ranks: Session) -> None:
+    run(ranks, "dist.barrier()")
+    assert ranks.bench(Plan(max_bytes=64, budget_s=0.5)).points
+    assert [each.operation for each in issued(ranks).of[0]] == ["barrier"]
+    run(ranks, "dist.barrier()")
 
 
 def test_a_defect_of_the_observer_does_not_reach_the_users_code(ranks: Session) -> None:
