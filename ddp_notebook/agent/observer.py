@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ class Observer:
         """Why it took itself out; empty while it works."""
         self.pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
         """Number and work of what was not seen to be done yet."""
+        self._settling = threading.Lock()
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Any], None] | None = None
@@ -65,15 +67,18 @@ class Observer:
             self.ring = ring
 
     def settle(self) -> None:
-        """Mark what is done by now. From any thread."""
-        while self.pending:
-            number, work = self.pending[0]
-            if not work.is_completed():
-                return
-            with contextlib.suppress(IndexError):  # another thread was faster
-                self.pending.popleft()
-            if self.ring is not None:
-                self.ring.mark(number, Phase.DONE, time.monotonic_ns())
+        """Mark what is done by now. From any thread; nobody waits for another one that does it."""
+        if not self.pending or not self._settling.acquire(blocking=False):
+            return
+        try:
+            while self.pending and self.pending[0][1].is_completed():
+                number, _ = self.pending.popleft()
+                if self.ring is not None:
+                    self.ring.mark(number, Phase.DONE, time.monotonic_ns())
+        except IndexError:  # a cell has begun, and what was pending is forgotten
+            pass
+        finally:
+            self._settling.release()
 
     def waits_for(self) -> int | None:
         """The oldest collective that is not done yet; None for none."""
