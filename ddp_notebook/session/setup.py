@@ -70,7 +70,7 @@ class Processes:
         self._lab: LabHosts | None = None
         self._closing = False
         fork_server.own(str(self.folder))
-        (self.folder / "owner").write_text(_owner(fork_server.pid))
+        _write_owner(self.folder, fork_server.pid)
         self.spool.mkdir(mode=0o700)
         self.rings = Rings(self.spool)
         """What the ranks wrote down about their collectives."""
@@ -278,10 +278,17 @@ def sweep_stale_folders() -> None:
     """Remove folders of sessions whose notebook and fork server were both killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         owner = folder / "owner"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             if not _alive(owner.read_text()):
                 remove_orphans((str(folder),), owner.stat().st_mtime)
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_owner(folder: Path, pid: int) -> None:
+    """Whole or not at all: another session may look at it just now."""
+    new = folder / "owner.new"
+    new.write_text(_owner(pid))
+    new.replace(folder / "owner")
 
 
 def _owner(pid: int) -> str:
