@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ipyparallel as ipp
+from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
@@ -34,6 +35,7 @@ from ddp_notebook.model import QUIET, Ranks
 ExitCallback = Callable[[int, int, int], None]
 """Called with rank (CONTROLLER for the controller), pid and exit code."""
 CONTROLLER = -1
+_loading = threading.Lock()
 
 _CONTROLLER_ARGS = [
     "--ip=127.0.0.1",
@@ -150,6 +152,10 @@ class IPyParallelCluster:
 
     def start(self) -> None:
         """Start the controller and connect to it."""
+        with _loading:
+            # ipyparallel fills a table on the first message, and not safely: sessions of one
+            # process that start at once would break each other.
+            uncan(can(None))
         self._wait(
             self._cluster.start_controller(
                 fork_server=self._fork_server,

@@ -57,11 +57,6 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@lru_cache(maxsize=64)
-def _reduce_name(text: str) -> str:
-    return text.rpartition(".")[2].rstrip(">").partition(":")[0]
-
-
 _REDUCE_NAMES: dict[Any, str] = {}
 
 
@@ -73,7 +68,8 @@ def reduce_name(options: Any) -> str:
     number = getattr(kind, "op", kind)
     name = _REDUCE_NAMES.get(number)
     if name is None:
-        name = _REDUCE_NAMES[number] = _reduce_name(str(number))
+        text = str(number).rpartition(".")[2]  # RedOpType.SUM, or <RedOpType.SUM: 0>
+        name = _REDUCE_NAMES[number] = text.rstrip(">").partition(":")[0]
     return name
 
 
@@ -171,15 +167,6 @@ def _gathered(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     return facts
 
 
-def _at_root(position: int) -> _Reader:
-    """gather and scatter: the root has a list beside its own tensor, at the other position."""
-
-    def read(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
-        return _same(position, "")(args, named)
-
-    return read
-
-
 def _all_to_all(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     """Sizes may differ from rank to rank; only the dtype must be the same."""
     facts = _same(1, "input")(args, named)
@@ -228,8 +215,8 @@ OPERATIONS = (
     Operation(
         "allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key
     ),
-    Operation("gather", "gather", _at_root(1), _no_key, labelled=True),
-    Operation("scatter", "scatter", _at_root(0), _no_key),
+    Operation("gather", "gather", _same(1, "input_tensors"), _no_key, labelled=True),
+    Operation("scatter", "scatter", _same(0, "output_tensors"), _no_key),
     Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors"), _no_key),
     Operation(
         "reduce_scatter_single", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_tensor(1)

@@ -9,7 +9,6 @@ import itertools
 import json
 import mmap
 import os
-import time
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ class RingWriter:
         self._counter = itertools.count()
         self._texts: dict[Hashable, int] = {}
         self._text_bytes = 0
-        ring.HEADER.pack_into(self._map, 0, ring.MAGIC, run, 0, 0, time.monotonic_ns())
+        ring.HEADER.pack_into(self._map, 0, ring.MAGIC, run, 0, 0)
 
     def text(self, key: Hashable, value: Any) -> int:
         """The number of a text, by which records name it; 0 when there is no room."""
@@ -76,7 +75,3 @@ class RingWriter:
         if self._words[at // 8] == number + 1:
             self._words[(at + ring.DONE_OFFSET) // 8] = done_ns
             self._map[at + ring.PHASE_OFFSET] = _PHASE[phase]
-
-    def sign(self) -> None:
-        """A sign of life."""
-        self._words[ring.SIGN_AT // 8] = time.monotonic_ns()

@@ -22,8 +22,8 @@ TEXT_BYTES = 1 << 20
 DIMENSIONS = 8
 """Of a shape, as many sizes as are kept."""
 
-HEADER = struct.Struct("<8sQQQQ")
-"""Magic, the run, records written, bytes of text written, when the rank last gave a sign."""
+HEADER = struct.Struct("<8sQQQ")
+"""Magic, the run, records written, bytes of text written."""
 HEAD = struct.Struct("<QQQQQ")
 """Of a record, what is different each time: number + 1, slot, issued_ns, done_ns, and how many
 backward passes had begun."""
@@ -32,7 +32,7 @@ REST = struct.Struct("<QQIIIHHHHBBBBIiiq8I")
 operation, dtype and reduce_op; part, phase, how many sizes, padding; tensors; root, peer, tag;
 shape."""
 MAGIC = b"ddpring1"
-RUN_AT, WRITTEN_AT, TEXT_AT, SIGN_AT = 8, 16, 24, 32
+WRITTEN_AT, TEXT_AT = 16, 24
 RECORD_BYTES = 136
 RECORDS_FROM = 64
 TEXTS_FROM = RECORDS_FROM + CAPACITY * RECORD_BYTES
@@ -52,8 +52,6 @@ class RankRing:
 
     run: int = 0
     first: int = 0
-    sign_ns: int = 0
-    """When the rank's observer last gave a sign of life, on CLOCK_MONOTONIC."""
     records: tuple[Collective, ...] = ()
     texts: tuple[Any, ...] = field(default=(), repr=False)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -64,7 +62,7 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
     """The newest `last` records of the ring in `buffer`; an empty ring when it is none."""
     if len(buffer) < FILE_BYTES or bytes(buffer[:8]) != MAGIC:
         return RankRing()
-    _, run, written, text_bytes, sign_ns = HEADER.unpack_from(buffer)
+    _, run, written, text_bytes = HEADER.unpack_from(buffer)
     start = max(0, written - min(last, CAPACITY))
     raw = [
         _unpacked(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
@@ -78,7 +76,7 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
         if isinstance(text, list)
     }
     # What was written meanwhile may have gone over the oldest of them.
-    _, run_now, written_now, _, _ = HEADER.unpack_from(buffer)
+    _, run_now, written_now, _ = HEADER.unpack_from(buffer)
     safe = max(start, written_now - CAPACITY + 1)
     if run_now != run:
         return RankRing(run_now)
@@ -89,7 +87,7 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
         if isinstance(text, dict) and "group" in text
     }
     first = records[0].number if records else 0
-    return RankRing(run, first, sign_ns, records, texts, groups)
+    return RankRing(run, first, records, texts, groups)
 
 
 def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ class Rings:
         for rank in ranks:
             words = self._map(rank)
             if words is not None:
-                _, run, written, _, _ = ring.HEADER.unpack_from(words)
+                _, run, written, _ = ring.HEADER.unpack_from(words)
                 found.append((run, written))
         return tuple(found)
 

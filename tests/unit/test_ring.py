@@ -20,7 +20,7 @@ def empty_file() -> mmap.mmap:
 
 
 def begin(file: mmap.mmap, run: int = 1) -> None:
-    ring.HEADER.pack_into(file, 0, ring.MAGIC, run, 0, 0, 7)
+    ring.HEADER.pack_into(file, 0, ring.MAGIC, run, 0, 0)
 
 
 def put_text(file: mmap.mmap, line: bytes) -> None:
