@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
+from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import QUIET, Ranks
 
 ExitCallback = Callable[[int, int, int], None]
@@ -54,12 +55,13 @@ _ENGINE_ARGS = [
     "--log-level=ERROR",
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
-    "--IPEngine.timeout=60",
+    "--IPEngine.timeout=600",
     "--IPEngine.out_stream_factory=ddp_notebook.launch.engine.EngineStream",
 ]
 _POLL_S = 0.002
 _REPLY_GRACE_S = 0.2
 _ASK_AGAIN_S = 10.0
+_LOOK_AT_LOAD_S = 1.0
 
 
 class RankCluster(Protocol):
@@ -164,7 +166,7 @@ class IPyParallelCluster:
             )
         )
         # Before any engine is started: the hub publishes registrations once.
-        self._client = self._wait(self._cluster.connect_client())
+        self._client = self._wait(self._cluster.connect_client(timeout=stretched(60)))
         check_private_api(self._client)
 
     def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
@@ -195,10 +197,10 @@ class IPyParallelCluster:
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
         """Wait until `ranks` are registered; those that are not by then."""
-        deadline = time.monotonic() + timeout_s
+        began_s = time.monotonic()
         ask_again_s = time.monotonic() + _ASK_AGAIN_S
         while missing := tuple(sorted(set(ranks) - set(self._client.ids))):
-            if time.monotonic() > deadline or give_up():
+            if time.monotonic() - began_s > stretched(timeout_s) or give_up():
                 return missing
             if time.monotonic() > ask_again_s:
                 # The hub says once that an engine is there, and on a busy machine that can be
@@ -210,7 +212,10 @@ class IPyParallelCluster:
 
     def _reconnect(self) -> None:
         """A fresh client; nothing may be under way on the one before."""
-        before, self._client = self._client, self._wait(self._cluster.connect_client())
+        before, self._client = (
+            self._client,
+            self._wait(self._cluster.connect_client(timeout=stretched(60))),
+        )
         self._views.clear()
         before.close(linger=0)
 
@@ -350,13 +355,16 @@ class IPyParallelCluster:
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            future.cancel()
-            raise SessionLost(
-                "The ipyparallel controller did not answer. Start again: %ddp_init"
-            ) from None
+        began_s = time.monotonic()
+        while not wait([future], _LOOK_AT_LOAD_S).done:
+            waited_s = time.monotonic() - began_s
+            if waited_s > stretched(timeout_s):
+                future.cancel()
+                raise SessionLost(
+                    f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
+                    "Start again: %ddp_init"
+                )
+        return future.result()
 
 
 def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:

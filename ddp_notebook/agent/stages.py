@@ -7,6 +7,7 @@ runs nothing and can be looked at.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -94,6 +95,9 @@ def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
     observer.attach()
     training.attach()
     torch_private.forget_groups()
+    # A traceback and the frames it shows hold each other, and the group in them its sockets and
+    # threads: without this each `%ddp_abort` left some until Python happened to look for them.
+    gc.collect()
     rescue.drop_stand_ins()
     state.current.give_up.clear()
     state.current.error = None

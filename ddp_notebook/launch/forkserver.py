@@ -231,7 +231,7 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd in (self.commands, self.events, self.wake_read, self.wake_write):
             os.close(fd)
-        gc.unfreeze()
+        gc.freeze()  # also what was loaded since the last time: a look at it would copy its pages
         gc.enable()
         child.become(spec, os.getppid())
         child.reseed()
