@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.agent import guard, holding, operations, sites, torch_private
+from ddp_notebook.agent import guard, holding, operations, sites, sockets, subgroups, torch_private
 from ddp_notebook.agent.operations import Facts, Operation
 from ddp_notebook.agent.replicas import tracker
 from ddp_notebook.agent.ring import RingWriter
@@ -119,6 +119,21 @@ class ObservedGroup(dist.ProcessGroup):
         value = {"group": self.ddp_notebook_title, "members": list(self.ddp_notebook_members)}
         return observer.ring.text(("group", self.ddp_notebook_title), value)
 
+    def ddp_notebook_become(self, new: ObservedGroup) -> None:
+        """Go on as `new`, which has the same members, wherever this group is referred to."""
+        self.ddp_notebook_inner = new.ddp_notebook_inner
+        self.ddp_notebook_title, self.ddp_notebook_guard = (
+            new.ddp_notebook_title,
+            new.ddp_notebook_guard,
+        )
+        self.ddp_notebook_slots = [0, 0]
+        self.ddp_notebook_ready.clear()
+        torch_private.take_place(self, new)
+
+    def _get_backend(self, device: Any) -> Any:
+        """The backend of the group inside."""
+        return self.ddp_notebook_inner._get_backend(device)
+
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """The backend of the group inside."""
         return torch_private.group_backend(self.ddp_notebook_inner)
@@ -134,29 +149,35 @@ def attach() -> bool:
 class _Making:
     """A group that is being made: `before` and `after` torch makes it."""
 
-    def __init__(self, store: Any, name: str, rank: int, size: int, members: Sequence[int]) -> None:
-        self.store, self.name, self.rank, self.size = store, name, rank, size
-        self.members = tuple(members)
+    def __init__(self, new: torch_private.NewGroup) -> None:
+        self.new = new
         self.guard: guard.Guard | None = None
 
     def before(self) -> None:
         """Tell the others where this rank's words are."""
+        sockets.group_begins()
         if observer.ring is not None and not observer.broken:
             self.guard = guard.Guard()
-            self.guard.tell(self.store, self.name, self.rank)
+            self.guard.tell(self.new.store, self.new.name, self.new.rank)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
         if observer.ring is None or observer.broken:
             return inner
-        members = self.members or tuple(range(self.size))
-        title = self.name if self.members else DEFAULT_GROUP
-        group = ObservedGroup(inner, title, members)
+        new = self.new
+        members = new.members or tuple(range(new.size))
+        group = ObservedGroup(inner, str(new.name) if new.members else DEFAULT_GROUP, members)
         torch_private.take_place(group, inner)
         if self.guard is not None:
-            self.guard.meet(self.store, self.name, self.rank, self.size)
+            self.guard.meet(new.store, new.name, new.rank, new.size)
             group.ddp_notebook_guard = self.guard
+        if new.members:
+            subgroups.keep(group, new)
         return group
+
+    def ended(self) -> None:
+        """Torch has made the group, or could not."""
+        sockets.group_ended()
 
 
 class _Prepared:

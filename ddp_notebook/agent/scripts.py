@@ -25,6 +25,7 @@ from ddp_notebook.agent import (
     rendezvous,
     sockets,
     state,
+    subgroups,
     torch_private,
     training,
     where,
@@ -54,6 +55,7 @@ def run(
     training.attach()
     where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
+        subgroups.before_all_are_forgotten()
         torch_private.forget_groups()
         sockets.setup_begins()
         rank = str(state.current.rank)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -28,15 +29,38 @@ Read off the stack only. Without them a rank in set-up is taken for busy.
 
 _WATCHED = "__ddp_notebook_watched__"
 _HELPER = "_new_process_group_helper"
-_BY_GROUP = ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag")
-_HELPER_TAKES = ("group_size", "group_rank", "global_ranks_in_group", "store", "group_name")
+_BY_GROUP = ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag", "pg_group_ranks")
+_HELPER_TAKES = {
+    "store": "store",
+    "group_name": "name",
+    "group_rank": "rank",
+    "group_size": "size",
+    "global_ranks_in_group": "members",
+    "backend": "backend",
+    "timeout": "timeout",
+}
+"""What the helper is called with, and what `NewGroup` calls it."""
 
 
-def watch_groups(making: Callable[..., Any]) -> bool:
-    """Have `making(store, name, rank, size, members)` see each process group made; once.
+@dataclass(frozen=True, slots=True, eq=False)
+class NewGroup:
+    """With what torch makes a group. `rank` is within it, `members` are none for the default."""
 
-    Its `before()` is called before torch makes it, and `after(group)` gives what takes its
-    place. What fails in them leaves torch's own group. False when this torch is different.
+    store: Any
+    name: str
+    rank: int
+    size: int
+    members: Sequence[int]
+    backend: str
+    timeout: timedelta
+
+
+def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
+    """Have `making` see each process group that this rank is in made; once.
+
+    Its `before()` is called before torch makes it, `after(group)` gives what takes its place,
+    and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
+    False when this torch is different.
     """
     helper = getattr(distributed_c10d, _HELPER, None)
     if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
@@ -48,16 +72,21 @@ def watch_groups(making: Callable[..., Any]) -> bool:
     @functools.wraps(helper)
     def watched(*args: Any, **named: Any) -> Any:
         call = signature.bind(*args, **named).arguments
-        size, rank, members, store, name = (call[key] for key in _HELPER_TAKES)
         made: Any = None
         with contextlib.suppress(Exception):  # the user's group matters more
-            if rank is not None and rank >= 0:
-                made = making(store, str(name), rank, size, members)
+            arguments: Any = {ours: call.get(theirs) for theirs, ours in _HELPER_TAKES.items()}
+            new = NewGroup(**arguments)
+            if new.rank is not None and new.rank >= 0:
+                made = making(new)
                 made.before()
-        group, prefixed = helper(*args, **named)
-        if made is not None and isinstance(group, dist.ProcessGroup):
-            with contextlib.suppress(Exception):
-                group = made.after(group)
+        try:
+            group, prefixed = helper(*args, **named)
+            if made is not None and isinstance(group, dist.ProcessGroup):
+                with contextlib.suppress(Exception):
+                    group = made.after(group)
+        finally:
+            if made is not None:
+                made.ended()
         return group, prefixed
 
     setattr(watched, _WATCHED, True)

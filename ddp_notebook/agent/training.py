@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_notebook.agent import ddp, observer, runfacts, torch_private
+from ddp_notebook.agent import ddp, observer, runfacts, subgroups, torch_private
 from ddp_notebook.agent.datasources import sources
 from ddp_notebook.agent.replicas import tracker
 
@@ -210,6 +210,11 @@ def reattach() -> tuple[str, ...]:
         wrapped = replica.ref()
         if wrapped is None or group is None:
             continue
-        if torch_private.is_forgotten(wrapped.process_group) and not ddp.reattach(wrapped, group):
+        its_group = wrapped.process_group
+        if torch_private.is_forgotten(its_group):
+            its_group = group
+        elif its_group not in subgroups.made_again:
+            continue
+        if not ddp.reattach(wrapped, its_group):
             left.append(replica.type)
     return tuple(left)

@@ -174,3 +174,8 @@ def in_slot(record: Collective) -> str:
 def fact(ranks: Ranks, record: Collective) -> str:
     """A line of evidence: what these ranks have in a slot."""
     return f"{name_ranks(ranks)}, {in_slot(record)}"
+
+
+def nothing_after(who: str, slot: int) -> str:
+    """A line of evidence: what `who` lack."""
+    return f"{who}: nothing after slot {slot}" if slot >= 0 else f"{who}: nothing"

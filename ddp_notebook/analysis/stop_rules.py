@@ -9,7 +9,7 @@ from ddp_notebook.analysis.backwards import Lack
 from ddp_notebook.analysis.extra_rules import begun, only_here, some_buckets
 from ddp_notebook.analysis.loop_rules import TOGETHER, UNEVEN_REMEDY
 from ddp_notebook.analysis.parting import Side
-from ddp_notebook.analysis.picture import Picture, fact, named
+from ddp_notebook.analysis.picture import Picture, fact, named, nothing_after
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -176,5 +176,5 @@ def _left_early(picture: Picture, short: Ranks, ahead: Ranks, record: Collective
         f"{name_ranks(short)} {'has' if len(short) == 1 else 'have'} finished, while {waiters}",
         "Every rank must take part in every collective: see where the others wait.",
         picture.victims,
-        (fact(ahead, record), f"{name_ranks(short)}: nothing after slot {record.slot - 1}"),
+        (fact(ahead, record), nothing_after(name_ranks(short), record.slot - 1)),
     )

@@ -110,7 +110,7 @@ def in_new_group(evidence: RankEvidence) -> bool:
     Every rank of the job must call `new_group`, members or not.
     """
     waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
-    return waits and evidence.initialized and 0 < evidence.left == evidence.entered
+    return waits and evidence.initialized and evidence.left == evidence.entered
 
 
 def missing(case: SetupCase, record: Collective) -> Ranks:

@@ -501,6 +501,9 @@ def test_new_group_that_not_all_ranks_call() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
     assert "ranks 0-1 are in new_group at train.py:7" in finding.cause
+    in_a_cell = tuple(replace(each, entered=0, left=0) for each in inside)
+    again = the_one(replace(case, ranks=(*in_a_cell, case.ranks[2])))
+    assert again.cause == finding.cause, "the group may be of an earlier cell"
     everyone = replace(case, ranks=(*inside, replace(making, rank=2)))
     assert found(everyone) == []
     coming = replace(case, ranks=(*inside, replace(BUSY, rank=2)))
