@@ -134,6 +134,14 @@ class ObservedGroup(dist.ProcessGroup):
         """The backend of the group inside."""
         return self.ddp_notebook_inner._get_backend(device)
 
+    def _start_coalescing(self, device: Any) -> None:
+        """What comes until `_end_coalescing` goes as one."""
+        self.ddp_notebook_inner._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any) -> Any:
+        """The work of all that came."""
+        return self.ddp_notebook_inner._end_coalescing(device)
+
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """The backend of the group inside."""
         return torch_private.group_backend(self.ddp_notebook_inner)
@@ -143,6 +151,7 @@ def attach() -> bool:
     """Have every group that is made from now on observed; False when torch has changed."""
     if observer.ring is None:
         observer.open(guard.ring_path())
+    torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
     return torch_private.watch_groups(_Making)
 
 

@@ -126,6 +126,42 @@ def take_place(group: Any, inner: Any) -> None:
         register(inner.group_name, group)
 
 
+def send_together(is_ours: Callable[[Any], bool]) -> bool:
+    """Have `batch_isend_irecv` send as one also in a group that `is_ours`, where its backend can.
+
+    Torch does so in groups of its own type only. NCCL would otherwise take the sends and
+    receives one by one, and two ranks that each send first would wait for each other. False when
+    this torch has other functions.
+    """
+    batch: Any = getattr(distributed_c10d, "batch_isend_irecv", None)
+    together: Any = getattr(distributed_c10d, "_coalescing_manager", None)
+    if batch is None or together is None:
+        return False
+    if hasattr(batch, _WATCHED):
+        return True
+
+    @functools.wraps(batch)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> Any:
+        well_formed = bool(p2p_op_list) and all(isinstance(e, dist.P2POp) for e in p2p_op_list)
+        groups = {each.group for each in p2p_op_list} if well_formed else set()
+        group: Any = next(iter(groups), None) or dist.group.WORLD
+        if len(groups) != 1 or not is_ours(group):  # torch says what is wrong
+            return batch(p2p_op_list)
+        device = p2p_op_list[0].tensor.device
+        if not group._get_backend(device).supports_coalescing:
+            return batch(p2p_op_list)
+        with together(group, device, async_ops=True) as sent:
+            for each in p2p_op_list:
+                peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
+                each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+        return sent.works
+
+    setattr(batch_isend_irecv, _WATCHED, True)
+    for module in (distributed_c10d, dist):
+        setattr(module, batch.__name__, batch_isend_irecv)
+    return True
+
+
 def group_backend(group: Any) -> str:
     """The name of a group's backend: gloo, nccl; empty where torch does not tell."""
     name = getattr(group, "name", None)

@@ -69,7 +69,10 @@ def _apart(model: Model) -> tuple[str, ...]:
 
 
 def _counts(model: Model, ranks: Ranks, said: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
-    return tuple(f"rank {rank}: {said(model.of[rank])}" for rank in ranks)
+    alike: dict[str, list[int]] = {}
+    for rank in ranks:
+        alike.setdefault(said(model.of[rank]), []).append(rank)
+    return tuple(f"{name_ranks(tuple(those))}: {text}" for text, those in alike.items())
 
 
 # -- gradients that were not reduced -----------------------------------------------------

@@ -176,6 +176,49 @@ def test_a_group_that_the_observer_is_around_is_torchs_in_every_other_way(ranks:
     )
 
 
+COALESCES = """
+from types import SimpleNamespace
+group = dist.group.WORLD
+kind = type(group)
+kept = kind._get_backend, kind._start_coalescing, kind._end_coalescing
+told, works = [], []
+
+def isend(*args, **named):
+    told.append("isend")
+    works.append(true_isend(*args, **named))
+
+def irecv(*args, **named):
+    told.append("irecv")
+    works.append(true_irecv(*args, **named))
+
+true_isend, true_irecv = dist.isend, dist.irecv
+gone, box = torch.ones(1) * rank, torch.zeros(1)
+ops = [
+    dist.P2POp(dist.isend, gone, (rank + 1) % 4),
+    dist.P2POp(dist.irecv, box, (rank - 1) % 4),
+]
+try:
+    kind._get_backend = lambda self, device: SimpleNamespace(supports_coalescing=True)
+    kind._start_coalescing = lambda self, device: told.append("start")
+    kind._end_coalescing = lambda self, device: told.append("end") or "all of them"
+    ops[0].op, ops[1].op = isend, irecv
+    dist.isend = isend
+    assert dist.batch_isend_irecv(ops) == ["all of them"]
+finally:
+    dist.isend = true_isend
+    kind._get_backend, kind._start_coalescing, kind._end_coalescing = kept
+for work in works:
+    work.wait()
+assert told == ["start", "isend", "irecv", "end"]
+assert box.item() == (rank - 1) % 4
+"""
+
+
+def test_sends_of_a_backend_that_sends_together_go_as_one(ranks: Session) -> None:
+    """NCCL does; here its part is played by gloo, which does not."""
+    run(ranks, COALESCES)
+
+
 # ------------------------------------------------------------------------------- the guard
 
 
