@@ -46,6 +46,18 @@ class Observer:
         self.on_bucket: Callable[[Any], None] | None = None
         """Told the gradients of each bucket before they are reduced. Raises nothing."""
 
+        self.outlived: list[Any] = []
+        """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
+
+    def hold_until_the_next(self, group: Any) -> None:
+        """Keep a destroyed group until another one is made.
+
+        A reducer that is the last to hold one ends its threads while it holds Python's lock, and
+        a thread of gloo's that needs that lock to let go of a tensor waits for it: for ever. So
+        torch hangs when a function destroys the group and returns, and its DDP object ends.
+        """
+        self.outlived.append(group)
+
     def open(self, path: Path) -> None:
         """Write to the ring at `path` from now on."""
         self.ring = RingWriter(path)
@@ -164,6 +176,7 @@ class _Making:
 
     def before(self) -> None:
         """Tell the others where this rank's words are."""
+        observer.outlived.clear()
         sockets.group_begins()
         if observer.ring is not None and not observer.broken:
             self.guard = guard.Guard()

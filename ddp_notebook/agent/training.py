@@ -161,6 +161,9 @@ class _BypassHook:
 def _about_to_go(wrapped: DistributedDataParallel) -> None:
     """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
     try:
+        group = getattr(wrapped, "process_group", None)
+        if group is not None and torch_private.is_forgotten(group):
+            observer.observer.hold_until_the_next(group)
         if not tracker.broken:
             tracker.died(wrapped, runfacts.of_dying(wrapped))
     except Exception as error:  # noqa: BLE001  # also while Python itself ends

@@ -39,6 +39,21 @@ def dead_ranks(case: SetupCase) -> Iterator[Finding]:
         )
 
 
+def stopped_ranks(case: SetupCase) -> Iterator[Finding]:
+    """A process that somebody has stopped, as Ctrl-Z does: it goes on when it is told to."""
+    for e in case.ranks:
+        if e.activity is Activity.SILENT and e.process == "stopped":
+            yield Finding(
+                Category.STRAGGLER,
+                (e.rank,),
+                f"{e.doing.partition(';')[0]} (SIGSTOP, or Ctrl-Z in its terminal)",
+                "Let it go on: kill -CONT and its pid, in a shell. Or give it a new process: "
+                "%ddp_abort",
+                case.waiting,
+                (e.doing,),
+            )
+
+
 def absent_ranks(case: SetupCase) -> Iterator[Finding]:
     """A rank that is done, or was never asked to, and did not call init_process_group."""
     waiting = tuple(

@@ -57,6 +57,7 @@ def _candidates(picture: Picture) -> Iterator[Finding]:
     # A file of an earlier run is a mistake also where the run was lucky.
     if in_setup or any(e.arguments.stale for e in case.ranks):
         yield from _each(case, SETUP_FIRST)
+    yield from presence_rules.stopped_ranks(case)
     yield from hang_rules.unreduced_gradients(case)
     yield from collective_rules.certain_rules(picture)
     yield from fate_rules.ended(picture, collective_rules.hurt(picture))

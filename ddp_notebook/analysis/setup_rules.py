@@ -71,6 +71,7 @@ RULES: tuple[Rule, ...] = (
     reach_rules.loopback_listeners,
     presence_rules.raised,
     presence_rules.dead_ranks,
+    presence_rules.stopped_ranks,
     store_rules.unreachable_store,
     reach_rules.blocked_ranks,
     argument_rules.differing_models,

@@ -148,7 +148,11 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
 def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
     """The ranks that run, and, again and again, those that wait for such ranks only."""
     known = {e.rank for e in case.ranks}
-    coming = {e.rank for e in case.ranks if e.activity in _MAY_COME and not e.polls_for}
+    coming = {
+        e.rank
+        for e in case.ranks
+        if e.activity in _MAY_COME and not e.polls_for and e.process != "stopped"
+    }
     if coming:  # one of them may write the file that others wait for in a loop
         coming |= {e.rank for e in case.ranks if e.polls_for}
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown

@@ -123,6 +123,8 @@ class RankEvidence:
     """Its main thread, or one of torch's, has something to do and may only lack a CPU."""
     main_cpu_s: float = 0.0
     """CPU time of its main thread so far."""
+    process: str = ""
+    """Of a rank that does not answer, how the system has it: sleeping, running, stopped, …"""
     exit_code: int | None = None
     last_words: str = ""
     model: Fingerprint | None = None
