@@ -165,4 +165,4 @@ def _in_short(run: CellRun, how: Future[CellResult]) -> str:
     error = how.exception() or how.result().error
     if error is None:
         return f"{run.heading}, which was detached, has finished."
-    return f"{run.heading}, which was detached: {str(error).splitlines()[0]}"
+    return f"{run.heading}, which was detached, did not finish. {str(error).splitlines()[0]}"

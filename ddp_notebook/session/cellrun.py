@@ -241,7 +241,7 @@ class CellRun:
         same: dict[str, list[int]] = {}
         for rank, finished in self.finished.items():
             if finished.outcome == "interrupted":
-                same.setdefault("was interrupted", []).append(rank)
+                same.setdefault("stopped at an interrupt", []).append(rank)
             elif finished.outcome == "error":
                 first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
                 where = f"{self.script}, line" if self.script else "cell line"

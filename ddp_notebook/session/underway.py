@@ -78,7 +78,7 @@ class Underway:
 
     def _idle(self, ranks: Ranks | None, verb: str) -> Ranks:
         """The ranks a verb is for, all by default. Raises UsageMistake when one is not free."""
-        taken = {rank: run.title for run in self.runs if run.in_hand for rank in run.ranks}
+        taken = {rank: run.title for run in self.runs if run.in_hand for rank in run.pending}
         return idle_ranks(ranks, verb, self.record.snapshot, taken)
 
     def _take(
@@ -162,9 +162,11 @@ class Underway:
         if not detach and not run.held:
             return seen(interrupted)
         detached = self.detached = Detached(run, seen)
+        if not detach:
+            return self._follow(detached, None, interrupted)
         if interrupted():
             detached.stop()
-        return run.standing() if detach else self._follow(detached, None)
+        return run.standing()
 
     def wait(
         self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
@@ -176,10 +178,11 @@ class Underway:
         for last. So it is with a run whose ranks are held; `steps` says where. Raises UsageMistake
         when there is nothing to wait for.
         """
-        detached = self._to_wait_for()
-        if started is not None:
-            started(detached.run)
-        return self._follow(detached, timeout_s)
+        with noted() as interrupted:
+            detached = self._to_wait_for()
+            if started is not None:
+                started(detached.run)
+            return self._follow(detached, timeout_s, interrupted)
 
     def _to_wait_for(self) -> Detached:
         detached = self.detached
@@ -202,22 +205,23 @@ class Underway:
             "runs while the notebook is free: %%ddp --detach, or %ddp_run --detach train.py"
         )
 
-    def _follow(self, detached: Detached, timeout_s: float | None) -> CellResult:
+    def _follow(
+        self, detached: Detached, timeout_s: float | None, interrupted: Callable[[], bool]
+    ) -> CellResult:
         """Wait for the end of a detached run, an interrupt, or until its ranks are all held."""
         run, ended = detached.run, detached.ended
         all_held = self._all_held(run)
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         over = threading.Event()
         ended.add_done_callback(lambda _: over.set())
-        with noted() as interrupted:
-            while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
-                if interrupted():
-                    detached.stop()
-                elif all_held():
-                    steps = table(run, self._need("%ddp_wait"))
-                    return replace(run.standing(), error=run.error(), steps=steps)
-                elif time.monotonic() >= deadline_s:
-                    return run.standing()
+        while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
+            if interrupted():
+                detached.stop()
+            elif all_held():
+                steps = table(run, self._need("%ddp_wait"))
+                return replace(run.standing(), error=run.error(), steps=steps)
+            elif time.monotonic() >= deadline_s:
+                return run.standing()
         detached.told = True
         return ended.result()
 
