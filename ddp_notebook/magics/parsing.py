@@ -107,7 +107,11 @@ def _status() -> Parser:
 
 
 def _cell() -> Parser:
-    parser = with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
+    description = (
+        "Run the cell on the ranks. A long one: %%ddp --detach, and later %ddp_wait. Collective by "
+        "collective: %%ddp --step collective, then %ddp_step"
+    )
+    parser = with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", description))
     add_run_options(parser)
     return parser
 

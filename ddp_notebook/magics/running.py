@@ -126,7 +126,9 @@ class RunningCells:
         # Where the ranks are is shown as soon as one is in trouble, or one may wonder.
         show_board = bool(trouble) or silent or (elapsed_s > 3 and len(board.rows) <= FOLD_FROM)
         done = [r for r in run.ranks if r not in run.pending]
-        text = f"running {elapsed_s:.0f} s"
+        # Who leaves it running for hours needs no second hand, nor a message each second.
+        took = f"{elapsed_s:.0f} s" if elapsed_s < 120 else f"{elapsed_s // 60:.0f} min"
+        text = f"running {took}"
         if done and run.pending:
             text += f" · {name_ranks(done)} finished"
         if run.awaited:

@@ -59,7 +59,8 @@ def run_parser() -> Parser:
 
     description = (
         "Run a torchrun-style script on the ranks, unchanged. Options come before the script, its "
-        "own arguments after it: %ddp_run --detach train.py --epochs 2"
+        "own arguments after it: %ddp_run --detach train.py --epochs 2, and later %ddp_wait. "
+        "Collective by collective: %ddp_run --step collective train.py, then %ddp_step"
     )
     parser = with_ranks(Parser("%ddp_run", "%ddp_run train.py --epochs 2", description))
     add = parser.add_argument

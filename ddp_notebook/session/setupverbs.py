@@ -161,6 +161,12 @@ class SetupVerbs(Underway, LabVerbs):
                 table = collectivesteps.step(run, processes, self.record, ranks, to, interrupted)
                 self._await_put_down()
                 return table
+        if run is not None and run.pending and not self._half_way:
+            raise UsageMistake(
+                f"{run.heading} runs freely on {name_ranks(run.pending)}: its collectives are not "
+                "held. From its beginning they can be: %%ddp --step collective, "
+                "%ddp_run --step collective train.py"
+            )
         stages = {stage.value: stage for stage in Stage}
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")

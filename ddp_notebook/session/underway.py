@@ -84,43 +84,45 @@ class Underway:
     def _take(
         self, ranks: Ranks | None, verb: str, make: Callable[[Ranks], CellRun], *, detach: bool
     ) -> CellRun:
-        """A new run, in hand, which `make` makes of its ranks. Raises UsageMistake.
-
-        When a script ends, all ranks get a new group: none may be in another run meanwhile.
-        """
+        """A new run, in hand, which `make` makes of its ranks. Raises UsageMistake."""
         with self._lock:
-            members = self._idle(ranks, verb)
-            run = make(members)
+            run = make(self._idle(ranks, verb))
             for other in self.runs:
-                if not other.in_hand:
-                    continue
-                if run.script or other.script:
-                    raise UsageMistake(
-                        f"{other.heading} is not over on {name_ranks(other.ranks)}, and "
-                        f"{run.script or other.script} needs every rank: it ends with a new group "
-                        "for all. Wait: %ddp_wait. Or give it up: %ddp_abort"
-                    )
-                if detach and self.detached is not None and other is self.detached.run:
-                    raise UsageMistake(
-                        f"{other.heading} is detached already, on "
-                        f"{name_ranks(other.ranks)}; one run can be. Wait for it: %ddp_wait. "
-                        "Or leave --detach out."
-                    )
+                if other.in_hand:
+                    self._check_beside(run, other, detach=detach)
             known = [*self.runs, run]
             last = {rank: each for each in known for rank in each.ranks}
             self.runs = [each for each in known if not each.done or each in last.values()]
             run.in_hand = True
             return run
 
+    def _check_beside(self, run: CellRun, other: CellRun, *, detach: bool) -> None:
+        """Raises UsageMistake when `run` cannot be while `other` is, on other ranks.
+
+        When a script ends, all ranks get a new group: none may be in another run meanwhile.
+        """
+        if run.script or other.script:
+            raise UsageMistake(
+                f"{other.heading} is not over on {name_ranks(other.ranks)}, and "
+                f"{run.script or other.script} needs every rank: it ends with a new group for all. "
+                "Wait: %ddp_wait. Or give it up: %ddp_abort"
+            )
+        if detach and self.detached is not None and other is self.detached.run:
+            raise UsageMistake(
+                f"{other.heading} is detached already, on {name_ranks(other.ranks)}; one run can "
+                "be. Wait for it: %ddp_wait. Or leave --detach out."
+            )
+
     def _put_down(self, run: CellRun) -> None:
         run.in_hand = False
         self.record.add(())
 
     def _await_put_down(self) -> None:
-        """Wait until it is told how runs ended that no rank is in any more."""
+        """Wait until it is told how runs ended that are over, or were just given up."""
 
         def told() -> bool:
-            return not any(run.in_hand and (run.done or run.gone) for run in self.runs)
+            ending = (run for run in self.runs if run.done or run.gone or run.interrupted)
+            return not any(run.in_hand for run in ending)
 
         self.record.wait_for(told, _ENDS_WITHIN_S)
 

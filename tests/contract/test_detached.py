@@ -105,6 +105,8 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert text_of(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
+    with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: its collectives are not"):
+        ranks.step()
     gate.touch()
     whole = ranks.wait()
     assert (text_of(whole), whole.error, whole.pending) == ("begun\nafter the gate\n", None, ())

@@ -196,6 +196,31 @@ def test_a_wrong_call_says_what_to_type(
     assert (shown.out + shown.err).strip().startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("call", "example"),
+    [
+        ("%ddp -h", "%%ddp --detach"),
+        ("%ddp_run -h", "%ddp_run --step collective train.py"),
+        ("%ddp_wait -h", "%ddp_wait --timeout 0"),
+    ],
+)
+def test_the_help_has_an_example_that_can_be_typed(
+    shell: Any, capsys: pytest.CaptureFixture[str], call: str, example: str
+) -> None:
+    capsys.readouterr()
+    assert shell.run_cell(call).success
+    assert example in " ".join(capsys.readouterr().out.split())
+
+
+def test_unloading_the_extension_under_a_detached_cell_ends_it() -> None:
+    with ipython_shell() as other:
+        other.run_line_magic("ddp_init", "--world-size 2 --device cpu")
+        session = session_of(other)
+        assert other.run_cell("%%ddp --detach\nimport time\ntime.sleep(600)").success
+    result = session.detached.ended.result(30)
+    assert str(result.error) == "The ranks were shut down. Start again: %ddp_init"
+
+
 def test_without_ranks_there_is_nothing_to_wait_for(capsys: pytest.CaptureFixture[str]) -> None:
     from ddp_notebook.errors import NoSession
     from ddp_notebook.session import Session
