@@ -69,24 +69,16 @@ class Observer:
         finally:
             self.ring = ring
 
-    def issued(self, number: int, work: Any) -> None:
-        """Collective `number` was issued and is not waited for; mark what is done by now."""
-        try:
-            if self.pending and self.pending[0][1].is_completed():
-                self.settle()
-        except IndexError:  # another thread has settled it
-            pass
-        self.pending.append((number, work))
-
     def settle(self) -> None:
         """Mark what is done by now. From any thread; nobody waits for another one that does it."""
-        if not self.pending or not self._settling.acquire(False):
+        pending, ring = self.pending, self.ring
+        if not pending or not self._settling.acquire(False):
             return
         try:
-            while self.pending and self.pending[0][1].is_completed():
-                number, _ = self.pending.popleft()
-                if self.ring is not None:
-                    self.ring.done(number, _now_ns())
+            while pending and pending[0][1].is_completed():
+                number, _ = pending.popleft()
+                if ring is not None:
+                    ring.done(number, _now_ns())
         except IndexError:  # a cell has begun, and what was pending is forgotten
             pass
         finally:
@@ -209,8 +201,9 @@ def _method(operation: Operation) -> Callable[..., Any]:
             slot = slots[kind]
             slots[kind] = slot + 1
             number = ring.write(slot, _now_ns(), rest, tracker.backwards)
-            if self.ddp_notebook_guard is not None and not kind:
-                self.ddp_notebook_guard.check(slot, number, alike, operation, facts)
+            its_guard = self.ddp_notebook_guard
+            if its_guard is not None and not kind:
+                its_guard.check(slot, number, alike, operation, facts)
         except guard.Mismatch:
             ring.mark(number, Phase.REFUSED, _now_ns())
             raise
@@ -231,7 +224,8 @@ def _method(operation: Operation) -> Callable[..., Any]:
         if waited or work is None:
             ring.done(number, _now_ns())
         else:
-            observer.issued(number, work)
+            observer.settle()
+            observer.pending.append((number, work))
         return work
 
     observed.__name__ = name

@@ -97,29 +97,29 @@ def _waited(options: Any) -> bool:
     return options is not None and not options.asyncOp
 
 
-def _key_of_reduced(position: int) -> _Key:
+def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
     """Of a call with one tensor, alone in a list at `position` or by itself, and options last."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]
         if type(tensor) is list:
             (tensor,) = tensor
+        root = options.rootRank if rooted else None
         # By its hash: the object is made anew each time it is read.
-        reduce_op = hash(options.reduceOp)
-        root = getattr(options, "rootRank", None)
-        return (tensor.shape, tensor.dtype, reduce_op, root, options.asyncOp)
+        return (tensor.shape, tensor.dtype, hash(options.reduceOp), root, options.asyncOp)
 
     return key
 
 
-def _key_of_moved(position: int) -> _Key:
+def _key_of_moved(position: int, *, rooted: bool = False) -> _Key:
     """The same, of a call that reduces nothing."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]
         if type(tensor) is list:
             (tensor,) = tensor
-        return (tensor.shape, tensor.dtype, getattr(options, "rootRank", None), options.asyncOp)
+        root = options.rootRank if rooted else None
+        return (tensor.shape, tensor.dtype, root, options.asyncOp)
 
     return key
 
@@ -202,8 +202,16 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
 OPERATIONS = (
     Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), labelled=True),
     Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
-    Operation("broadcast", "broadcast", _same(0, "tensors"), _key_of_moved(0), labelled=True),
-    Operation("reduce", "reduce", _same(0, "tensors"), _key_of_reduced(0), labelled=True),
+    Operation(
+        "broadcast",
+        "broadcast",
+        _same(0, "tensors"),
+        _key_of_moved(0, rooted=True),
+        labelled=True,
+    ),
+    Operation(
+        "reduce", "reduce", _same(0, "tensors"), _key_of_reduced(0, rooted=True), labelled=True
+    ),
     Operation("allgather", "all_gather", _gathered, _no_key, labelled=True),
     Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list"), _no_key),
     Operation(

@@ -41,6 +41,8 @@ class Scripts:
         return {
             "ours_s": max(rank["seconds"] for rank in ours),
             "theirs_s": max(rank["seconds"] for rank in theirs),
+            "ours_cpu_s": sum(rank["cpu_seconds"] for rank in ours),
+            "theirs_cpu_s": sum(rank["cpu_seconds"] for rank in theirs),
             "ours_whole_s": ours_s,
             "theirs_whole_s": theirs_s,
             "losses": float(sum(len(rank["losses"]) for rank in ours)),
@@ -58,6 +60,13 @@ class Scripts:
                 met=not self._differed,
             ),
             compare("  from the first batch to the last", ours_s, theirs_s, 1.05, "torchrun"),
+            compare(
+                "  CPU time of both ranks meanwhile",
+                medians["ours_cpu_s"],
+                medians["theirs_cpu_s"],
+                1.05,
+                "torchrun",
+            ),
             Row(
                 "  from the call to its end",
                 f"{medians['ours_whole_s']:.1f} s",
