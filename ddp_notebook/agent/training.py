@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_notebook.agent import ddp, observer, runfacts, subgroups, torch_private
+from ddp_notebook.agent import ddp, observer, runfacts, sites, subgroups, torch_private
 from ddp_notebook.agent.datasources import sources
 from ddp_notebook.agent.replicas import tracker
 
@@ -62,9 +63,13 @@ class _ours(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        tracker.take_out(error)
-        observer.observer.on_bucket = None
+        _failed(error)
         return True
+
+
+def _failed(error: Exception) -> None:
+    tracker.take_out(error)
+    observer.observer.on_bucket = None
 
 
 def _off() -> bool:
@@ -175,11 +180,17 @@ def _wrap_backward() -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **named: Any) -> Any:
-        if not _off():
-            with _ours():
-                tracker.backward(tensors)
-                sources.backward()
-        return original(tensors, *args, **named)
+        if _off():
+            return original(tensors, *args, **named)
+        outer = None
+        with _ours():
+            tracker.backward(tensors)
+            sources.backward()
+            outer = sites.backward_begins(sys._getframe(1))
+        try:
+            return original(tensors, *args, **named)
+        finally:
+            sites.backward_ends(outer)
 
     torch.autograd.backward = backward
     observer.observer.on_bucket = _bucket
@@ -187,8 +198,10 @@ def _wrap_backward() -> None:
 
 def _bucket(gradients: Any) -> None:
     if not tracker.broken:
-        with _ours():
+        try:
             tracker.bucket(gradients[0])
+        except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
+            _failed(error)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:

@@ -27,6 +27,7 @@ from memory import Memory
 from observing import Observing
 from printing import Printing
 from rows import Measurement, Numbers, medians, table
+from scripts import Scripts
 from starting import Starting
 from support import RUN_TAG
 
@@ -37,6 +38,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Flood,
     Memory,
     Observing,
+    Scripts,
 )
 NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
 

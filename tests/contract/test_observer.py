@@ -128,6 +128,54 @@ def test_the_name_of_what_a_loop_reduces_is_its_label(ranks: Session) -> None:
     assert [each.label for each in found.of[0]] == ["loss", "accuracy", "precision", ""]
 
 
+def test_one_line_reached_from_two_is_told_by_the_way_it_was_reached(ranks: Session) -> None:
+    found = run(
+        ranks,
+        "def step():\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "for _ in range(3):\n"
+        "    step()\n"
+        "    step()",
+    )
+    assert [[place.line for place in each.path] for each in found.of[1]] == [[5, 3], [6, 3]] * 3
+
+
+IN_A_THREAD = """
+import _thread, time
+def send(x):
+    # As autograd's own threads do on GPUs: no frame of Python's is under the call.
+    _thread.start_new_thread(dist.group.WORLD.allreduce, ([x],))
+    deadline = time.monotonic() + 20
+    while x.item() != 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert x.item() == 4
+send(torch.ones(1))
+w = torch.ones(1, requires_grad=True)
+w.register_hook(lambda _: send(torch.ones(1)))
+w.sum().backward()
+from ddp_notebook.agent import observer
+assert not observer.observer.broken
+"""
+
+
+def test_a_thread_of_torchs_own_is_observed_and_its_bucket_belongs_to_the_backward(
+    ranks: Session,
+) -> None:
+    alone, in_backward = run(ranks, IN_A_THREAD).of[0]
+    assert (alone.path, alone.part) == ((), None)
+    assert (in_backward.api, in_backward.part) == ("backward", Part.BACKWARD)
+    assert [place.text for place in in_backward.path] == ["w.sum().backward()"]
+
+
+def test_collectives_of_lists_are_looked_at_each_time(ranks: Session) -> None:
+    found = run(
+        ranks,
+        "for size in (1, 2):\n"
+        "    dist.all_gather([torch.zeros(size) for _ in range(4)], torch.ones(size))",
+    )
+    assert [each.shape for each in found.of[0]] == [(1,), (2,)]
+
+
 def test_what_is_asynchronous_is_done_when_it_is_waited_for(ranks: Session) -> None:
     found = run(
         ranks,
