@@ -141,7 +141,7 @@ class ObservedGroup(dist.ProcessGroup):
             new.ddp_notebook_guard,
         )
         self.ddp_notebook_slots = [0, 0]
-        self.ddp_notebook_ready.clear()
+        self.ddp_notebook_number = new.ddp_notebook_number
         torch_private.take_place(self, new)
 
     def _get_backend(self, device: Any) -> Any:
