@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.agent import guard, holding, operations, sites, torch_private
+from ddp_notebook.agent import guard, holding, operations, sites, sockets, torch_private
 from ddp_notebook.agent.operations import Facts, Operation
 from ddp_notebook.agent.replicas import tracker
 from ddp_notebook.agent.ring import RingWriter
@@ -138,15 +138,18 @@ class _Making:
         self.store, self.name, self.rank, self.size = store, name, rank, size
         self.members = tuple(members)
         self.guard: guard.Guard | None = None
+        self.sockets: frozenset[int] = frozenset()
 
     def before(self) -> None:
         """Tell the others where this rank's words are."""
+        self.sockets = sockets.open_now()
         if observer.ring is not None and not observer.broken:
             self.guard = guard.Guard()
             self.guard.tell(self.store, self.name, self.rank)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
+        sockets.came_with_group(self.sockets)
         if observer.ring is None or observer.broken:
             return inner
         members = self.members or tuple(range(self.size))
@@ -243,6 +246,8 @@ def _write(
         try:
             group.ddp_notebook_guard.check(slot, number, ready.alike, operation, ready.facts)
         except guard.Mismatch:
+            # It is not issued: what this rank issues next is what meets the others in the slot.
+            group.ddp_notebook_slots[kind] = slot
             ring.mark(number, Phase.REFUSED, time.monotonic_ns())
             raise
     return number, ready.waited

@@ -20,6 +20,7 @@ from ddp_notebook.agent import (
     cells,
     control,
     holding,
+    loaders,
     observer,
     place,
     rendezvous,
@@ -52,6 +53,7 @@ def run(
     rendezvous.watch()
     observer.attach()
     training.attach()
+    loaders.attach()
     where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         torch_private.forget_groups()

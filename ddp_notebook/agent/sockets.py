@@ -11,6 +11,8 @@ from pathlib import Path
 _before: set[int] = set()
 _after: set[int] | None = None
 _before_call: set[int] = set()
+_of_groups: set[int] = set()
+"""Those of groups that were made after set-up."""
 
 
 def setup_begins() -> None:
@@ -18,6 +20,7 @@ def setup_begins() -> None:
     global _after
     _before.clear()
     _before.update(_inodes())
+    _of_groups.clear()
     _after = None
 
 
@@ -31,6 +34,16 @@ def setup_ended() -> None:
     """What comes from now on is not of this set-up."""
     global _after
     _after = set(_inodes())
+
+
+def open_now() -> frozenset[int]:
+    """The sockets that are open, for `came_with_group`."""
+    return frozenset(_inodes())
+
+
+def came_with_group(before: frozenset[int]) -> None:
+    """What is open now and was not `before` is torch's: a group was made meanwhile."""
+    _of_groups.update(_inodes().keys() - before)
 
 
 def _inodes() -> dict[int, int]:
@@ -65,10 +78,11 @@ def _listening_at(fd: int) -> str:
 
 
 def shut_down_torchs() -> int:
-    """End the connections of this set-up; how many there were."""
+    """End the connections of this set-up, and of groups made since; how many there were."""
     closed = 0
     for inode, fd in sorted(_inodes().items()):
-        if inode not in _before and (_after is None or inode in _after):
+        of_setup = inode not in _before and (_after is None or inode in _after)
+        if of_setup or inode in _of_groups:
             closed += _shut_down(fd)
     return closed
 

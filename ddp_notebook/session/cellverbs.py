@@ -12,7 +12,7 @@ from ddp_notebook.errors import CellFailed, SessionLost
 from ddp_notebook.model import Ranks
 from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
-from ddp_notebook.session.collectivesteps import Settling, table
+from ddp_notebook.session.collectivesteps import Settling, held, table
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.running import interrupt
@@ -38,6 +38,11 @@ class CellVerbs:
 
     def _next_cell(self) -> int:
         raise NotImplementedError
+
+    def _held(self) -> Ranks:
+        """The ranks that are held before a collective of the cell that runs."""
+        run = self.current
+        return held(run, self._need("%ddp_step")) if run is not None and run.held else ()
 
     def run_cell(
         self,
@@ -65,7 +70,7 @@ class CellVerbs:
         processes = self._need("%%ddp")
         cluster = processes.cluster
         is_async = check_cell(source, transform or ipython_syntax)
-        members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
+        members = idle_ranks(ranks, "%%ddp", self.record.snapshot, self._held)
         cell = self._next_cell()
         run = self.current = CellRun(cell, members)
         function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"

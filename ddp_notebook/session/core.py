@@ -189,7 +189,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
         processes = self._need("%ddp_push")
-        members = idle_ranks(ranks, "%ddp_push", self.record.snapshot)
+        members = idle_ranks(ranks, "%ddp_push", self.record.snapshot, self._held)
         for name, value in values.items():
             check_name(name)
             try:
@@ -208,7 +208,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
         Raises UsageMistake when a rank has no such variable or it cannot be sent.
         """
         processes = self._need("%ddp_pull")
-        members = idle_ranks(ranks, "%ddp_pull", self.record.snapshot)
+        members = idle_ranks(ranks, "%ddp_pull", self.record.snapshot, self._held)
         check_name(name)
         answers = processes.cluster.call(
             members,
@@ -251,7 +251,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
     ) -> BenchResult:
         """Measure all_reduce on all ranks; `progress(done, total)` as it goes."""
         processes = self._need("%ddp_bench")
-        members = idle_ranks(ranks, "%ddp_bench", self.record.snapshot)
+        members = idle_ranks(ranks, "%ddp_bench", self.record.snapshot, self._held)
 
         def watch(events: Sequence[Event]) -> None:
             for event in events:

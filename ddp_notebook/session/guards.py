@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Snapshot, Status, format_ranks, name_ranks
@@ -20,8 +20,13 @@ def check_ranks(ranks: Ranks, snapshot: Snapshot) -> None:
             )
 
 
-def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
-    """The ranks a verb is for, all by default.
+def idle_ranks(
+    ranks: Ranks | None,
+    verb: str,
+    snapshot: Snapshot,
+    held: Callable[[], Ranks] = tuple,
+) -> Ranks:
+    """The ranks a verb is for, all by default. `held` gives those held before a collective.
 
     Raises UsageMistake when one of them is dead or still in an earlier cell.
     """
@@ -52,6 +57,13 @@ def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
     if busy:
         it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
         doing = next(iter(doings(busy, snapshot)))
+        if standing := tuple(rank for rank in held() if rank in busy):
+            it, is_ = ("it", "is") if len(standing) == 1 else ("them", "are")
+            raise UsageMistake(
+                f"{name_ranks(standing).capitalize()} {is_} still in an earlier cell, held before "
+                f"a collective ({doing}). Let {it} go on to the end: %ddp_step --to end. Or give "
+                "the cell up: %ddp_abort"
+            )
         raise UsageMistake(
             f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
             f"Get {it} back: %ddp_abort, or with new processes: %ddp_restart --ranks "

@@ -43,6 +43,9 @@ class ScriptVerbs:
     def _next_cell(self) -> int:
         raise NotImplementedError
 
+    def _held(self) -> Ranks:
+        raise NotImplementedError
+
     def _set_up(self, options: InitOptions) -> Board:
         raise NotImplementedError
 
@@ -72,7 +75,7 @@ class ScriptVerbs:
 
         processes = self._need("%ddp_run")
         script = find_script(path)
-        members = idle_ranks(ranks, "%ddp_run", self.record.snapshot)
+        members = idle_ranks(ranks, "%ddp_run", self.record.snapshot, self._held)
         run = self.current = CellRun(self._next_cell(), members, script.name)
         script_run = self._script = ScriptRun(processes, self.record, store, members, placed)
         self._awaits_script = True

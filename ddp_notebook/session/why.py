@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis import busy, run_rules
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -219,5 +219,4 @@ class Watchman:
 
 def stuck(case: SetupCase, diagnosis: Diagnosis) -> bool:
     """True when something is wrong and no rank runs code of its own that could change it."""
-    busy = [e for e in case.ranks if e.activity is Activity.BUSY and not e.polls_for]
-    return diagnosis.wrong and not busy
+    return diagnosis.wrong and not any(map(busy.works, case.ranks))
