@@ -172,7 +172,8 @@ class Watchman:
             return None
         case = self._look()
         # Ranks that compute for hours are not asked twice a second.
-        self._pause_s = LOOK_EVERY_S if case.waiting else min(2 * self._pause_s, LOOK_RARELY_S)
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
         self.latest = run_rules.diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
