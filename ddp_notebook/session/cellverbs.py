@@ -12,7 +12,7 @@ from ddp_notebook.errors import CellFailed, SessionLost
 from ddp_notebook.model import Ranks
 from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
-from ddp_notebook.session.collectivesteps import Settling, held, table
+from ddp_notebook.session.collectivesteps import Settling, table
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.running import interrupt
@@ -40,9 +40,7 @@ class CellVerbs:
         raise NotImplementedError
 
     def _held(self) -> Ranks:
-        """The ranks that are held before a collective of the cell that runs."""
-        run = self.current
-        return held(run, self._need("%ddp_step")) if run is not None and run.held else ()
+        raise NotImplementedError
 
     def run_cell(
         self,

@@ -35,6 +35,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.cellverbs import CellVerbs
+from ddp_notebook.session.collectivesteps import held
 from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
 from ddp_notebook.session.looking import Looking
 from ddp_notebook.session.options import InitOptions, cores
@@ -294,6 +295,11 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
 
     def _next_cell(self) -> int:
         return next(self._cells)
+
+    def _held(self) -> Ranks:
+        """The ranks that are held before a collective of the cell that runs."""
+        run = self.current
+        return held(run, self._need("%ddp_step")) if run is not None and run.held else ()
 
     def _watch(self, events: Sequence[Event]) -> None:
         run = self.current

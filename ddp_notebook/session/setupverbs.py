@@ -25,7 +25,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellRun
-from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.session.guards import check_ranks, idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.labverbs import LabVerbs
 from ddp_notebook.session.running import stop_started
@@ -68,6 +68,9 @@ class SetupVerbs(LabVerbs):
         raise NotImplementedError
 
     def _next_cell(self) -> int:
+        raise NotImplementedError
+
+    def _held(self) -> Ranks:
         raise NotImplementedError
 
     # -- setting up ----------------------------------------------------------------------
@@ -232,6 +235,7 @@ class SetupVerbs(LabVerbs):
         from ddp_notebook.session.wrap import wrap
 
         cluster = self._need("%ddp_wrap").cluster
+        idle_ranks(None, "%ddp_wrap", self.record.snapshot, self._held)
         self.wrapping = wrap(cluster, self.record, None, name, options, self.wrapping)
         return self.wrapping
 

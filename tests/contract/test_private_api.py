@@ -285,21 +285,23 @@ def frames():
 
 def look():
     while not found:
+        threading.Event().wait(0.01)
         loading = torch_private.loading(frames(), awaited=True)
         if loading is not None and loading.due:
             found.append(loading)
     go.set()
 
-iterator = iter(DataLoader(Data(), num_workers=2))
+iterator = iter(DataLoader(Data(), num_workers=2, collate_fn=lambda batch: batch[0]))
 assert isinstance(iterator, dataloader._MultiProcessingDataLoaderIter)
 thread = threading.Thread(target=look)
 thread.start()
-assert next(iterator).item() == 0
+assert next(iterator) == 0
 thread.join()
 pids = [process.pid for process in iterator._workers]
 assert found[0].due == pids[0] and found[0].owing == tuple(sorted(pids)), (found, pids)
 assert found[0].everyone == tuple(pids)
 assert torch_private.loading(frames()) is None
+assert list(iterator) == [1, 2, 3]
 assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
 with torch_private.impatient_loaders():
     assert _utils.MP_STATUS_CHECK_INTERVAL < 1
