@@ -248,6 +248,8 @@ def _method(operation: Operation) -> Callable[..., Any]:
             if its_guard is not None and not kind:
                 its_guard.check(slot, number, alike, operation, facts)
         except guard.Mismatch:
+            # It is not issued: what this rank issues next is what meets the others in the slot.
+            slots[kind] = slot
             ring.mark(number, Phase.REFUSED, _now_ns())
             raise
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's

@@ -20,6 +20,7 @@ from ddp_notebook.agent import (
     control,
     holding,
     likenew,
+    loaders,
     observer,
     place,
     rendezvous,
@@ -53,6 +54,7 @@ def run(
     rendezvous.watch()
     observer.attach()
     training.attach()
+    loaders.attach()
     where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
         subgroups.before_all_are_forgotten()

@@ -22,6 +22,7 @@ from ddp_notebook.agent import (
     cells,
     connecting,
     control,
+    loaders,
     observer,
     rendezvous,
     rescue,
@@ -95,11 +96,13 @@ def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
     rendezvous.watch()
     observer.attach()
     training.attach()
+    loaders.attach()
     subgroups.before_all_are_forgotten()
     torch_private.forget_groups()
     # A traceback and the frames it shows hold each other, and the group in them its sockets and
     # threads: without this each `%ddp_abort` left some until Python happened to look for them.
-    gc.collect()
+    with torch_private.impatient_loaders():
+        gc.collect()
     rescue.drop_stand_ins()
     state.current.give_up.clear()
     state.current.error = None

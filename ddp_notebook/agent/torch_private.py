@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -187,6 +188,71 @@ def keep_from_compiler(function: Any) -> bool:
     strategy = known._FrameExecStrategy(action.SKIP, action.SKIP)
     known.set_code_exec_strategy(function.__code__, strategy)
     return True
+
+
+class Loading(NamedTuple):
+    """A DataLoader's iterator from which a batch is awaited."""
+
+    batch: tuple[int, int]
+    """Another value for each batch."""
+    owing: tuple[int, ...]
+    """The pids of the workers that have a batch to make."""
+    due: int
+    """The pid of the one whose batch comes next; 0 where that is not known."""
+    everyone: tuple[int, ...]
+    """The pids of all its workers."""
+
+
+_AWAITS_BATCH = "_get_data"
+
+
+def loading(frames: Iterable[FrameType], *, awaited: bool = False) -> Loading | None:
+    """The iterator with worker processes that these frames are in; None for none.
+
+    With `awaited` only where it waits for a batch, not where it ends, say. Its state is read
+    while its own thread may change it: what makes no sense then is None too.
+    """
+    for frame in frames:
+        if awaited and frame.f_code.co_name != _AWAITS_BATCH:
+            continue
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            found = frame.f_locals.get("self")
+            if hasattr(found, "_workers"):
+                with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError):
+                    return _loading(found)
+    return None
+
+
+def _loading(iterator: Any) -> Loading:
+    pids = [int(process.pid or 0) for process in iterator._workers]
+    number, tasks = int(iterator._rcvd_idx), dict(iterator._task_info)
+    # A task has the number of its worker, and its data once they are there.
+    owing = {pids[task[0]] for task in tasks.values() if len(task) == 1}
+    due = tasks.get(number, ())
+    return Loading(
+        (id(iterator), number),
+        tuple(sorted(owing)),
+        pids[due[0]] if len(due) == 1 else 0,
+        tuple(pids),
+    )
+
+
+@contextlib.contextmanager
+def impatient_loaders() -> Iterator[None]:
+    """Within, a DataLoader's iterator that goes away does not wait seconds for each worker.
+
+    It ends them itself, as it does after 5 s: where this torch is another, only then.
+    """
+    utils: Any = torch.utils.data._utils
+    patience_s = getattr(utils, "MP_STATUS_CHECK_INTERVAL", None)
+    if patience_s is None:
+        yield
+        return
+    utils.MP_STATUS_CHECK_INTERVAL = 0.1
+    try:
+        yield
+    finally:
+        utils.MP_STATUS_CHECK_INTERVAL = patience_s
 
 
 def uses_cuda() -> bool:

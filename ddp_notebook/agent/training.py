@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_notebook.agent import ddp, observer, runfacts, sites, subgroups, torch_private
 from ddp_notebook.agent.datasources import sources
+from ddp_notebook.agent.parallels import parallels
 from ddp_notebook.agent.replicas import tracker
 
 _ATTACHED = "__ddp_notebook_attached__"
@@ -35,6 +36,7 @@ def attach() -> bool:
     _tell_after(DistributedSampler, "set_epoch", sources.epoch_set)
     _tell_before(DistributedSampler, "__iter__", sources.sampled)
     _tell_before(DataLoader, "__iter__", sources.loaded)
+    _tell_before(DataParallel, "forward", parallels.forward)
     register_optimizer_step_post_hook(_after_step)
     torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
     if hasattr(os, "register_at_fork"):
@@ -47,12 +49,14 @@ def begin() -> None:
     with _ours():
         tracker.begin()
         sources.begin()
+        parallels.begin()
 
 
 def happened() -> bool:
-    """True when an optimizer has made a step for a DDP object in this run."""
+    """True when an optimizer has made a step for a DDP or DataParallel object in this run."""
     known = (*tracker.gone, *tracker.replicas.values())
-    return not tracker.broken and any(replica.steps for replica in known)
+    stepped = parallels.trained or any(replica.steps for replica in known)
+    return not tracker.broken and stepped
 
 
 class _ours(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as a statement
@@ -208,6 +212,7 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> No
     if not _off():
         with _ours():
             tracker.stepped(optimizer)
+            parallels.stepped(optimizer)
 
 
 def _leave_child_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.analysis import failures, odd
+from ddp_notebook.analysis.busy import evidence_of, works
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -135,7 +136,7 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
     if not case.waiting:
         return
     for e in case.ranks:
-        if e.activity is Activity.BUSY and not e.polls_for:
+        if works(e):
             where = f" in {e.doing}" if e.doing else ""
             yield Finding(
                 Category.STRAGGLER,
@@ -143,7 +144,7 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
                 f"has not come yet: it is busy{where}",
                 "Wait for it, or interrupt the cell.",
                 case.waiting,
-                (f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",),
+                evidence_of(e),
                 passing=True,
             )
     held = case.where(Activity.HELD)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ddp_notebook.analysis import device_rules, sampler_rules
+from ddp_notebook.analysis import device_rules, parallel_rules, sampler_rules
 from ddp_notebook.analysis.replicas import (
     Model,
     by_hand,
@@ -359,6 +359,7 @@ RULES: tuple[Rule, ...] = (
     unused_parameters,
     bypass,
     no_sync,
+    parallel_rules.data_parallel,
     outside,
     first_nan,
     learning_rates,

@@ -13,6 +13,7 @@ from ddp_notebook.analysis import (
     collective_rules,
     fate_rules,
     hang_rules,
+    loader_rules,
     presence_rules,
     setup_rules,
     store_rules,
@@ -61,6 +62,7 @@ def _candidates(picture: Picture) -> Iterator[Finding]:
     yield from hang_rules.unreduced_gradients(case)
     yield from collective_rules.certain_rules(picture)
     yield from fate_rules.ended(picture, collective_rules.hurt(picture))
+    yield from loader_rules.stuck_loaders(case)
     if not picture.interrupted:
         yield from collective_rules.stuck_rules(picture)
     yield from collective_rules.stragglers(picture)

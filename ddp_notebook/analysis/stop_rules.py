@@ -135,11 +135,19 @@ def _one_step_less(
             picture.victims,
             facts,
         )
+    said = (
+        f"{short.named} {has} skipped {named(record)} in some iteration ({way.place.text}) and "
+        f"finished, while {full.named} {is_or_are} there"
+    )
+    if culprits == full.ranks:
+        said = (
+            f"{full.named} {is_or_are} once more in {named(record)} than the others, who have "
+            f"finished: it came there again in some iteration ({way.place.text})"
+        )
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW,
         culprits,
-        f"{short.named} {has} skipped {named(record)} in some iteration ({way.place.text}) and "
-        f"finished, while {full.named} {is_or_are} there",
+        said,
         TOGETHER,
         picture.victims,
         (*facts, f"{way.place}: {way.place.text}"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ddp_notebook.analysis import failures
+from ddp_notebook.analysis.busy import works
 from ddp_notebook.analysis.odd import IN_SETUP
 from ddp_notebook.model import (
     DEFAULT_GROUP,
@@ -24,7 +25,7 @@ from ddp_notebook.model import (
     SetupCase,
 )
 
-_MAY_COME = (Activity.BUSY, Activity.HELD, Activity.SILENT)
+_MAY_COME = (Activity.HELD, Activity.SILENT)
 """Nothing proves of such a rank that it will not come."""
 
 
@@ -151,7 +152,7 @@ def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
     coming = {
         e.rank
         for e in case.ranks
-        if e.activity in _MAY_COME and not e.polls_for and e.process != "stopped"
+        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped"
     }
     if coming:  # one of them may write the file that others wait for in a loop
         coming |= {e.rank for e in case.ranks if e.polls_for}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ddp_notebook.errors import UsageMistake
@@ -26,8 +26,9 @@ def idle_ranks(
     verb: str,
     snapshot: Snapshot,
     taken: Mapping[int, str] = MappingProxyType({}),
+    held: Callable[[], Ranks] = tuple,
 ) -> Ranks:
-    """The ranks a verb is for, all by default.
+    """The ranks a verb is for, all by default. `held` gives those held before a collective.
 
     `taken` is what ranks are in that somebody waits for; they may be about to begin it only.
     Raises UsageMistake when one of the ranks is dead or still in an earlier cell.
@@ -48,6 +49,13 @@ def idle_ranks(
     if busy:
         it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
         doing = next(iter(doings(busy, snapshot, taken)))
+        if standing := tuple(rank for rank in held() if rank in busy):
+            it = "it" if len(standing) == 1 else "them"
+            raise UsageMistake(
+                f"{name_ranks(standing).capitalize()} {'is' if it == 'it' else 'are'} still in an "
+                f"earlier cell, held before a collective ({doing}). Let {it} go on to the end: "
+                "%ddp_step --to end. Or give the cell up: %ddp_abort"
+            )
         raise UsageMistake(
             f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
             f"Wait for it: %ddp_wait. Get {it} back: %ddp_abort, or with new processes: "

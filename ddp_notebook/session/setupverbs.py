@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _NOT_FREED = "Nothing but a new process could free"
+_REPLACED = "A new process has taken the place of"
 
 
 class SetupVerbs(Underway, LabVerbs):
@@ -226,8 +228,7 @@ class SetupVerbs(Underway, LabVerbs):
         from ddp_notebook.session.wrap import wrap
 
         cluster = self._need("%ddp_wrap").cluster
-        if any(run.in_hand for run in self.runs):  # some ranks may only be about to begin it
-            self._idle(None, "%ddp_wrap")
+        self._idle(None, "%ddp_wrap")
         self.wrapping = wrap(cluster, self.record, None, name, options, self.wrapping)
         return self.wrapping
 
@@ -274,8 +275,8 @@ class SetupVerbs(Underway, LabVerbs):
     def abort(self, ranks: Ranks | None = None) -> Board:
         """Free ranks that are blocked in set-up, a cell or a script; the board after it.
 
-        Ranks that nothing else frees get new processes. When every rank had a process
-        group, it is built anew.
+        Ranks that nothing else frees get new processes, and so do those that died: its notes
+        say which, and why. When every rank had a process group, it is built anew.
         """
         processes = self._need("%ddp_abort")
         bringup = self._bringup
@@ -283,10 +284,12 @@ class SetupVerbs(Underway, LabVerbs):
         members = ranks if ranks is not None else bringup.everyone
         check_ranks(members, self.record.snapshot)
         had_group = not self._half_way
+        said = (_NOT_FREED, _REPLACED)
+        notes = [n for n in self.record.snapshot.notes if not n.startswith(said)]
         restarted = self._give_up(members)
-        notes = [n for n in self.record.snapshot.notes if not n.startswith(_NOT_FREED)]
         if restarted:
             notes.append(f"{_NOT_FREED} {name_ranks(restarted)}; variables are gone there.")
+        notes += self._replace_dead(processes, members)
         self.record.note(notes=tuple(notes))
         if self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
@@ -298,3 +301,16 @@ class SetupVerbs(Underway, LabVerbs):
             self._script = None
             return self._set_up(replace(processes.options, settings={}, step=False))
         return self.status()
+
+    def _replace_dead(self, processes: Processes, members: Ranks) -> list[str]:
+        """New processes for those of `members` that are dead; a note for each."""
+        states = self.record.snapshot.ranks
+        dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
+        if dead and not self.record.snapshot.ended:
+            processes.stop(dead)
+            processes.launch(dead)
+        return [
+            f"{_REPLACED} rank {rank} ({exit_text(states[rank].exit_code or 0)}); its variables "
+            "are gone."
+            for rank in dead
+        ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Ranks, name_ranks
 from ddp_notebook.session.cellrun import CellResult, CellRun, SeeThrough
-from ddp_notebook.session.collectivesteps import Settling, table
+from ddp_notebook.session.collectivesteps import Settling, held, table
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
 from ddp_notebook.session.watching import Watch, was_sent
@@ -79,7 +79,12 @@ class Underway:
     def _idle(self, ranks: Ranks | None, verb: str) -> Ranks:
         """The ranks a verb is for, all by default. Raises UsageMistake when one is not free."""
         taken = {rank: run.title for run in self.runs if run.in_hand for rank in run.pending}
-        return idle_ranks(ranks, verb, self.record.snapshot, taken)
+        return idle_ranks(ranks, verb, self.record.snapshot, taken, self._held)
+
+    def _held(self) -> Ranks:
+        """The ranks that are held before a collective of the run that ranks are in."""
+        run = self.current
+        return held(run, self._need("%ddp_step")) if run is not None and run.held else ()
 
     def _take(
         self, ranks: Ranks | None, verb: str, make: Callable[[Ranks], CellRun], *, detach: bool

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis import busy, run_rules
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -173,7 +173,8 @@ class Watchman:
             return None
         case = self._look()
         # Ranks that compute for hours are not asked twice a second.
-        self._pause_s = LOOK_EVERY_S if case.waiting else min(2 * self._pause_s, LOOK_RARELY_S)
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
         self.latest = run_rules.diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
@@ -235,5 +236,4 @@ def _cpu_of_silent(e: RankEvidence) -> float:
 
 def stuck(case: SetupCase, diagnosis: Diagnosis) -> bool:
     """True when something is wrong and no rank runs code of its own that could change it."""
-    busy = [e for e in case.ranks if e.activity is Activity.BUSY and not e.polls_for]
-    return diagnosis.wrong and not busy
+    return diagnosis.wrong and not any(map(busy.works, case.ranks))

@@ -11,6 +11,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.bench.plan import Plan
+from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Collective, Collectives, Part, Phase, Status
 from ddp_notebook.session import Session
 
@@ -308,6 +309,58 @@ def test_what_does_not_match_is_refused_and_every_rank_lives(ranks: Session, sou
     assert [state.pid for state in ranks.record.snapshot.ranks] == pids
     assert ranks.pull("kept") == dict.fromkeys(range(4), "kept")
     ranks.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 4").raise_for_error()
+
+
+LATE = """
+import time
+def come_last(late):
+    group = dist.group.WORLD
+    slot = group.ddp_notebook_slots[0]
+    words = [theirs for _, _, theirs in group.ddp_notebook_guard._peers]
+    while rank == late and any(each[slot % 1024 * 2] >> 40 != slot + 1 for each in words):
+        time.sleep(0.01)
+"""
+
+
+def test_a_rank_that_was_refused_comes_again_and_meets_the_others(ranks: Session) -> None:
+    found = run(
+        ranks,
+        f"{LATE}\n"
+        "for i in range(3):\n"
+        "    if i == 1:\n"
+        "        come_last(2)\n"
+        "    for size in (5, 8) if rank == 2 and i == 1 else (8,):\n"
+        "        x = torch.full((size,), i + 1.0)\n"
+        "        try:\n"
+        "            dist.all_reduce(x)\n"
+        "        except RuntimeError:\n"
+        "            continue\n"
+        "    assert x.tolist() == [4 * (i + 1.0)] * 8",
+    )
+    phases = [each.phase for each in found.of[2]]
+    assert phases == [Phase.DONE, Phase.REFUSED, Phase.DONE, Phase.DONE]
+    slots = {rank: [each.slot for each in of] for rank, of in found.of.items()}
+    assert slots[2][1] == slots[2][2]
+    assert {of[-1] for of in slots.values()} == {slots[0][-1]}
+    assert not ranks.why().findings
+
+
+def test_a_rank_that_goes_on_after_a_refusal_is_told_where_it_parted(ranks: Session) -> None:
+    result = ranks.run_cell(
+        f"{LATE}\n"
+        "for i in range(4):\n"
+        "    if i == 1:\n"
+        "        come_last(2)\n"
+        "    try:\n"
+        "        dist.all_reduce(torch.ones(5 if rank == 2 and i == 1 else 8))\n"
+        "    except RuntimeError:\n"
+        "        continue"
+    )
+    assert isinstance(result.error, Stuck) and result.diagnosis is not None, result.error
+    (finding,) = result.diagnosis.findings
+    assert (finding.category.value, finding.ranks) == ("shape-mismatch", (2,))
+    assert finding.waiting == (0, 1, 3)
+    assert "was refused all_reduce" in finding.cause and "went on without it" in finding.cause
 
 
 def test_what_may_differ_is_let_through(ranks: Session) -> None:
