@@ -241,13 +241,16 @@ class CellRun:
         same: dict[str, list[int]] = {}
         for rank, finished in self.finished.items():
             if finished.outcome == "interrupted":
-                same.setdefault("stopped at an interrupt", []).append(rank)
+                same.setdefault("interrupted", []).append(rank)
             elif finished.outcome == "error":
                 first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
                 where = f"{self.script}, line" if self.script else "cell line"
                 line = f" ({where} {finished.line})" if finished.line else ""
                 what = f"raised {finished.ename}{': ' if first else ''}{first[:200]}{line}"
                 same.setdefault(what, []).append(rank)
+        if "interrupted" in same:
+            were = "were" if len(same["interrupted"]) > 1 else "was"
+            same[f"{were} interrupted"] = same.pop("interrupted")
         return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
 
 

@@ -77,6 +77,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
         self._gpus: tuple[str, ...] | None = None
         self._cells = itertools.count(1)
         self._lock = threading.RLock()
+        self._freeing = threading.RLock()
         self._lost_reason = ""
         self._owner_pid = os.getpid()
         self.record.subscribe(self._watch)

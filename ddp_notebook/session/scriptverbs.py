@@ -101,8 +101,10 @@ class ScriptVerbs(Underway):
         elif result.error is None:
             result = replace(result, diagnosis=aftermath.examine(run, script_run.processes))
         self.seen_late = run.watchman.seen_late if run.watchman is not None else None
-        if self._script is script_run:  # else another verb sets the ranks up
-            self._script = None
+        with self._freeing:
+            mine = self._script is script_run  # else another verb sets the ranks up
+            self._script = None if mine else self._script
+        if mine:
             self._back_from_script()
         return result
 

@@ -128,6 +128,10 @@ class SetupVerbs(Underway, LabVerbs):
 
     def _give_up(self, ranks: Ranks) -> Ranks:
         """Free ranks from what blocks them; those that needed a new process for it."""
+        with self._freeing:
+            return self._free(ranks)
+
+    def _free(self, ranks: Ranks) -> Ranks:
         bringup, processes = self._bringup, self._processes
         assert bringup is not None and processes is not None
         for run in self.runs:
@@ -286,6 +290,7 @@ class SetupVerbs(Underway, LabVerbs):
         had_group = not self._half_way
         said = (_NOT_FREED, _REPLACED)
         notes = [n for n in self.record.snapshot.notes if not n.startswith(said)]
+        script = next((run for run in self.runs if run.in_hand and run.script), None)
         restarted = self._give_up(members)
         if restarted:
             notes.append(f"{_NOT_FREED} {name_ranks(restarted)}; variables are gone there.")
@@ -293,10 +298,9 @@ class SetupVerbs(Underway, LabVerbs):
         self.record.note(notes=tuple(notes))
         if self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
-        in_script = any(run.in_hand and run.script for run in self.runs)
         self._await_put_down()
-        if in_script:  # who waits for it sets the ranks up when it is over
-            return self.status()
+        if script is not None and (script.in_hand or not self._half_way):
+            return self.status()  # who waits for the script sets the ranks up when it is over
         if had_group and not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
             self._script = None
             return self._set_up(replace(processes.options, settings={}, step=False))

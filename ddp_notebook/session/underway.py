@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.running import Send
     from ddp_notebook.session.setup import Processes
 
-_ENDS_WITHIN_S = 5.0
+_ENDS_WITHIN_S = 10.0
 """How long the one who waits for a run may take to notice its end, and to clear up."""
 
 
@@ -63,6 +63,8 @@ class Underway:
     detached: Detached | None
     """The run that was detached last."""
     _lock: threading.RLock
+    _freeing: threading.RLock
+    """Held while ranks are freed: no set-up may begin on them before that is over."""
     _processes: Processes | None
 
     def _need(self, verb: str) -> Processes:

@@ -237,6 +237,27 @@ def test_a_detached_script_that_hangs_is_diagnosed_and_given_up(
     ranks.run_cell(ALL_REDUCE).raise_for_error()
 
 
+def test_no_set_up_begins_on_ranks_that_are_still_being_freed(
+    ranks: Session, tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.run_script(script(tmp_path, gate), detach=True)
+    begun(ranks)
+    bringup = ranks._bringup
+    assert bringup is not None
+    free, before, begun_early = bringup.free, bringup.generation, []
+
+    def free_slowly(members: tuple[int, ...]) -> tuple[int, ...]:
+        left = free(members)
+        begun_early.append(ranks.record.wait_for(lambda: bringup.generation != before, 0.5))
+        return left
+
+    monkeypatch.setattr(bringup, "free", free_slowly)
+    assert ranks.abort().snapshot.ready
+    assert begun_early == [False]
+    assert bringup.generation == before + 1
+    ranks.run_cell(ALL_REDUCE).raise_for_error()
+
+
 def test_a_restart_under_a_detached_script_ends_it_and_sets_the_ranks_up_once(
     ranks: Session, tmp_path: Path, gate: Path
 ) -> None:
