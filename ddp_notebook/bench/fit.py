@@ -64,13 +64,11 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) 
     errors = _relative_errors(regimes, sizes, times)
     typical = math.sqrt(statistics.fmean(e * e for e in errors))
     if typical > MOST_ERROR:
-        raise NoFit(
-            f"no latency and bandwidth explain these times: the best are off by {typical:.0%}"
-        )
+        raise NoFit(f"the times do not follow them, the best fit is off by {typical:.0%}")
     draws = random.Random(seed)  # noqa: S311 - draws errors, keeps no secret
     latency, bandwidth, half = _intervals(regimes, sizes, errors, draws)
     if not regimes[-1].s_per_byte or math.isinf(bandwidth[1]):
-        raise NoFit("the times hardly grow with the size, so there is no telling a bandwidth")
+        raise NoFit("the times hardly grow with the size")
     return Fit(
         regimes=regimes,
         latency_s=regimes[0].latency_s,

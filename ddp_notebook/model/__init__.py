@@ -20,10 +20,7 @@ everything here can be written as JSON and read back.
     codec.py      values as JSON and back, checked against their types
 """
 
-from ddp_notebook.model.bench import (
-    BenchPoint,
-    BenchResult,
-)
+from ddp_notebook.model.bench import BenchRun
 from ddp_notebook.model.collectives import (
     DEFAULT_GROUP,
     Collective,
@@ -146,8 +143,7 @@ __all__ = [
     "Probe",
     "InitArguments",
     "Activity",
-    "BenchPoint",
-    "BenchResult",
+    "BenchRun",
     "Board",
     "BoardRow",
     "Branch",

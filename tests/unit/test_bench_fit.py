@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_notebook.bench.fit import NoFit, fit
@@ -22,6 +22,7 @@ def times(latency_s: float, bytes_per_s: float, sizes: list[int] = SIZES) -> lis
     return [latency_s + size / bytes_per_s for size in sizes]
 
 
+@settings(deadline=None, max_examples=25)
 @given(
     st.floats(1e-6, 1e-2),
     st.floats(1e8, 1e12),
