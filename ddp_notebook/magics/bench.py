@@ -45,8 +45,8 @@ def bench_parser() -> Parser:
     parser = with_ranks(Parser("%ddp_bench", "%ddp_bench --max 64M", description))
     add = parser.add_argument
     add("--op", default="all_reduce", help=f"of {','.join(OPS)} (default all_reduce)")
-    add("--min", default=None, help="smallest size in bytes (default 4, or one element)")
-    add("--max", default=None, help=f"largest size (default {_CPU_MAX}, on GPUs {_GPU_MAX})")
+    add("--min", default="auto", help="smallest size: 4K (default 4 bytes, or one element)")
+    add("--max", default="auto", help=f"largest size (default {_CPU_MAX}, on GPUs {_GPU_MAX})")
     add("--step", type=int, default=2, help="each size is so many times the last (default 2)")
     add("--dtype", default="float32", help=f"of {','.join(DTYPE_BYTES)} (default float32)")
     add("--mode", default="blocking", help="blocking: one at a time; pipelined: several under way")
@@ -132,14 +132,15 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
     try:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         least = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
+        most = _GPU_MAX if on_gpu else _CPU_MAX
         return Plan(
             ops=parse_names(args.op, OPS, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
             world_sizes=_world_sizes(args.world_sizes),
             tune=args.tune,
-            min_bytes=parse_bytes(args.min) if args.min is not None else least,
-            max_bytes=parse_bytes(args.max or (_GPU_MAX if on_gpu else _CPU_MAX)),
+            min_bytes=least if args.min == "auto" else parse_bytes(args.min),
+            max_bytes=parse_bytes(most if args.max == "auto" else args.max),
             factor=args.step,
             budget_s=parse_seconds(args.budget),
         )
