@@ -66,7 +66,14 @@ def student(freedom: int) -> float:
     return _T[freedom - 1] if freedom <= len(_T) else _NORMAL + 2.4 / freedom
 
 
-def curve_of(curve: CurvePlan, ranks: Sequence[int], visits: Sequence[Visits], plan: Plan) -> Curve:
+def curve_of(
+    curve: CurvePlan,
+    ranks: Sequence[int],
+    visits: Sequence[Visits],
+    plan: Plan,
+    *,
+    fitted: bool = True,
+) -> Curve:
     """One curve, from what each of `ranks` measured of it; `visits` are in their order.
 
     An iteration took as long as on its slowest rank. Where one rank said less than the others,
@@ -81,7 +88,7 @@ def curve_of(curve: CurvePlan, ranks: Sequence[int], visits: Sequence[Visits], p
             raise ValueError(f"the ranks did not measure the same: {sorted(shapes)}")
         by_size.setdefault(visit[0]["size_bytes"], []).append(visit)
     points = tuple(_point(curve, size, by_size[size], plan) for size in sorted(by_size))
-    found, no_fit = _fit(curve, points)
+    found, no_fit = _fit(curve, points) if fitted else (None, "")
     late = _straggler(points)
     return Curve(
         op=curve.op,

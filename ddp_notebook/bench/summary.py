@@ -32,18 +32,21 @@ def summarise(
     visits: Mapping[int, Sequence[Mapping[str, Any]]],
     answers: Mapping[int, Mapping[str, Any]],
     ended: str = "",
+    *,
+    fitted: bool = True,
 ) -> BenchRun:
     """What all ranks measured together.
 
     `visits` are by rank, as far as they were heard; `answers` are what `agent.tasks.bench`
-    returned, of the ranks that came to its end. `ended` says why the run was cut short.
+    returned, of the ranks that came to its end. `ended` says why the run was cut short. A fit
+    takes a twentieth of a second, which a run that still goes on would notice: not `fitted`.
     """
     plans = setting.plan.curves(len(setting.ranks))
     curves = []
     for number, plan in enumerate(plans):
         ranks = setting.ranks[: plan.world_size]
         mine = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
-        curves.append(curve_of(plan, ranks, mine, setting.plan))
+        curves.append(curve_of(plan, ranks, mine, setting.plan, fitted=fitted))
     measured = tuple(curve for curve in curves if curve.points)
     conditions = _conditions(setting, answers)
     badge, reasons = trust.judge(measured, conditions)

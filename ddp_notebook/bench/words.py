@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ddp_notebook.bench.trust import TAILED
+from ddp_notebook.bench.trust import TAILED, sizes
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.bench import Conditions, Curve, Floor
 from ddp_notebook.model.fit import Fit
@@ -51,7 +51,7 @@ def _of_curve(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
         yield (
             f"{curve.op} gave wrong results: {first.wrong:,} elements at "
             f"{format_bytes(first.size_bytes)}"
-            + (f", and at {len(wrong) - 1} other sizes." if len(wrong) > 1 else ".")
+            + (f", and more at {sizes(wrong[1:])}." if len(wrong) > 1 else ".")
         )
     if curve.straggler is not None:
         yield (

@@ -157,7 +157,7 @@ class BenchVerbs:
         gathering = Gathering(setting.ranks)
 
         def so_far() -> BenchRun:
-            return summarise(setting, gathering.visits(), {})
+            return summarise(setting, gathering.visits(), {}, fitted=False)
 
         def heard(events: Sequence[Event]) -> None:
             if gathering.take(events) and watch is not None:

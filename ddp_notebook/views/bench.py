@@ -99,9 +99,8 @@ def _html_table(run: BenchRun, curve: Curve) -> str:
     rows = zip(curve.points, _rows(curve.points), strict=True)
     body = "".join(_html_row(row, wrong=point.wrong > 0) for point, row in rows)
     table = (
-        f'<table style="{_TABLE_STYLE}"><caption style="text-align: left">'
-        f"{escape(curve_name(curve))}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
+        f'<div style="overflow-x: auto"><table style="{_TABLE_STYLE}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
     summary = f"{escape(curve_name(curve))}: {len(curve.points)} sizes as a table"
     opened = " open" if len(run.curves) == 1 else ""

@@ -14,10 +14,10 @@ from ddp_notebook.model import format_bytes
 from ddp_notebook.model.bench import BenchPoint, BenchRun
 from ddp_notebook.views.bench import curve_name, title
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, for common kinds of colour blindness."""
+_COLOURS = ("#2E8FCF", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, for common kinds of colour blindness; the blue is lighter, for dark pages."""
 _WIDTH, _HEIGHT = 640, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 30, 12, 34
 _BAR = 30
 
 
@@ -34,7 +34,7 @@ def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict
         "text/html": (
             f"<div><div><b>{escape(what)}</b></div>"
             f'<progress max="1" value="{done:.3f}" style="width: 300px"></progress> '
-            f"{done:.0%}{escape(left)} <small>{hint}</small>{plot}</div>"
+            f"{done:.0%}{escape(left)}<div><small>{hint}</small></div>{plot}</div>"
         ),
     }
 
@@ -52,7 +52,7 @@ def _plot(run: BenchRun) -> str:
         shown = [p for p in curve.points if p.size_bytes and p.latency_us > 0]
         places = [(x.at(p.size_bytes), y.at(p.latency_us)) for p in shown]
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" opacity="0.5"/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" opacity="0.7"/>')
         parts += [_dot(p, a, b, y, colour) for p, (a, b) in zip(shown, places, strict=True)]
         if len(run.curves) > 1:
             parts.append(

@@ -95,13 +95,15 @@ def _against_size(left: Axes, right: Axes, run: BenchRun, baseline: BenchRun | N
     left.set_ylim(_time_range([_time(p) for p in points], points))
     if len(sized) == 1 and sized[0].fit is not None:
         _explain(left, sized[0])
-    _ceilings(right, run.floors, max(p.busbw_gb_per_s for p in points))
+    reached = max(p.busbw_gb_per_s for p in points)
+    right.set_ylim(0, 1.1 * reached or 1)
+    _ceilings(right, run.floors, reached)
     _buckets(right, run.buckets_bytes, points)
     if all(curve.world_size == 1 for curve in sized):
         _say(right, "one rank sends nothing")
     left.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=_INK)
     if right.get_legend_handles_labels()[0]:
-        right.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=_INK)
+        right.legend(loc="center left", frameon=False, fontsize=8.5, labelcolor=_INK)
 
 
 def _draw_time(axes: Axes, curve: Curve, style: tuple[str, str], *, alone: bool) -> None:
@@ -143,7 +145,6 @@ def _draw_bandwidth(axes: Axes, curve: Curve, style: tuple[str, str]) -> None:
     rates = [p.busbw_gb_per_s for p in curve.points]
     axes.plot(sizes, rates, color=colour, marker=marker, markersize=4.5, linewidth=1.2)
     _mark_wrong(axes, curve.points, rates)
-    axes.set_ylim(bottom=0)
 
 
 def _draw_baseline(left: Axes, right: Axes, curve: Curve, style: tuple[str, str]) -> None:
@@ -168,11 +169,10 @@ def _explain(axes: Axes, curve: Curve) -> None:
     axes.axhline(floor_us, color=_QUIET, lw=0.9, ls=(0, (1, 2)))
     axes.annotate(
         f"latency {format_us(float(f'{floor_us:.3g}'))}",
-        (0.99, floor_us),
+        (0.01, floor_us),
         xycoords=("axes fraction", "data"),
-        xytext=(0, -3),
+        xytext=(0, -14),
         textcoords="offset points",
-        ha="right",
         va="top",
         fontsize=8.5,
         color=_INK,
@@ -341,7 +341,7 @@ def _between(low: float, high: float, count: int = 100) -> list[float]:
 def _time_range(times_us: Sequence[float], points: Sequence[BenchPoint]) -> tuple[float, float]:
     """A range around times that holds at least two powers of ten, which have labels."""
     ends = [p.p90_us for p in points] + [end for p in points for end in p.latency_interval_us]
-    low = max(min(times_us), _LEAST_US) / 1.6
+    low = max(min(times_us), _LEAST_US) / 2.5
     high = max(*times_us, *ends, _LEAST_US) * 1.6
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
     if first == last:
