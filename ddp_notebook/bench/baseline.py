@@ -12,6 +12,7 @@ from ddp_notebook.model.bench import (
     Curve,
     CurveChange,
     PointChange,
+    Trust,
 )
 
 _LEAST_RATIO = 1.05
@@ -34,7 +35,10 @@ def compare(run: BenchRun, baseline: BenchRun) -> tuple[CurveChange, ...]:
             f"{run.backend} on {run.device}"
         )
     kept = {curve.key: curve for curve in baseline.curves}
-    found = tuple(_compare(curve, kept[curve.key]) for curve in run.curves if curve.key in kept)
+    noisy = Trust.NOISY in (run.trust, baseline.trust)
+    found = tuple(
+        _compare(curve, kept[curve.key], noisy) for curve in run.curves if curve.key in kept
+    )
     found = tuple(each for each in found if each.points)
     if not found:
         raise ValueError(
@@ -44,7 +48,7 @@ def compare(run: BenchRun, baseline: BenchRun) -> tuple[CurveChange, ...]:
     return found
 
 
-def _compare(curve: Curve, baseline: Curve) -> CurveChange:
+def _compare(curve: Curve, baseline: Curve, noisy: bool) -> CurveChange:
     before = {p.size_bytes: p for p in baseline.points}
     points = tuple(
         _compare_point(p, before[p.size_bytes]) for p in curve.points if p.size_bytes in before
@@ -58,7 +62,7 @@ def _compare(curve: Curve, baseline: Curve) -> CurveChange:
         ours = changed[change]
         needed = max(min(_LEAST_SIZES, len(points)), math.ceil(_SHARE * len(points)))
         if len(ours) >= needed and len(ours) >= _ONE_WAY * len(changed[other]):
-            verdict, counted = change, ours
+            verdict, counted = Change.UNDECIDED if noisy else change, ours
     ratio = statistics.median(p.ratio for p in counted) if counted else 1.0
     return CurveChange(curve, baseline, verdict, ratio, points)
 

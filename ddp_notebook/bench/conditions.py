@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.bench import gloothread
-
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Columns of /proc/stat: user, nice, system, irq, softirq, steal. See proc_stat(5)."""
 
@@ -22,14 +20,11 @@ class Meter:
     own_s: float
     host_s: float | None
     """Busy time of all the cores this process may use; None where that cannot be told."""
-    loop_s: float | None
 
     @classmethod
     def read(cls) -> Meter:
         """The moment now."""
-        return cls(
-            time.monotonic(), time.process_time(), busy_s(Path("/proc/stat")), gloothread.cpu_s()
-        )
+        return cls(time.monotonic(), time.process_time(), busy_s(Path("/proc/stat")))
 
     def until(self, end: Meter) -> dict[str, Any]:
         """What was spent from this moment to `end`: a JSON object, None for what is not known."""
@@ -38,7 +33,6 @@ class Meter:
             "seconds": end.clock_s - self.clock_s,
             "cpu_s": end.own_s - self.own_s,
             "host_cpu_s": (end.host_s or 0) - (self.host_s or 0) if known else None,
-            "loop_cpu_s": end.loop_s - (self.loop_s or 0) if end.loop_s is not None else None,
         }
 
 

@@ -74,7 +74,8 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
     After each visit to one size `bench.report(share done, visit)` is called. Returns all
     visits: ``curve`` is the number of the curve, ``size_bytes`` the size, ``times_ns`` the time
     of every iteration (iteration i is the same collective on all ranks), ``issue_ns`` how long
-    this rank took to bring its part, ``wrong`` how many elements were not what they must be.
+    this rank took to bring its part, ``wrong`` how many elements were not what they must be,
+    ``loop_cpu`` how many cores gloo's loop threads kept busy meanwhile, None where there are none.
     """
     curves = bench.plan.curves(bench.control.size())
     bench.buffers = _allocate(curves, bench)
@@ -134,8 +135,10 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, curve: CurvePlan) -> di
     operation = Operation(curve, item.size_bytes, bench.buffers, group, bench.rank)
     wrong = operation.check() if schedule.rounds_of(item) < _CHECKED_ROUNDS else 0
     iterations = _warm_up(bench, schedule, operation, item, group, new)
+    loop_s, began_s = gloothread.cpu_s(), time.monotonic()
     _wait_for_all(group, bench.device)
     times_ns = time_each(operation.calls, iterations, bench.device)
+    loop = _share(loop_s, gloothread.cpu_s(), time.monotonic() - began_s)
     slowest_ns = _slowest(times_ns, group, bench.device)
     issues = 1 if min(slowest_ns) > _SLOW_NS else _ISSUES
     issue_ns = time_issue(operation.calls[0], issues)
@@ -147,7 +150,13 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, curve: CurvePlan) -> di
         "times_ns": times_ns,
         "issue_ns": issue_ns,
         "wrong": wrong,
+        "loop_cpu": loop,
     }
+
+
+def _share(before_s: float | None, after_s: float | None, span_s: float) -> float | None:
+    """The part of `span_s` that was spent; None where that is not known."""
+    return None if before_s is None or after_s is None else (after_s - before_s) / span_s
 
 
 def _warm_up(

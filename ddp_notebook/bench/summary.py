@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ def summarise(
         mine = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
         curves.append(curve_of(plan, ranks, mine, setting.plan, fitted=fitted))
     measured = tuple(curve for curve in curves if curve.points)
-    conditions = _conditions(setting, answers)
+    conditions = _conditions(setting, visits, answers)
     badge, reasons = trust.judge(measured, conditions)
     floors = tuple(Floor(**floor) for answer in answers.values() for floor in answer["floors"])
     return BenchRun(
@@ -69,24 +70,32 @@ def summarise(
     )
 
 
-def _conditions(setting: Setting, answers: Mapping[int, Mapping[str, Any]]) -> Conditions:
+def _conditions(
+    setting: Setting,
+    visits: Mapping[int, Sequence[Mapping[str, Any]]],
+    answers: Mapping[int, Mapping[str, Any]],
+) -> Conditions:
     """What the ranks' clocks said; the host with the most to say speaks for all."""
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     for answer in answers.values():
         hosts.setdefault(answer["host"], []).append(answer)
     others = [other for here in hosts.values() if (other := _others(here)) is not None]
-    loops = [
-        answer["loop_cpu_s"] / answer["seconds"]
-        for answer in answers.values()
-        if answer["loop_cpu_s"] is not None and answer["seconds"]
-    ]
     return Conditions(
         cores=setting.cores,
         ranks_per_host=max(map(len, hosts.values()), default=len(setting.ranks)),
         others_cpu=max(others, default=None),
-        loop_cpu=max(loops, default=None),
+        loop_cpu=_loop_cpu(visits),
         seconds=max((answer["seconds"] for answer in answers.values()), default=0.0),
     )
+
+
+def _loop_cpu(visits: Mapping[int, Sequence[Mapping[str, Any]]]) -> float | None:
+    """Cores that gloo's loop threads kept busy at small sizes, on the rank with the most."""
+    shares = [
+        [v["loop_cpu"] for v in mine if v["size_bytes"] <= words.SMALL_BYTES and v["loop_cpu"]]
+        for mine in visits.values()
+    ]
+    return max((statistics.median(each) for each in shares if each), default=None)
 
 
 def _others(here: Sequence[Mapping[str, Any]]) -> float | None:

@@ -14,7 +14,7 @@ _FLAT_PART = 8
 """Below this part of the half-bandwidth size the bytes add an eighth to the latency at most."""
 _LOOP_CPU = 0.3
 """Of a core, kept by gloo's loop thread: moving the bytes alone takes far less at small sizes."""
-_SMALL_BYTES = 64 * 2**10
+SMALL_BYTES = 64 * 2**10
 
 
 def notes(
@@ -137,7 +137,7 @@ def _spinning(curves: Sequence[Curve], conditions: Conditions) -> Iterable[str]:
         p
         for c in curves
         for p in c.points
-        if not c.tuned and p.size_bytes <= _SMALL_BYTES and p.count > 1
+        if not c.tuned and p.size_bytes <= SMALL_BYTES and p.count > 1
     ]
     tailed = [p for p in small if p.mean_us > TAILED * p.latency_us]
     loop = conditions.loop_cpu

@@ -125,7 +125,7 @@ class Conditions:
     others_cpu: float | None = None
     """Cores that processes other than the ranks kept busy, on average; None: not known."""
     loop_cpu: float | None = None
-    """Cores that one rank's gloo loop thread kept busy, on average; None: there was none."""
+    """Cores that one rank's gloo loop threads kept busy at small sizes; None: there were none."""
     seconds: float = 0.0
 
 
@@ -164,6 +164,8 @@ class Change(StrEnum):
     SLOWER = "slower"
     FASTER = "faster"
     SAME = "no difference that the intervals allow to state"
+    UNDECIDED = "too noisy to say"
+    """There is a difference, and it may be the machine's: one of the runs is not to be trusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,12 @@ def _compared(change: CurveChange) -> str:
         changed = [p for p in change.points if p.change is not Change.SAME]
         some = f" ({len(changed)} of {len(change.points)} sizes differ)" if changed else ""
         return f"Against the baseline {curve_name(change.curve)}: {change.change}{some}."
+    if change.change is Change.UNDECIDED:
+        return (
+            f"Against the baseline {curve_name(change.curve)} took {change.ratio:.2f} times its "
+            "time, but one of the two runs is too noisy to conclude from: the machine may have "
+            "been busier. Measure both again when it is quiet."
+        )
     return (
         f"Against the baseline {curve_name(change.curve)} is {change.change}: {change.ratio:.2f} "
         f"times its time at {sizes}, whose 95 % intervals do not touch."

@@ -11,6 +11,7 @@ from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.words import duration, round_bytes
 from ddp_notebook.model.bench import Change, Trust
+from ddp_notebook.views.bench import table_text
 
 BUSY = {**QUIET, "host_cpu_s": 45.0}
 """The host was busy for 45 core-seconds of 10 s, 10 of which were the two ranks'."""
@@ -89,10 +90,9 @@ def test_a_plain_socket_is_what_it_is_measured_against() -> None:
 
 
 def test_gloos_spinning_thread_is_known_by_its_tail_and_its_cpu_time() -> None:
-    spinning = {**QUIET, "loop_cpu_s": 6.0}
-    tailed = bench_run(answers=(spinning, spinning), noise=8.0, seed=2)
+    tailed = bench_run(loop_cpu=0.6, noise=8.0, seed=2)
     assert any("loop thread used 60% of a core" in note for note in tailed.notes)
-    even = bench_run(answers=(spinning, spinning))
+    even = bench_run(loop_cpu=0.6)
     assert not any("loop thread" in note for note in even.notes)
 
 
@@ -140,6 +140,15 @@ def test_a_slowdown_of_a_fifth_is_judged_as_such(factor: float, verdict: Change)
 
 def test_a_twentieth_is_not_enough_however_well_it_is_known() -> None:
     (change,) = compare(bench_run(noise=0.001, slower=1.04), bench_run(noise=0.001))
+    assert change.change is Change.SAME
+
+
+def test_a_difference_to_a_noisy_run_may_be_the_machines() -> None:
+    before, slower = bench_run(answers=(BUSY, BUSY)), bench_run(slower=1.5)
+    (change,) = compare(slower, before)
+    assert change.change is Change.UNDECIDED
+    assert "one of the two runs is too noisy" in table_text(slower, [change])
+    (change,) = compare(bench_run(seed=1), before)
     assert change.change is Change.SAME
 
 
