@@ -29,7 +29,7 @@ def bench_facts(device: str) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "free_bytes": _free_bytes(torch.device(device)),
-        "backend": str(dist.get_backend()),
+        "backend": dist.get_backend_config(),
         "buckets_bytes": _buckets_bytes(),
         # A plain str: its own type would bring torch into the notebook.
         "versions": {"torch": str(torch.__version__)},

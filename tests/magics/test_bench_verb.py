@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import Kernel, seen_in
 
 from ddp_notebook.session import BenchResult
 
@@ -83,3 +84,23 @@ def test_bad_input_says_what_is_wrong_and_what_to_type(
     shown = capsys.readouterr()
     assert message in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err
+
+
+def test_the_plot_grows_while_it_runs_and_an_interrupt_keeps_what_is_measured() -> None:
+    with Kernel() as kernel:
+        kernel.init(2)
+        sent = kernel.send("result = %ddp_bench --budget 300s")
+        points = []
+        for message in kernel.listen(sent, 60):
+            seen = seen_in(message)
+            if "<progress" in seen:
+                points.append(seen.count("<circle"))
+            if len(set(points)) >= 3:
+                break
+        assert points == sorted(points)
+        kernel.manager.interrupt_kernel()
+        reply = kernel.finish(sent)
+        assert reply.status == "ok", reply.evalue
+        assert kernel.ask("result.ended") == "it was interrupted"
+        assert kernel.ask("len(result.points)") >= max(points)
+        kernel.run_well("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

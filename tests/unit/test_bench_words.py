@@ -87,6 +87,8 @@ def test_a_plain_socket_is_what_it_is_measured_against() -> None:
     run = bench_run(floors=[SOCKET])
     assert any("A plain TCP socket here takes 20 µs one way" in note for note in run.notes)
     assert not any("socket" in note for note in bench_run().notes)
+    slow = {**SOCKET, "bandwidth_gb_per_s": 0.5}
+    assert not any("socket" in note for note in bench_run(floors=[slow]).notes)
 
 
 def test_gloos_spinning_thread_is_known_by_its_tail_and_its_cpu_time() -> None:
