@@ -72,10 +72,11 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
     """Runs the plan on this rank; all ranks of `bench.control` must call it.
 
     After each visit to one size `bench.report(share done, visit)` is called. Returns all
-    visits: ``curve`` is the number of the curve, ``size_bytes`` the size, ``times_ns`` the time
-    of every iteration (iteration i is the same collective on all ranks), ``issue_ns`` how long
-    this rank took to bring its part, ``wrong`` how many elements were not what they must be,
-    ``loop_cpu`` how many cores gloo's loop threads kept busy meanwhile, None where there are none.
+    visits: ``number`` counts them on all ranks alike, ``curve`` is the number of the curve,
+    ``size_bytes`` the size, ``times_ns`` the time of every iteration (iteration i is the same
+    collective on all ranks), ``issue_ns`` how long this rank took to bring its part, ``wrong``
+    how many elements were not what they must be, ``loop_cpu`` how many cores gloo's loop threads
+    kept busy meanwhile, None where there are none.
     """
     curves = bench.plan.curves(bench.control.size())
     bench.buffers = _allocate(curves, bench)
@@ -84,14 +85,16 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
         for number, curve in enumerate(curves)
         for size in curve.sizes(bench.plan.sizes())
     ]
-    schedule = Schedule(bench.plan, items)
+    schedule, number = Schedule(bench.plan, items), 0
     bench.usual = gloothread.policies()
     try:
         while (item := _decide_item(bench, schedule, items)) is not None:
             visit = _visit(bench, schedule, item, curves[item.curve])
             if visit is not None:
-                bench.visits.append(visit)
-            bench.report(schedule.progress(bench.spent_s), visit or {})
+                bench.visits.append({"number": number, **visit})
+            number += 1
+            told = bench.visits[-1] if visit is not None else {}
+            bench.report(schedule.progress(bench.spent_s), told)
     finally:
         gloothread.restore(bench.usual)
     return bench.visits

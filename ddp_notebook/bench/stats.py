@@ -76,13 +76,14 @@ def curve_of(
 ) -> Curve:
     """One curve, from what each of `ranks` measured of it; `visits` are in their order.
 
-    An iteration took as long as on its slowest rank. Where one rank said less than the others,
-    because it died, only what all of them measured counts. Raises ValueError when the ranks
+    An iteration took as long as on its slowest rank. Only visits that all ranks told of count:
+    one may have died, or what it said may have got lost. Raises ValueError when the ranks
     did not measure the same, because then their iterations cannot be compared.
     """
-    together = list(zip(*visits, strict=False))
+    by_number = [{visit["number"]: visit for visit in mine} for mine in visits]
     by_size: dict[int, list[tuple[Mapping[str, Any], ...]]] = {}
-    for visit in together:
+    for number in sorted(set.intersection(*map(set, by_number))):
+        visit = tuple(mine[number] for mine in by_number)
         shapes = {(each["size_bytes"], len(each["times_ns"])) for each in visit}
         if len(shapes) != 1:
             raise ValueError(f"the ranks did not measure the same: {sorted(shapes)}")

@@ -22,6 +22,7 @@ _HEADERS = (
     "median (µs)",
     "95 % interval (µs)",
     "mean (µs)",
+    "p90 (µs)",
     "p99 (µs)",
     "skew (µs)",
     "algbw (GB/s)",
@@ -176,6 +177,7 @@ def _rows(points: Sequence[BenchPoint]) -> list[tuple[str, ...]]:
             f"{p.latency_interval_us[0]:,.1f} – {p.latency_interval_us[1]:,.1f}"
             + (" " if p.precise else "?"),
             f"{p.mean_us:,.1f}",
+            f"{p.p90_us:,.1f}",
             f"{p.p99_us:,.1f}",
             f"{p.skew_us:,.1f}",
             algbw[number],

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from observing import Ranks
-from rows import Measurement, Numbers, Row
+from rows import Measurement, Numbers, Row, seconds
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.model.bench import BenchRun, Change, Trust
@@ -29,6 +29,8 @@ PLAN = Plan(min_bytes=2**10, max_bytes=64 * 2**20, factor=4, budget_s=6.0)
 SHORT = Plan(min_bytes=2**10, max_bytes=16 * 2**20, factor=4, budget_s=3.0)
 METHODS = ("bare", "param", "stas00")
 UNCHANGED = 20
+TURNS = 60
+TURN_SIZES = (64 * 2**10, 4 * 2**20, 16 * 2**20)
 _BADGES = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
 
 _SLOWER = """
@@ -51,6 +53,34 @@ def late(*args, **named):
     return kept_all_reduce(*args, **named)
 dist.all_reduce = late
 """
+_IN_TURNS = """
+import functools, statistics, time
+from ddp_notebook.agent import observer
+from ddp_notebook.bench.timing import time_each
+group, cpu = observer.unobserved(dist.group.WORLD), torch.device("cpu")
+
+def bare(tensor, count):
+    times = []
+    for _ in range(count):
+        began = time.perf_counter_ns()
+        dist.all_reduce(tensor, group=group)
+        times.append(time.perf_counter_ns() - began)
+    return times
+
+in_turns = {}
+for size in SIZES:
+    tensor = torch.zeros(size // 4)
+    call = functools.partial(dist.all_reduce, tensor, group=group)
+    took = ([], [])
+    for turn in range(TURNS):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            dist.all_reduce(tensor, group=group)
+            dist.barrier()
+            took[which].extend(bare(tensor, 4) if which else time_each([call], 4, cpu))
+    slowest = torch.tensor(took, dtype=torch.int64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    in_turns[size] = [statistics.median(each) / 1e9 for each in slowest.tolist()]
+"""
 _AS_IT_WAS = "dist.all_reduce = kept_all_reduce"
 
 
@@ -63,6 +93,7 @@ class Communication(Measurement):
         """Two ranks of ours and two plain processes, one of them at a time."""
         numbers: dict[str, float] = {}
         with Ranks(WORLD_SIZE) as session, Loops(WORLD_SIZE) as loops:
+            numbers.update(_timed_region(session))
             numbers.update(_against_loops(session, loops))
             numbers.update(_planted(session))
             numbers.update(_unchanged(session))
@@ -72,7 +103,10 @@ class Communication(Measurement):
 
     def rows(self, medians: Numbers) -> list[Row]:
         """Against the bars."""
-        rows = []
+        rows = [
+            compare_both_ways(f"the timed region alone, {size // 2**10:,} KiB", medians, size)
+            for size in TURN_SIZES
+        ]
         for method in METHODS:
             off = medians[f"{method} large off"]
             rows.append(
@@ -94,6 +128,16 @@ class Communication(Measurement):
             _under("  its first point after", medians["first_s"], 1.0),
         ]
         return rows
+
+
+def compare_both_ways(bar: str, medians: Numbers, size: int) -> Row:
+    """Ours against a bare loop in the same ranks: neither may be slower by more than 5 %."""
+    ours, bare = medians[f"ours {size}"], medians[f"bare {size}"]
+    ratio = ours / bare
+    met = abs(ratio - 1) <= 0.05
+    return Row(
+        bar, seconds(ours), f"a bare loop in turns {seconds(bare)}", ratio, "within 5 %", met
+    )
 
 
 def _share(bar: str, share: float, at_least: float) -> Row:
@@ -143,6 +187,18 @@ class Loops:
             assert process.stdout is not None
             answers.append(json.loads(process.stdout.readline()))
         return {int(size): value for size, value in answers[0].items()}
+
+
+def _timed_region(session: Session) -> Numbers:
+    """What is timed against a bare loop in the same ranks, in short turns."""
+    source = _IN_TURNS.replace("SIZES", repr(TURN_SIZES)).replace("TURNS", str(TURNS))
+    session.run_cell(source).raise_for_error()
+    found = session.pull("in_turns")[0]
+    return {
+        f"{name} {size}": pair[which]
+        for size, pair in found.items()
+        for which, name in enumerate(("ours", "bare"))
+    }
 
 
 def _against_loops(session: Session, loops: Loops) -> Numbers:

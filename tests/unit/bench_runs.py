@@ -56,6 +56,7 @@ def visits(
                 for rank in range(curve.world_size):
                     found[rank].append(
                         {
+                            "number": len(found[0]) - (rank > 0),
                             "curve": number,
                             "size_bytes": size,
                             "times_ns": [t - rank * 100 for t in times],

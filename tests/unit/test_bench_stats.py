@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +12,21 @@ from bench_runs import bench_run, visits
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_notebook.bench import stats
 from ddp_notebook.bench.plan import CurvePlan, Plan, bus_factor
-from ddp_notebook.bench.stats import curve_of, median_interval, quantile
+from ddp_notebook.bench.stats import median_interval, quantile
+from ddp_notebook.model.bench import Curve
 
 TWO = CurvePlan("all_reduce", "float32", "blocking", 2)
 PLAN = Plan(factor=4)
+
+
+def curve_of(
+    plan: CurvePlan, ranks: Sequence[int], visits: Sequence[Sequence[dict[str, Any]]], whole: Plan
+) -> Curve:
+    """The curve of visits that are numbered as they come."""
+    numbered = [[{"number": n, **each} for n, each in enumerate(mine)] for mine in visits]
+    return stats.curve_of(plan, ranks, numbered, whole)
 
 
 def visit(size: int, *times_ns: int, wrong: int = 0) -> dict[str, Any]:
@@ -87,6 +98,14 @@ def test_of_a_rank_that_died_only_what_all_have_counts() -> None:
     ranks = [[visit(4, 5), visit(16, 5), visit(4, 9)], [visit(4, 5), visit(16, 5)]]
     assert [p.rounds for p in curve_of(TWO, (0, 1), ranks, PLAN).points] == [1, 1]
     assert curve_of(TWO, (0, 1), [[visit(4, 5)], []], PLAN).points == ()
+
+
+def test_what_got_lost_on_the_way_is_left_out_and_shifts_nothing() -> None:
+    ranks = [[visit(4, 5), visit(16, 5), visit(64, 5)]] * 2
+    numbered = [[{"number": n, **each} for n, each in enumerate(mine)] for mine in ranks]
+    del numbered[1][1]
+    points = stats.curve_of(TWO, (0, 1), numbered, PLAN).points
+    assert [p.size_bytes for p in points] == [4, 64]
 
 
 def test_ranks_that_measured_different_things_are_not_compared() -> None:
