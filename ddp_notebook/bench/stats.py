@@ -136,7 +136,7 @@ def _point(
         wrong=sum(each["wrong"] for visit in visits for each in visit),
         rank_us=tuple(statistics.median(times[r]) / 1e3 for r in ranks),
         issue_us=tuple(
-            statistics.median([t for visit in visits for t in visit[r]["issue_ns"]] or [0]) / 1e3
+            quantile(sorted(t for visit in visits for t in visit[r]["issue_ns"]), 0.25) / 1e3
             for r in ranks
         ),
         skew_us=statistics.median(skews) / 1e3,

@@ -57,7 +57,8 @@ class BenchPoint:
     rank_us: tuple[float, ...]
     """Each rank's own median, in the order of the curve's ranks."""
     issue_us: tuple[float, ...]
-    """How long each rank took to bring its part, median: long on a rank that comes late."""
+    """How long each rank took to bring its part, lower quartile: long on one that is always late,
+    and not on one that had to wait for a core now and then."""
     skew_us: float
     """Between the fastest and the slowest rank of an iteration, median."""
     precise: bool

@@ -253,7 +253,7 @@ def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> N
             label=f"rank {rank}" + (" comes late" if rank == curve.straggler else ""),
         )
     _dress(right, curve.points)
-    right.set_ylabel("time until issued, median", fontsize=9.5, color=_INK)
+    right.set_ylabel("time until issued, lower quartile", fontsize=9.5, color=_INK)
     right.set_yscale("log")
     right.yaxis.set_major_formatter(format_us)
     right.yaxis.set_minor_formatter(lambda *_: "")
@@ -266,11 +266,10 @@ def _distributions(axes: Axes, curve: Curve) -> None:
     """The share of iterations that took at most so long, for a few sizes."""
     kept = [p for p in curve.points if p.samples is not None]
     step = max(1, -(-len(kept) // _DISTRIBUTIONS))
-    axes.set_xscale("log")
     for number, point in enumerate(kept[::step]):
         assert point.samples is not None
         columns = zip(*point.samples.times_ns, strict=True)
-        ordered = sorted(max(column) / 1e3 for column in columns)
+        ordered = sorted(max(*column, _LEAST_US * 1e3) / 1e3 for column in columns)
         shares = [(n + 1) / len(ordered) for n in range(len(ordered))]
         axes.step(
             ordered,
@@ -281,6 +280,7 @@ def _distributions(axes: Axes, curve: Curve) -> None:
             ls=("-", "--", "-.", ":", (0, (5, 1, 1, 1)))[number % 5],
             label=format_bytes(point.size_bytes),
         )
+    axes.set_xscale("log")
     _frame(axes)
     axes.axhline(0.5, color=_QUIET, lw=0.8, ls=(0, (1, 2)))
     axes.xaxis.set_major_formatter(format_us)
