@@ -104,9 +104,6 @@ class RankCluster(Protocol):
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks."""
 
-    def pull(self, rank: int, name: str, timeout_s: float) -> Any:
-        """The value of a variable on a rank."""
-
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`."""
 
@@ -132,6 +129,8 @@ class IPyParallelCluster:
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
         self._last_reply: dict[int, Any] = {}
+        self._stopped: dict[int, str | None] = {}
+        """By rank, ipyparallel's name for the engine that was stopped last."""
         self._views: dict[object, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
@@ -199,7 +198,7 @@ class IPyParallelCluster:
         """Wait until `ranks` are registered; those that are not by then."""
         began_s = time.monotonic()
         ask_again_s = time.monotonic() + _ASK_AGAIN_S
-        while missing := tuple(sorted(set(ranks) - set(self._client.ids))):
+        while missing := tuple(rank for rank in sorted(ranks) if not self._is_registered(rank)):
             if time.monotonic() - began_s > stretched(timeout_s) or give_up():
                 return missing
             if time.monotonic() > ask_again_s:
@@ -209,6 +208,16 @@ class IPyParallelCluster:
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
+
+    def _is_registered(self, rank: int) -> bool:
+        """True when the engine of `rank` is there: the hub tells of the end of the one before it
+        a moment after that was stopped, and until then a call would go to nobody."""
+        stopped = self._stopped.get(rank)
+        return rank in self._client.ids and (stopped is None or self._engine(rank) != stopped)
+
+    def _engine(self, rank: int) -> Any:
+        """ipyparallel's name for the engine of `rank`, None when the client knows none."""
+        return getattr(self._client, "_engines", {}).get(rank)
 
     def _reconnect(self) -> None:
         """A fresh client; nothing may be under way on the one before."""
@@ -256,7 +265,7 @@ class IPyParallelCluster:
             return {}
         sent = {}
         for rank in ranks:
-            ident = client._engines.get(rank)
+            ident = self._engine(rank)
             if ident is not None:
                 sent[rank] = client._send(
                     client._control_stream,
@@ -291,10 +300,6 @@ class IPyParallelCluster:
         """Set variables on ranks. Raises what pickling or the ranks raise."""
         self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
 
-    def pull(self, rank: int, name: str, timeout_s: float) -> Any:
-        """The value of a variable. Raises ipyparallel's RemoteError, TimeoutError."""
-        return self._view(rank).pull(name, block=False).get(timeout_s)
-
     def _view(self, ranks: int | Ranks) -> Any:
         """ipyparallel's view of engines; making one takes a while, and it stays valid."""
         if ranks not in self._views:
@@ -325,6 +330,7 @@ class IPyParallelCluster:
         if engine is not None and engine.state == "running":
             engine.signal(signal.SIGKILL)
             self._wait(engine.join(10))
+        self._stopped[rank] = self._engine(rank)
         self._forget(rank)
 
     def close(self) -> None:

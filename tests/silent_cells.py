@@ -55,6 +55,16 @@ WRONG = {
             step(inner)
         """,
     ),
+    "DataParallel instead of DistributedDataParallel": (
+        "ddp-bypass",
+        BOTH,
+        """
+        model = nn.DataParallel(nn.Linear(4, 2))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            step(model, opt)
+        """,
+    ),
     "unfrozen after wrapping": (
         "params-outside-ddp",
         BOTH,
@@ -227,6 +237,30 @@ WRONG = {
 }
 
 RIGHT = {
+    "DataParallel where it does no harm": """
+        with torch.no_grad():
+            nn.DataParallel(nn.Linear(4, 2))(batch())
+        nn.DataParallel(nn.Linear(4, 2))(batch()).sum().backward()
+        step()
+        """,
+    "DataParallel within DistributedDataParallel": """
+        net = DDP(nn.DataParallel(nn.Linear(4, 2)))
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            step(net, opt)
+        """,
+    "DataParallel, and gradients that are averaged by hand": """
+        torch.manual_seed(0)
+        model = nn.DataParallel(nn.Linear(4, 2))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(2):
+            opt.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            for each in model.parameters():
+                dist.all_reduce(each.grad)
+            opt.step()
+        """,
     "a plain loop": "for _ in range(3): step()",
     "parameters that may be unused": """
         class Toy(nn.Module):

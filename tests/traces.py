@@ -110,11 +110,12 @@ class _Player:
         if each.is_point_to_point:
             key = (each.group, each.operation, str(each.peer), str(each.tag))
         slot = self.slots.get(key, 0)
-        self.slots[key] = slot + 1
+        issued = each.phase is not Phase.REFUSED
+        self.slots[key] = slot + issued
         number = len(self.records)
         record = replace(each, rank=self.rank, number=number, slot=slot, issued_ns=clock)
         self.records.append(record)
-        self.waits = True
+        self.waits = issued
 
     def evidence(self) -> RankEvidence:
         """What is known of it now."""
@@ -193,6 +194,7 @@ def _is_done(
             and not each.is_point_to_point
             and each.slot == mine.slot
             and each.operation == mine.operation
+            and each.phase is not Phase.REFUSED
             for each in players[rank].records
         )
         for rank in members[mine.group]

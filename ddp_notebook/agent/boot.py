@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 from pathlib import Path
 
 from ddp_notebook.agent import beacon, state
@@ -12,6 +13,7 @@ from ddp_notebook.model import Stage, StageFinished
 
 _log = Path(os.devnull)
 _spool = Path(os.curdir)
+_loaded: frozenset[str] = frozenset()
 
 
 def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
@@ -20,9 +22,10 @@ def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
     `log` is the file behind this process's own stdout and stderr, `spool` the folder for
     output that is too long to send.
     """
-    global _log, _spool
+    global _log, _spool, _loaded
     _log, _spool = Path(log), Path(spool)
     keep_temporary_files_in(_spool.parent)
+    _loaded = frozenset(name.partition(".")[0] for name in sys.modules)
     state.current.rank = rank
     beacon.start(rank, url, key)
     beacon.current().emit(
@@ -55,3 +58,8 @@ def log_file() -> Path:
 def spool_folder() -> Path:
     """Where output goes that is too long to send."""
     return _spool
+
+
+def loaded_at_start() -> frozenset[str]:
+    """Names of the top-level modules that were there before any code of the user's."""
+    return _loaded

@@ -29,7 +29,9 @@ from ddp_notebook.agent import (
     celltree,
     engine_private,
     holding,
+    loaders,
     observer,
+    parallels,
     progressbars,
     rendezvous,
     state,
@@ -188,8 +190,10 @@ class CellRunner:
     def interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
 
-        Around it IPython swallows a KeyboardInterrupt; after it there is nothing to stop.
+        Around it IPython swallows a KeyboardInterrupt; after it there is nothing to stop. Workers
+        of a DataLoader that it waits for end with it, as they do where Ctrl-C reaches them.
         """
+        loaders.end(where.frames_of(frame))
         while frame is not None:
             if frame.f_code.co_filename == self.file_name:
                 raise KeyboardInterrupt
@@ -257,7 +261,8 @@ class CellRunner:
         holding.begin(False)
         state.current.running = False
         if error is not None:
-            state.current.error = state.Failure(type(error).__name__, str(error)[:2000])
+            cause = parallels.parallels.cause_of(error)
+            state.current.error = state.Failure(type(error).__name__, str(error)[:2000], *cause)
         outcome = "ok"
         if error is not None:
             outcome = "interrupted" if _is_interrupt(error) else "error"

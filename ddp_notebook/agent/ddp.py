@@ -379,8 +379,10 @@ def reattach(wrapped: Any, group: Any) -> bool:
     same_size = getattr(wrapped.process_group, "size", lambda: 0)() == group.size()
     if missing_in_use() or not same_size:
         return False
+    before = wrapped.process_group  # not for the reducer to let go of last: see `Observer`
     wrapped._update_process_group(group)
     wrapped.reducer._reset_state()
+    del before
     return True
 
 

@@ -8,6 +8,7 @@ takes itself out and the collective goes on without it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.agent import guard, holding, operations, sites, torch_private
+from ddp_notebook.agent import guard, holding, operations, sites, sockets, subgroups, torch_private
 from ddp_notebook.agent.operations import Facts, Operation
 from ddp_notebook.agent.replicas import tracker
 from ddp_notebook.agent.ring import RingWriter
@@ -28,7 +29,9 @@ from ddp_notebook.model.ring import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
 _MOST_PENDING = 2048
-_MOST_PREPARED = 2000
+_BACKWARD = Part.BACKWARD
+_numbers = itertools.count()
+_now_ns = time.monotonic_ns
 
 
 class Observer:
@@ -45,6 +48,18 @@ class Observer:
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Any], None] | None = None
         """Told the gradients of each bucket before they are reduced. Raises nothing."""
+
+        self.outlived: list[Any] = []
+        """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
+
+    def hold_until_the_next(self, group: Any) -> None:
+        """Keep a destroyed group until another one is made.
+
+        A reducer that is the last to hold one ends its threads while it holds Python's lock, and
+        a thread of gloo's that needs that lock to let go of a tensor waits for it: for ever. So
+        torch hangs when a function destroys the group and returns, and its DDP object ends.
+        """
+        self.outlived.append(group)
 
     def open(self, path: Path) -> None:
         """Write to the ring at `path` from now on."""
@@ -68,13 +83,14 @@ class Observer:
 
     def settle(self) -> None:
         """Mark what is done by now. From any thread; nobody waits for another one that does it."""
-        if not self.pending or not self._settling.acquire(blocking=False):
+        pending, ring = self.pending, self.ring
+        if not pending or not self._settling.acquire(False):
             return
         try:
-            while self.pending and self.pending[0][1].is_completed():
-                number, _ = self.pending.popleft()
-                if self.ring is not None:
-                    self.ring.mark(number, Phase.DONE, time.monotonic_ns())
+            while pending and pending[0][1].is_completed():
+                number, _ = pending.popleft()
+                if ring is not None:
+                    ring.done(number, _now_ns())
         except IndexError:  # a cell has begun, and what was pending is forgotten
             pass
         finally:
@@ -105,9 +121,7 @@ class ObservedGroup(dist.ProcessGroup):
         self.ddp_notebook_members = tuple(members)
         self.ddp_notebook_title = name
         self.ddp_notebook_guard: guard.Guard | None = None
-        self.ddp_notebook_ready: dict[Any, _Prepared] = {}
-        self.ddp_notebook_run = -1
-        """The run whose texts `ddp_notebook_ready` names."""
+        self.ddp_notebook_number = next(_numbers)
         self.ddp_notebook_slots = [0, 0]
         """Collectives, and sends and receives, issued so far."""
         self.ddp_notebook_waits = torch_private.group_backend(inner) == "gloo"
@@ -118,6 +132,29 @@ class ObservedGroup(dist.ProcessGroup):
         assert observer.ring is not None
         value = {"group": self.ddp_notebook_title, "members": list(self.ddp_notebook_members)}
         return observer.ring.text(("group", self.ddp_notebook_title), value)
+
+    def ddp_notebook_become(self, new: ObservedGroup) -> None:
+        """Go on as `new`, which has the same members, wherever this group is referred to."""
+        self.ddp_notebook_inner = new.ddp_notebook_inner
+        self.ddp_notebook_title, self.ddp_notebook_guard = (
+            new.ddp_notebook_title,
+            new.ddp_notebook_guard,
+        )
+        self.ddp_notebook_slots = [0, 0]
+        self.ddp_notebook_number = new.ddp_notebook_number
+        torch_private.take_place(self, new)
+
+    def _get_backend(self, device: Any) -> Any:
+        """The backend of the group inside."""
+        return self.ddp_notebook_inner._get_backend(device)
+
+    def _start_coalescing(self, device: Any) -> None:
+        """What comes until `_end_coalescing` goes as one."""
+        self.ddp_notebook_inner._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any) -> Any:
+        """The work of all that came."""
+        return self.ddp_notebook_inner._end_coalescing(device)
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         """The backend of the group inside."""
@@ -133,63 +170,98 @@ def attach() -> bool:
     """Have every group that is made from now on observed; False when torch has changed."""
     if observer.ring is None:
         observer.open(guard.ring_path())
+    torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
     return torch_private.watch_groups(_Making)
 
 
 class _Making:
     """A group that is being made: `before` and `after` torch makes it."""
 
-    def __init__(self, store: Any, name: str, rank: int, size: int, members: Sequence[int]) -> None:
-        self.store, self.name, self.rank, self.size = store, name, rank, size
-        self.members = tuple(members)
+    def __init__(self, new: torch_private.NewGroup) -> None:
+        self.new = new
         self.guard: guard.Guard | None = None
 
     def before(self) -> None:
         """Tell the others where this rank's words are."""
+        observer.outlived.clear()
+        sockets.group_begins()
         if observer.ring is not None and not observer.broken:
             self.guard = guard.Guard()
-            self.guard.tell(self.store, self.name, self.rank)
+            self.guard.tell(self.new.store, self.new.name, self.new.rank)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
         if observer.ring is None or observer.broken:
             return inner
-        members = self.members or tuple(range(self.size))
-        title = self.name if self.members else DEFAULT_GROUP
-        group = ObservedGroup(inner, title, members)
+        new = self.new
+        members = new.members or tuple(range(new.size))
+        group = ObservedGroup(inner, str(new.name) if new.members else DEFAULT_GROUP, members)
         torch_private.take_place(group, inner)
         if self.guard is not None:
-            self.guard.meet(self.store, self.name, self.rank, self.size)
+            self.guard.meet(new.store, new.name, new.rank, new.size)
             group.ddp_notebook_guard = self.guard
+        if new.members:
+            subgroups.keep(group, new)
         return group
 
+    def ended(self) -> None:
+        """Torch has made the group, or could not."""
+        sockets.group_ended()
 
-class _Prepared:
-    """What records of calls that are alike have in common, packed."""
 
-    __slots__ = ("alike", "facts", "rest", "waited")
-
-    def __init__(self, rest: bytes, facts: Facts, alike: int, waited: bool) -> None:
-        self.rest, self.facts, self.alike, self.waited = rest, facts, alike, waited
+_Prepared = tuple[bytes, int, bool, Facts]
+"""What records of calls that are alike have in common, packed; its hash for the guard, and whether
+the end is waited for."""
 
 
 def _method(operation: Operation) -> Callable[..., Any]:
     """The observed form of one of torch's methods."""
-    name = operation.method
+    name, key_of = operation.method, operation.key
+    kind = 1 if operation.to_peer else 0
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
+        # In one piece: to call a function of Python's costs about as much as what one does here.
         call = getattr(self.ddp_notebook_inner, name)
         ring = observer.ring
         if ring is None or observer.broken:
             return call(*args, **named)
         try:
-            number, waited = _write(self, operation, args, named, ring)
+            try:
+                frame = sys._getframe(1)
+            except ValueError:  # a thread of torch's own calls
+                frame = None
+            site = sites.site(frame)
+            label = sites.label(frame, site) if site.labels and operation.labelled else ""
+            try:
+                about = None if named else key_of(args)
+            except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
+                about = None
+            key = (about, site.number, label, name, self.ddp_notebook_number)
+            ready = ring.prepared.get(key)
+            if ready is None:
+                ready = _prepare(self, operation, operation.facts(args, named), site, label)
+                if about is not None:
+                    ring.keep_prepared(key, ready)
+            rest, alike, waited, facts = ready
+            if site.part is _BACKWARD and args and observer.on_bucket is not None:
+                observer.on_bucket(args[0])
+            slots = self.ddp_notebook_slots
+            slot = slots[kind]
+            slots[kind] = slot + 1
+            number = ring.write(slot, _now_ns(), rest, tracker.backwards)
+            its_guard = self.ddp_notebook_guard
+            if its_guard is not None and not kind:
+                its_guard.check(slot, number, alike, operation, facts)
         except guard.Mismatch:
+            # It is not issued: what this rank issues next is what meets the others in the slot.
+            slots[kind] = slot
+            ring.mark(number, Phase.REFUSED, _now_ns())
             raise
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
             observer.take_out(error)
             return call(*args, **named)
         if holding.on:
+            ring.mark(number, Phase.HELD, 0)
             holding.hold(number)
             ring.mark(number, Phase.ISSUED, 0)
         try:
@@ -197,10 +269,10 @@ def _method(operation: Operation) -> Callable[..., Any]:
             if waited and work is not None:
                 work.wait()
         except BaseException:
-            ring.mark(number, Phase.FAILED, time.monotonic_ns())
+            ring.mark(number, Phase.FAILED, _now_ns())
             raise
         if waited or work is None:
-            ring.mark(number, Phase.DONE, time.monotonic_ns())
+            ring.done(number, _now_ns())
         else:
             observer.settle()
             observer.pending.append((number, work))
@@ -212,56 +284,11 @@ def _method(operation: Operation) -> Callable[..., Any]:
     return observed
 
 
-def _write(
-    group: ObservedGroup,
-    operation: Operation,
-    args: Sequence[Any],
-    named: dict[str, Any],
-    ring: RingWriter,
-) -> tuple[int, bool]:
-    """Write the record of a call that begins, and compare it with the other ranks'.
-
-    Its number, and whether its end is waited for.
-    """
-    frame = sys._getframe(2)
-    site = sites.site(frame)
-    label = sites.label(frame, site) if operation.labelled and site.labels else ""
-    try:
-        key = operation.key(args) if not named else None
-    except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
-        key = None
-    whole = (key, site.number, label, operation.method)
-    ready = group.ddp_notebook_ready.get(whole) if group.ddp_notebook_run == observer.run else None
-    if ready is None:
-        ready = _prepare(group, operation, operation.facts(args, named), site, label)
-        if key is not None:
-            group.ddp_notebook_ready[whole] = ready
-    if site.part is Part.BACKWARD and observer.on_bucket is not None and args:
-        observer.on_bucket(args[0])
-    kind = 1 if operation.to_peer else 0
-    slot = group.ddp_notebook_slots[kind]
-    group.ddp_notebook_slots[kind] = slot + 1
-    number = ring.write(slot, time.monotonic_ns(), ready.rest, tracker.backwards)
-    if holding.on:
-        ring.mark(number, Phase.HELD, 0)
-    if group.ddp_notebook_guard is not None and not kind:
-        try:
-            group.ddp_notebook_guard.check(slot, number, ready.alike, operation, ready.facts)
-        except guard.Mismatch:
-            ring.mark(number, Phase.REFUSED, time.monotonic_ns())
-            raise
-    return number, ready.waited
-
-
 def _prepare(
     group: ObservedGroup, operation: Operation, facts: Facts, site: sites.Site, label: str
 ) -> _Prepared:
     ring = observer.ring
     assert ring is not None
-    if group.ddp_notebook_run != observer.run or len(group.ddp_notebook_ready) > _MOST_PREPARED:
-        # The ring was begun anew: its texts have other numbers.
-        group.ddp_notebook_ready.clear()
-        group.ddp_notebook_run = observer.run
     shape = facts.shape[:DIMENSIONS]
     members = group.ddp_notebook_members
     rest = REST.pack(
@@ -285,7 +312,7 @@ def _prepare(
         *(*shape, *(0,) * DIMENSIONS)[:DIMENSIONS],
     )
     alike = guard.hash_of((operation.name, facts.alike))
-    return _Prepared(rest, facts, alike, facts.waited and group.ddp_notebook_waits)
+    return rest, alike, facts.waited and group.ddp_notebook_waits, facts
 
 
 for _operation in operations.OPERATIONS:

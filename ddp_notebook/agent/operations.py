@@ -34,7 +34,8 @@ _Reader = Callable[[Sequence[Any], Mapping[str, Any]], Facts]
 _Key = Callable[[Sequence[Any]], Hashable]
 """What a call has in common with others whose facts are the same; None where that is unknown.
 
-It is made before each collective, the facts only once for each key.
+It is made before each collective, the facts only once for each key. It may fail for calls of
+another form.
 """
 
 
@@ -96,21 +97,29 @@ def _waited(options: Any) -> bool:
     return options is not None and not options.asyncOp
 
 
-def _key_of_tensor(position: int) -> _Key:
+def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
     """Of a call with one tensor, alone in a list at `position` or by itself, and options last."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]
         if type(tensor) is list:
-            if len(tensor) != 1:
-                return None
-            tensor = tensor[0]
-        if not isinstance(tensor, torch.Tensor):
-            return None
-        kind = getattr(options, "reduceOp", None)
-        root = getattr(options, "rootRank", None)
-        about = root if kind is None else (hash(kind), root)
-        return (tensor.shape, tensor.dtype, about, options.asyncOp)
+            (tensor,) = tensor
+        root = options.rootRank if rooted else None
+        # By its hash: the object is made anew each time it is read.
+        return (tensor.shape, tensor.dtype, hash(options.reduceOp), root, options.asyncOp)
+
+    return key
+
+
+def _key_of_moved(position: int, *, rooted: bool = False) -> _Key:
+    """The same, of a call that reduces nothing."""
+
+    def key(args: Sequence[Any]) -> Hashable:
+        tensor, options = args[position], args[-1]
+        if type(tensor) is list:
+            (tensor,) = tensor
+        root = options.rootRank if rooted else None
+        return (tensor.shape, tensor.dtype, root, options.asyncOp)
 
     return key
 
@@ -191,24 +200,32 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
 
 
 OPERATIONS = (
-    Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_tensor(0), labelled=True),
+    Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), labelled=True),
     Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
-    Operation("broadcast", "broadcast", _same(0, "tensors"), _key_of_tensor(0), labelled=True),
-    Operation("reduce", "reduce", _same(0, "tensors"), _key_of_tensor(0), labelled=True),
+    Operation(
+        "broadcast",
+        "broadcast",
+        _same(0, "tensors"),
+        _key_of_moved(0, rooted=True),
+        labelled=True,
+    ),
+    Operation(
+        "reduce", "reduce", _same(0, "tensors"), _key_of_reduced(0, rooted=True), labelled=True
+    ),
     Operation("allgather", "all_gather", _gathered, _no_key, labelled=True),
     Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list"), _no_key),
     Operation(
         "all_gather_single",
         "all_gather_into_tensor",
         _same(1, "input"),
-        _key_of_tensor(1),
+        _key_of_moved(1),
         labelled=True,
     ),
     Operation(
         "_allgather_base",
         "all_gather_into_tensor",
         _same(1, "input"),
-        _key_of_tensor(1),
+        _key_of_moved(1),
         labelled=True,
     ),
     Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key),
@@ -219,10 +236,13 @@ OPERATIONS = (
     Operation("scatter", "scatter", _same(0, "output_tensors"), _no_key),
     Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors"), _no_key),
     Operation(
-        "reduce_scatter_single", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_tensor(1)
+        "reduce_scatter_single",
+        "reduce_scatter_tensor",
+        _same(1, "inputTensor"),
+        _key_of_reduced(1),
     ),
     Operation(
-        "_reduce_scatter_base", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_tensor(1)
+        "_reduce_scatter_base", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_reduced(1)
     ),
     Operation(
         "reduce_scatter_single_coalesced", "reduce_scatter_tensor", _same(1, "inputs"), _no_key

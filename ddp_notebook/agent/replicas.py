@@ -276,14 +276,14 @@ class Tracker:
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""
-        if self.nan_backward is not None or not gradients.is_cpu:
-            return
         size = gradients.numel()
         if size <= _SMALL_BUCKET:
             # To look at such a bucket would take as long as to send it.
-            self._small_buckets += 1
-            if self._small_buckets > _FIRST_BUCKETS and self._small_buckets % _EVERY_BUCKET:
+            self._small_buckets = seen = self._small_buckets + 1
+            if seen > _FIRST_BUCKETS and seen % _EVERY_BUCKET:
                 return
+        if self.nan_backward is not None or not gradients.is_cpu:
+            return
         probe = gradients if size <= _SMALL_BUCKET else gradients.view(-1)[:: size // 256]
         if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
             self._is_bad(max(0, self.backwards - 1), "a gradient")

@@ -6,20 +6,25 @@ down; nothing else does that (aborting the group, time-outs and signals have no 
 
 from __future__ import annotations
 
+import sys
+import threading
 from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from ddp_notebook.agent import place, rendezvous, sockets, state
+from ddp_notebook.agent import loaders, place, rendezvous, sockets, state, where
 from ddp_notebook.agent.keeper import listen
 
 
 def free() -> dict[str, int | bool]:
     """Shut down torch's connections; how many, and whether a stand-in store was needed.
 
-    Harmless when nothing is blocked, but for the process group: it is broken after it.
+    Harmless when nothing is blocked, but for the process group: it is broken after it. Workers
+    of the DataLoader in which the main thread is are ended.
     """
     state.current.give_up.set()
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    loaders.end(where.frames_of(main))
     closed = sockets.shut_down_torchs()
     return {"closed": closed, "stood_in": not closed and place.as_main(stand_in_for_the_store)}
 

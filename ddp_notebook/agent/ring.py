@@ -9,6 +9,7 @@ import itertools
 import json
 import mmap
 import os
+import struct
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,13 @@ from typing import Any
 from ddp_notebook.model import Phase, ring
 
 _PHASE = {phase: number for number, phase in enumerate(ring.PHASES)}
-_HEAD_BYTES, _REST_BYTES = ring.HEAD.size, ring.REST.size
+_DONE = _PHASE[Phase.DONE]
+_RECORD = struct.Struct(f"{ring.HEAD.format}{ring.REST.size}s")
 _WRITTEN = ring.WRITTEN_AT // 8
+# Names of this module are found faster than those of another.
+_FROM, _CAPACITY, _BYTES = ring.RECORDS_FROM, ring.CAPACITY, ring.RECORD_BYTES
+_DONE_NS, _PHASE_AT = ring.DONE_OFFSET, ring.PHASE_OFFSET
+_MOST_PREPARED = 2000
 _MOST_TEXTS = 0xFFFF
 """Operations and groups are named by two bytes."""
 
@@ -33,7 +39,7 @@ class RingWriter:
         finally:
             os.close(descriptor)
         self._words = memoryview(self._map).cast("Q")
-        self._pack = ring.HEAD.pack_into
+        self._pack = _RECORD.pack_into
         self.begin(0)
 
     def begin(self, run: int) -> None:
@@ -41,6 +47,8 @@ class RingWriter:
         self._counter = itertools.count()
         self._texts: dict[Hashable, int] = {}
         self._text_bytes = 0
+        self.prepared: dict[Hashable, Any] = {}
+        """What records have in common: it names texts by their numbers, and goes with them."""
         ring.HEADER.pack_into(self._map, 0, ring.MAGIC, run, 0, 0)
 
     def text(self, key: Hashable, value: Any) -> int:
@@ -59,19 +67,31 @@ class RingWriter:
         number = self._texts[key] = len(self._texts) + 1
         return number
 
+    def keep_prepared(self, key: Hashable, prepared: Any) -> None:
+        """Keep what records of this run have in common."""
+        if len(self.prepared) > _MOST_PREPARED:
+            self.prepared.clear()
+        self.prepared[key] = prepared
+
     def write(self, slot: int, issued_ns: int, rest: bytes, backwards: int = 0) -> int:
         """Write a record, its `rest` packed as `model.ring.REST`; its number."""
         number = next(self._counter)
-        at = ring.RECORDS_FROM + number % ring.CAPACITY * ring.RECORD_BYTES
-        begin = at + _HEAD_BYTES
-        self._map[begin : begin + _REST_BYTES] = rest
-        self._pack(self._map, at, number + 1, slot, issued_ns, 0, backwards)
+        at = _FROM + number % _CAPACITY * _BYTES
+        self._pack(self._map, at, number + 1, slot, issued_ns, 0, backwards, rest)
         self._words[_WRITTEN] = number + 1
         return number
 
+    def done(self, number: int, done_ns: int) -> None:
+        """Mark it as done: `mark` for what nearly every collective comes to."""
+        at = _FROM + number % _CAPACITY * _BYTES
+        words = self._words
+        if words[at >> 3] == number + 1:
+            words[(at + _DONE_NS) >> 3] = done_ns
+            self._map[at + _PHASE_AT] = _DONE
+
     def mark(self, number: int, phase: Phase, done_ns: int) -> None:
         """A record has come to `phase`; a record that was overwritten since is left alone."""
-        at = ring.RECORDS_FROM + number % ring.CAPACITY * ring.RECORD_BYTES
+        at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
-            self._words[(at + ring.DONE_OFFSET) // 8] = done_ns
-            self._map[at + ring.PHASE_OFFSET] = _PHASE[phase]
+            self._words[(at + _DONE_NS) // 8] = done_ns
+            self._map[at + _PHASE_AT] = _PHASE[phase]

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.agent import observer, state, torch_private
 from ddp_notebook.agent.datasources import sources
 from ddp_notebook.agent.digests import Digester
+from ddp_notebook.agent.parallels import parallels
 from ddp_notebook.agent.replicas import Replica, Stepped, tracker
 from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts, facts_to_json
 
@@ -45,6 +46,7 @@ def gather() -> dict[str, Any]:
         optimizers=tuple(_optimizers(keys, digester)),
         samplers=sources.sampler_facts(),
         loaders=sources.loader_facts(),
+        parallels=parallels.facts(digester),
     )
     broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
     return facts_to_json(replace(found, notes=(*digester.notes, *broken)))

@@ -14,17 +14,19 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ddp_notebook.agent import (
     cells,
     control,
     holding,
+    likenew,
+    loaders,
     observer,
     place,
     rendezvous,
     sockets,
     state,
+    subgroups,
     torch_private,
     training,
     where,
@@ -52,8 +54,10 @@ def run(
     rendezvous.watch()
     observer.attach()
     training.attach()
+    loaders.attach()
     where.is_a_script(path)
     with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
+        subgroups.before_all_are_forgotten()
         torch_private.forget_groups()
         sockets.setup_begins()
         rank = str(state.current.rank)
@@ -83,19 +87,16 @@ def _as_main(path: str, arguments: Sequence[str]) -> Iterator[types.ModuleType]:
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__dict__["__builtins__"] = __builtins__
-    folder = str(Path(path).parent)
-    kept: Any = (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd())
-    environment = dict(os.environ)
-    sys.modules["__main__"] = module
-    sys.argv[:] = [path, *arguments]
-    sys.path.insert(0, folder)
-    try:
-        yield module
-    finally:
-        sys.modules["__main__"], sys.argv[:], sys.path[:] = kept[0], kept[1], kept[2]
-        os.chdir(kept[3])
-        os.environ.clear()
-        os.environ.update(environment)
+    folder = Path(path).parent
+    main, argv = sys.modules["__main__"], list(sys.argv)
+    with likenew.process(folder):
+        sys.modules["__main__"] = module
+        sys.argv[:] = [path, *arguments]
+        sys.path.insert(0, str(folder))
+        try:
+            yield module
+        finally:
+            sys.modules["__main__"], sys.argv[:] = main, argv
 
 
 def _set_environment(values: Mapping[str, str]) -> None:

@@ -6,7 +6,10 @@ Asked before each collective, so everything is looked up once per line and remem
 from __future__ import annotations
 
 import dis
+import itertools
 import linecache
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -22,10 +25,12 @@ _LOOK_FOR_LABELS = 3
 _TRIES = 3
 """How often a name is read before it counts as no text."""
 _MOST_KNOWN = 20_000
+_NEAR = 4
+"""Frames from `site` out to the user's line, in most calls: its caller, the observer, torch's."""
 _LABEL_CHARACTERS = 60
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Site:
     """Where a collective comes from. `number` names it on this rank."""
 
@@ -41,7 +46,7 @@ class Site:
 class _Kind:
     """What a code object is to us."""
 
-    __slots__ = ("api", "code", "ends", "labels", "part", "users")
+    __slots__ = ("api", "autograd", "code", "ends", "labels", "part", "users")
 
     def __init__(self, code: CodeType, module: str) -> None:
         self.code = code  # keeps it alive: it is known by its id
@@ -49,6 +54,7 @@ class _Kind:
         self.ends = self.users and code.co_name == "<module>"
         self.part = None if self.users else _part(module, code.co_name)
         self.api = "" if self.users else _api(module, code.co_name)
+        self.autograd = module.startswith("torch.autograd")
         self.labels: list[_Label] = _labels(code) if self.users else []
 
 
@@ -117,8 +123,22 @@ def _part(module: str, name: str) -> Part | None:
     return None
 
 
+class _UnderWay(threading.local):
+    """The backward that this thread is in."""
+
+    site: Site | None = None
+
+
 _kinds: dict[int, _Kind] = {}
 _sites: dict[tuple[int, ...], Site] = {}
+_numbers = itertools.count(1)
+_last_way: dict[int, tuple[tuple[tuple[CodeType, int], ...], bool, Site]] = {}
+"""By the place of the frame that is `_NEAR`: all frames of the call that came from there last."""
+_under_way = _UnderWay()
+_engine: CodeType | None = None
+"""The code of torch that calls autograd's engine, once it was seen."""
+_of_engine: Site | None = None
+"""The backward that began last and is not over: the engine's own threads have no frames."""
 
 
 def _kind(frame: FrameType) -> _Kind:
@@ -130,29 +150,80 @@ def _kind(frame: FrameType) -> _Kind:
 
 
 def site(frame: FrameType | None) -> Site:
-    """The site of the call that is in progress in `frame`, or further out."""
-    key: list[int] = []
-    begin, left = frame, _MOST_FRAMES
-    while frame is not None and left:
-        left -= 1
-        kind = _kinds.get(id(frame.f_code)) or _kind(frame)
+    """The site of the call that is in progress in `frame`, or further out.
+
+    None in a thread of torch's that runs no Python.
+    """
+    if frame is None or frame.f_code is _engine:  # DDP's reducer, for each bucket
+        known = _of_engine if frame is None else _under_way.site
+        if known is not None:
+            return known
+    try:
+        near = sys._getframe(_NEAR)
+        at = id(near.f_code) + near.f_lasti
+    except ValueError:
+        at = 0
+    # To compare with the way of last time is cheaper than to ask what each frame is.
+    last = _last_way.get(at)
+    if last is not None:
+        way, ends, found = last
+        each = frame
+        for code, place_in in way:
+            if each is None or each.f_code is not code or each.f_lasti != place_in:
+                break
+            each = each.f_back
+        else:
+            if ends or each is None:
+                return found
+    return _looked_up(frame, at)
+
+
+def backward_begins(frame: FrameType | None) -> Site | None:
+    """A backward is called from `frame`: it is the site of what is reduced until it is over.
+
+    What was under way in this thread, to be given to `backward_ends`.
+    """
+    global _of_engine
+    outer = _under_way.site
+    _under_way.site = _of_engine = _looked_up(frame, part=Part.BACKWARD)
+    return outer
+
+
+def backward_ends(outer: Site | None) -> None:
+    """The backward is over."""
+    global _of_engine
+    _under_way.site = _of_engine = outer
+
+
+def _looked_up(frame: FrameType | None, near: int = 0, part: Part | None = None) -> Site:
+    global _engine
+    key = [-1] if part is not None else []
+    way: list[tuple[CodeType, int]] = []
+    begin, ends = frame, False
+    while frame is not None and len(way) < _MOST_FRAMES and not ends:
+        kind = _kind(frame)
+        way.append((frame.f_code, frame.f_lasti))
         if kind.users:
             key += (id(frame.f_code), frame.f_lasti)
-            if kind.ends:
-                break
+            ends = kind.ends
         elif kind.api:
             key.append(id(frame.f_code))
+        elif kind.autograd and frame is begin:
+            _engine = frame.f_code
         frame = frame.f_back
-    known = _sites.get(tuple(key))
-    return known if known is not None else _new_site(tuple(key), begin)
+    found = _sites.get(tuple(key)) or _new_site(tuple(key), begin, part)
+    if near:
+        _last_way[near] = tuple(way), ends, found
+    return found
 
 
-def _new_site(key: tuple[int, ...], frame: FrameType | None) -> Site:
+def _new_site(key: tuple[int, ...], frame: FrameType | None, part: Part | None) -> Site:
     if len(_sites) > _MOST_KNOWN:  # code that is made anew all the time
         _sites.clear()
+        _last_way.clear()
     begin = frame
     path: list[tuple[str, int, str, str]] = []
-    api, part = "", None
+    api = "backward" if part is Part.BACKWARD else ""
     while frame is not None:
         kind = _kind(frame)
         if kind.users:
@@ -163,7 +234,7 @@ def _new_site(key: tuple[int, ...], frame: FrameType | None) -> Site:
             api, part = kind.api or api, kind.part or part
         frame = frame.f_back
     labels = () if part is not None else tuple(_labels_at(begin))
-    found = Site(len(_sites) + 1, tuple(reversed(path[:_MOST_PLACES])), api, part, labels)
+    found = Site(next(_numbers), tuple(reversed(path[:_MOST_PLACES])), api, part, labels)
     _sites[key] = found
     return found
 
@@ -217,6 +288,7 @@ def label(frame: FrameType | None, site: Site) -> str:
     A name that was not a text the first times is not read again.
     """
     if all(each.tries >= _TRIES for each in site.labels):
+        site.labels = ()
         return ""
     found: list[str] = []
     for users in _innermost(frame):

@@ -1,4 +1,4 @@
-"""Which of this process's sockets are torch's: those that came while set-up ran."""
+"""Which of this process's sockets are torch's: those that came while it set up or made a group."""
 
 from __future__ import annotations
 
@@ -8,17 +8,33 @@ import socket
 import stat
 from pathlib import Path
 
-_before: set[int] = set()
-_after: set[int] | None = None
+_torchs: set[int] = set()
+_before: set[int] | None = None
+"""What was open when set-up began, while it goes on."""
+_before_group: set[int] | None = None
+"""What was open when torch began to make a group, while it does."""
 _before_call: set[int] = set()
 
 
 def setup_begins() -> None:
-    """What is open now is not torch's."""
-    global _after
-    _before.clear()
-    _before.update(_inodes())
-    _after = None
+    """What is open now is not torch's; what comes from now on is."""
+    global _before, _before_group
+    _torchs.clear()
+    _before, _before_group = set(_inodes()), None
+
+
+def group_begins() -> None:
+    """What comes from now on belongs to a group that torch makes."""
+    global _before_group
+    _before_group = set(_inodes())
+
+
+def group_ended() -> None:
+    """What comes from now on does not belong to that group."""
+    global _before_group
+    if _before_group is not None:
+        _torchs.update(_inodes().keys() - _before_group)
+        _before_group = None
 
 
 def call_begins() -> None:
@@ -29,8 +45,10 @@ def call_begins() -> None:
 
 def setup_ended() -> None:
     """What comes from now on is not of this set-up."""
-    global _after
-    _after = set(_inodes())
+    global _before
+    if _before is not None:
+        _torchs.update(_inodes().keys() - _before)
+        _before = None
 
 
 def _inodes() -> dict[int, int]:
@@ -65,10 +83,11 @@ def _listening_at(fd: int) -> str:
 
 
 def shut_down_torchs() -> int:
-    """End the connections of this set-up; how many there were."""
+    """End the connections of torch's groups and of a set-up that goes on; how many there were."""
+    befores = [before for before in (_before, _before_group) if before is not None]
     closed = 0
     for inode, fd in sorted(_inodes().items()):
-        if inode not in _before and (_after is None or inode in _after):
+        if inode in _torchs or any(inode not in before for before in befores):
             closed += _shut_down(fd)
     return closed
 

@@ -22,12 +22,14 @@ from ddp_notebook.agent import (
     cells,
     connecting,
     control,
+    loaders,
     observer,
     rendezvous,
     rescue,
     settings,
     sockets,
     state,
+    subgroups,
     torch_private,
     training,
 )
@@ -94,10 +96,13 @@ def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
     rendezvous.watch()
     observer.attach()
     training.attach()
+    loaders.attach()
+    subgroups.before_all_are_forgotten()
     torch_private.forget_groups()
     # A traceback and the frames it shows hold each other, and the group in them its sockets and
     # threads: without this each `%ddp_abort` left some until Python happened to look for them.
-    gc.collect()
+    with torch_private.impatient_loaders():
+        gc.collect()
     rescue.drop_stand_ins()
     state.current.give_up.clear()
     state.current.error = None
@@ -274,7 +279,9 @@ class Bringup:
                 "%ddp_restart; if it happens again, the backend or the network corrupts data",
             )
         torch_private.set_group_timeout(GROUP_TIMEOUT)
-        return f"all_reduce gave {expected:g}"
+        assert self.store is not None
+        again = subgroups.make_again(self.store, dist.get_rank(), self.world_size)
+        return " · ".join(filter(None, (f"all_reduce gave {expected:g}", again)))
 
     def publish_names(self) -> None:
         """The names every cell finds; DDP objects that are left go on with the new group."""

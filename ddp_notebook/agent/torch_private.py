@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,15 +30,38 @@ Read off the stack only. Without them a rank in set-up is taken for busy.
 
 _WATCHED = "__ddp_notebook_watched__"
 _HELPER = "_new_process_group_helper"
-_BY_GROUP = ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag")
-_HELPER_TAKES = ("group_size", "group_rank", "global_ranks_in_group", "store", "group_name")
+_BY_GROUP = ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag", "pg_group_ranks")
+_HELPER_TAKES = {
+    "store": "store",
+    "group_name": "name",
+    "group_rank": "rank",
+    "group_size": "size",
+    "global_ranks_in_group": "members",
+    "backend": "backend",
+    "timeout": "timeout",
+}
+"""What the helper is called with, and what `NewGroup` calls it."""
 
 
-def watch_groups(making: Callable[..., Any]) -> bool:
-    """Have `making(store, name, rank, size, members)` see each process group made; once.
+@dataclass(frozen=True, slots=True, eq=False)
+class NewGroup:
+    """With what torch makes a group. `rank` is within it, `members` are none for the default."""
 
-    Its `before()` is called before torch makes it, and `after(group)` gives what takes its
-    place. What fails in them leaves torch's own group. False when this torch is different.
+    store: Any
+    name: str
+    rank: int
+    size: int
+    members: Sequence[int]
+    backend: str
+    timeout: timedelta
+
+
+def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
+    """Have `making` see each process group that this rank is in made; once.
+
+    Its `before()` is called before torch makes it, `after(group)` gives what takes its place,
+    and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
+    False when this torch is different.
     """
     helper = getattr(distributed_c10d, _HELPER, None)
     if helper is None or not set(_HELPER_TAKES) <= set(inspect.signature(helper).parameters):
@@ -48,16 +73,21 @@ def watch_groups(making: Callable[..., Any]) -> bool:
     @functools.wraps(helper)
     def watched(*args: Any, **named: Any) -> Any:
         call = signature.bind(*args, **named).arguments
-        size, rank, members, store, name = (call[key] for key in _HELPER_TAKES)
         made: Any = None
         with contextlib.suppress(Exception):  # the user's group matters more
-            if rank is not None and rank >= 0:
-                made = making(store, str(name), rank, size, members)
+            arguments: Any = {ours: call.get(theirs) for theirs, ours in _HELPER_TAKES.items()}
+            new = NewGroup(**arguments)
+            if new.rank is not None and new.rank >= 0:
+                made = making(new)
                 made.before()
-        group, prefixed = helper(*args, **named)
-        if made is not None and isinstance(group, dist.ProcessGroup):
-            with contextlib.suppress(Exception):
-                group = made.after(group)
+        try:
+            group, prefixed = helper(*args, **named)
+            if made is not None and isinstance(group, dist.ProcessGroup):
+                with contextlib.suppress(Exception):
+                    group = made.after(group)
+        finally:
+            if made is not None:
+                made.ended()
         return group, prefixed
 
     setattr(watched, _WATCHED, True)
@@ -97,6 +127,42 @@ def take_place(group: Any, inner: Any) -> None:
         register(inner.group_name, group)
 
 
+def send_together(is_ours: Callable[[Any], bool]) -> bool:
+    """Have `batch_isend_irecv` send as one also in a group that `is_ours`, where its backend can.
+
+    Torch does so in groups of its own type only. NCCL would otherwise take the sends and
+    receives one by one, and two ranks that each send first would wait for each other. False when
+    this torch has other functions.
+    """
+    batch: Any = getattr(distributed_c10d, "batch_isend_irecv", None)
+    together: Any = getattr(distributed_c10d, "_coalescing_manager", None)
+    if batch is None or together is None:
+        return False
+    if hasattr(batch, _WATCHED):
+        return True
+
+    @functools.wraps(batch)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> Any:
+        well_formed = bool(p2p_op_list) and all(isinstance(e, dist.P2POp) for e in p2p_op_list)
+        groups = {each.group for each in p2p_op_list} if well_formed else set()
+        group: Any = next(iter(groups), None) or dist.group.WORLD
+        if len(groups) != 1 or not is_ours(group):  # torch says what is wrong
+            return batch(p2p_op_list)
+        device = p2p_op_list[0].tensor.device
+        if not group._get_backend(device).supports_coalescing:
+            return batch(p2p_op_list)
+        with together(group, device, async_ops=True) as sent:
+            for each in p2p_op_list:
+                peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
+                each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+        return sent.works
+
+    setattr(batch_isend_irecv, _WATCHED, True)
+    for module in (distributed_c10d, dist):
+        setattr(module, batch.__name__, batch_isend_irecv)
+    return True
+
+
 def group_backend(group: Any) -> str:
     """The name of a group's backend: gloo, nccl; empty where torch does not tell."""
     name = getattr(group, "name", None)
@@ -122,6 +188,71 @@ def keep_from_compiler(function: Any) -> bool:
     strategy = known._FrameExecStrategy(action.SKIP, action.SKIP)
     known.set_code_exec_strategy(function.__code__, strategy)
     return True
+
+
+class Loading(NamedTuple):
+    """A DataLoader's iterator from which a batch is awaited."""
+
+    batch: tuple[int, int]
+    """Another value for each batch."""
+    owing: tuple[int, ...]
+    """The pids of the workers that have a batch to make."""
+    due: int
+    """The pid of the one whose batch comes next; 0 where that is not known."""
+    everyone: tuple[int, ...]
+    """The pids of all its workers."""
+
+
+_AWAITS_BATCH = "_get_data"
+
+
+def loading(frames: Iterable[FrameType], *, awaited: bool = False) -> Loading | None:
+    """The iterator with worker processes that these frames are in; None for none.
+
+    With `awaited` only where it waits for a batch, not where it ends, say. Its state is read
+    while its own thread may change it: what makes no sense then is None too.
+    """
+    for frame in frames:
+        if awaited and frame.f_code.co_name != _AWAITS_BATCH:
+            continue
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            found = frame.f_locals.get("self")
+            if hasattr(found, "_workers"):
+                with contextlib.suppress(AttributeError, KeyError, RuntimeError, TypeError):
+                    return _loading(found)
+    return None
+
+
+def _loading(iterator: Any) -> Loading:
+    pids = [int(process.pid or 0) for process in iterator._workers]
+    number, tasks = int(iterator._rcvd_idx), dict(iterator._task_info)
+    # A task has the number of its worker, and its data once they are there.
+    owing = {pids[task[0]] for task in tasks.values() if len(task) == 1}
+    due = tasks.get(number, ())
+    return Loading(
+        (id(iterator), number),
+        tuple(sorted(owing)),
+        pids[due[0]] if len(due) == 1 else 0,
+        tuple(pids),
+    )
+
+
+@contextlib.contextmanager
+def impatient_loaders() -> Iterator[None]:
+    """Within, a DataLoader's iterator that goes away does not wait seconds for each worker.
+
+    It ends them itself, as it does after 5 s: where this torch is another, only then.
+    """
+    utils: Any = torch.utils.data._utils
+    patience_s = getattr(utils, "MP_STATUS_CHECK_INTERVAL", None)
+    if patience_s is None:
+        yield
+        return
+    utils.MP_STATUS_CHECK_INTERVAL = 0.1
+    try:
+        yield
+    finally:
+        utils.MP_STATUS_CHECK_INTERVAL = patience_s
 
 
 def uses_cuda() -> bool:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_notebook.agent import ddp, observer, runfacts, torch_private
+from ddp_notebook.agent import ddp, observer, runfacts, sites, subgroups, torch_private
 from ddp_notebook.agent.datasources import sources
+from ddp_notebook.agent.parallels import parallels
 from ddp_notebook.agent.replicas import tracker
 
 _ATTACHED = "__ddp_notebook_attached__"
@@ -34,6 +36,7 @@ def attach() -> bool:
     _tell_after(DistributedSampler, "set_epoch", sources.epoch_set)
     _tell_before(DistributedSampler, "__iter__", sources.sampled)
     _tell_before(DataLoader, "__iter__", sources.loaded)
+    _tell_before(DataParallel, "forward", parallels.forward)
     register_optimizer_step_post_hook(_after_step)
     torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
     if hasattr(os, "register_at_fork"):
@@ -46,12 +49,14 @@ def begin() -> None:
     with _ours():
         tracker.begin()
         sources.begin()
+        parallels.begin()
 
 
 def happened() -> bool:
-    """True when an optimizer has made a step for a DDP object in this run."""
+    """True when an optimizer has made a step for a DDP or DataParallel object in this run."""
     known = (*tracker.gone, *tracker.replicas.values())
-    return not tracker.broken and any(replica.steps for replica in known)
+    stepped = parallels.trained or any(replica.steps for replica in known)
+    return not tracker.broken and stepped
 
 
 class _ours(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as a statement
@@ -62,9 +67,13 @@ class _ours(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        tracker.take_out(error)
-        observer.observer.on_bucket = None
+        _failed(error)
         return True
+
+
+def _failed(error: Exception) -> None:
+    tracker.take_out(error)
+    observer.observer.on_bucket = None
 
 
 def _off() -> bool:
@@ -161,6 +170,9 @@ class _BypassHook:
 def _about_to_go(wrapped: DistributedDataParallel) -> None:
     """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
     try:
+        group = getattr(wrapped, "process_group", None)
+        if group is not None and torch_private.is_forgotten(group):
+            observer.observer.hold_until_the_next(group)
         if not tracker.broken:
             tracker.died(wrapped, runfacts.of_dying(wrapped))
     except Exception as error:  # noqa: BLE001  # also while Python itself ends
@@ -172,11 +184,17 @@ def _wrap_backward() -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **named: Any) -> Any:
-        if not _off():
-            with _ours():
-                tracker.backward(tensors)
-                sources.backward()
-        return original(tensors, *args, **named)
+        if _off():
+            return original(tensors, *args, **named)
+        outer = None
+        with _ours():
+            tracker.backward(tensors)
+            sources.backward()
+            outer = sites.backward_begins(sys._getframe(1))
+        try:
+            return original(tensors, *args, **named)
+        finally:
+            sites.backward_ends(outer)
 
     torch.autograd.backward = backward
     observer.observer.on_bucket = _bucket
@@ -184,14 +202,17 @@ def _wrap_backward() -> None:
 
 def _bucket(gradients: Any) -> None:
     if not tracker.broken:
-        with _ours():
+        try:
             tracker.bucket(gradients[0])
+        except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
+            _failed(error)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
     if not _off():
         with _ours():
             tracker.stepped(optimizer)
+            parallels.stepped(optimizer)
 
 
 def _leave_child_alone() -> None:
@@ -210,6 +231,11 @@ def reattach() -> tuple[str, ...]:
         wrapped = replica.ref()
         if wrapped is None or group is None:
             continue
-        if torch_private.is_forgotten(wrapped.process_group) and not ddp.reattach(wrapped, group):
+        its_group = wrapped.process_group
+        if torch_private.is_forgotten(its_group):
+            its_group = group
+        elif its_group not in subgroups.made_again:
+            continue
+        if not ddp.reattach(wrapped, its_group):
             left.append(replica.type)
     return tuple(left)

@@ -11,6 +11,9 @@ output.py            the ranks' output grouped by ranks that wrote the same
 setup_rules.py       why set-up does not get on: the rules below, in order
 argument_rules.py    what the ranks came with: values that differ, cannot work, are taken twice
 presence_rules.py    who is not there: dead, done, never asked, late
+parallel_rules.py    ranks that train with DataParallel instead of DDP
+loader_rules.py      DataLoaders whose workers are stuck
+busy.py              whether a rank that runs code of its own gets on there
 store_rules.py       the store: nobody answers, the wrong one does, an earlier run is in it
 failures.py          what torch's errors mean, by their words
 run_rules.py         what is wrong with a run: the rules of set-up and of collectives

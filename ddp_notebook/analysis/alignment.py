@@ -8,12 +8,13 @@ other, and that is seen at the cost of building one number per record.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from ddp_notebook.model import Collective, Collectives, Ranks
+from ddp_notebook.model import Collective, Collectives, Phase, Ranks
 
 Site: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """What is called, and the lines of code that lead to it: shapes and texts aside."""
@@ -137,10 +138,43 @@ def align_all(collectives: Collectives) -> dict[str, Alignment]:
                 lists.setdefault(record.group, {}).setdefault(rank, []).append(record)
     return {
         group: align(
-            group, {rank: numbering.track(rank, records) for rank, records in of_ranks.items()}
+            group,
+            {
+                rank: numbering.track(rank, records)
+                for rank, records in _one_of_refused(of_ranks).items()
+            },
         )
         for group, of_ranks in lists.items()
     }
+
+
+def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Collective]]:
+    """The records with one in each slot, also of ranks that were refused one and came again.
+
+    Where all ranks went on, what they issued in the end is what met. Where a rank did not, it
+    is what they brought first: what came after it follows from that.
+    """
+    refused = {r.slot for records in of.values() for r in records if r.phase is Phase.REFUSED}
+    if not refused:
+        return of
+    last = [{r.slot: r for r in records} for records in of.values()]
+    open_ = {s for s in refused for each in last if s in each and each[s].phase is Phase.REFUSED}
+    return {
+        rank: [
+            record
+            for record, slots in zip(records, _so_far(records), strict=True)
+            if record.slot not in open_ or slots == 1
+        ]
+        for rank, records in of.items()
+    }
+
+
+def _so_far(records: Sequence[Collective]) -> Iterator[int]:
+    """For each record, how many of its slot there are up to it."""
+    counted: Counter[int] = Counter()
+    for record in records:
+        counted[record.slot] += 1
+        yield counted[record.slot]
 
 
 def align(group: str, tracks: Mapping[int, Track]) -> Alignment:

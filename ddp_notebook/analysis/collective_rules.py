@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ddp_notebook.analysis import flow_rules, peer_rules, stop_rules
+from ddp_notebook.analysis import fingerprint_rules, flow_rules, peer_rules, stop_rules
 from ddp_notebook.analysis.alignment import Alignment, Block, Deviation
+from ddp_notebook.analysis.busy import evidence_of, works
 from ddp_notebook.analysis.fingerprints import Difference, reordered
 from ddp_notebook.analysis.picture import Judged, Picture, named
 from ddp_notebook.model import (
@@ -121,9 +122,9 @@ def stragglers(picture: Picture) -> Iterator[Finding]:
                 late.setdefault(other, record)
     for rank, record in sorted(late.items()):
         e = picture.evidence.get(rank)
-        if e is None or e.activity not in (Activity.BUSY, Activity.HELD) or e.polls_for:
+        held = e is not None and e.activity is Activity.HELD
+        if e is None or not (held or works(e)):
             continue
-        held = e.activity is Activity.HELD
         where = f" at {e.path[-1]}" if e.path else f" in {e.doing}" if e.doing else ""
         yield Finding(
             Category.STRAGGLER,
@@ -134,13 +135,14 @@ def stragglers(picture: Picture) -> Iterator[Finding]:
             if held
             else "Wait for it, or interrupt the cell.",
             picture.case.waiting,
-            (f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",),
+            evidence_of(e),
             passing=True,
         )
 
 
 def stuck_rules(picture: Picture) -> Iterator[Finding]:
     """All that only a stop proves."""
+    yield from fingerprint_rules.passed_over(picture)
     yield from out_of_step(picture)
     yield from stop_rules.stopped_short(picture)
     yield from peer_rules.unmatched_messages(picture)

@@ -8,7 +8,7 @@ from ddp_notebook.analysis import loop_rules
 from ddp_notebook.analysis.alignment import site
 from ddp_notebook.analysis.backwards import Lack, lack
 from ddp_notebook.analysis.parting import Parting, Side
-from ddp_notebook.analysis.picture import Picture, called, fact, named
+from ddp_notebook.analysis.picture import Picture, called, fact, named, nothing_after
 from ddp_notebook.model import Category, Collective, Finding, Ranks
 
 
@@ -52,7 +52,7 @@ def only_here(
     elif record.operation == "barrier" and culprits == lacking.ranks and not condition:
         category = Category.BARRIER_MISUSE
         remedy = f"Let {lacking.named} reach the barrier too."
-    end = f"{lacking.named}: nothing after slot {lacking.track.end - 1}"
+    end = nothing_after(lacking.named, lacking.track.end - 1)
     facts = [fact(extra.ranks, record), fact(lacking.ranks, there) if there else end]
     if condition:
         facts.append(f"{condition.place}: {condition.place.text}")
@@ -129,7 +129,7 @@ def begun(full: Side, short: Side, records: tuple[Collective, ...] = ()) -> Lack
 def some_buckets(picture: Picture, full: Side, short: Side, record: Collective) -> Finding:
     """A backward pass that reduced some buckets, and not the rest."""
     here = short.here
-    end = f"{short.named}: nothing after slot {short.track.end - 1}"
+    end = nothing_after(short.named, short.track.end - 1)
     return Finding(
         Category.UNUSED_PARAMS,
         short.ranks,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddp_notebook.analysis.replicas import odd
 from ddp_notebook.model import Activity, Category, Finding, RankEvidence, SetupCase
 
 
@@ -148,7 +149,8 @@ def _all(case: SetupCase) -> Iterator[Finding]:
         meaning = _read(e, case) if e.activity is Activity.FAILED else None
         if meaning is not None and not _took_its_port(e, case, meaning[0]):
             same.setdefault(meaning, []).append(e)
-    for (category, cause, remedy), ranks in same.items():
+    for (category, cause, remedy), failed in same.items():
+        ranks = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         holder = tuple(f"the port is held{e.holder}" for e in ranks if e.holder)
         yield Finding(
             category,
@@ -156,8 +158,22 @@ def _all(case: SetupCase) -> Iterator[Finding]:
             cause,
             remedy,
             case.where(Activity.WAITING),
-            (*(f"rank {e.rank}: {_first_line(e)}" for e in ranks), *holder),
+            (*(f"rank {e.rank}: {_first_line(e)}" for e in failed), *holder),
         )
+
+
+_PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
+
+
+def _other_model(failed: list[RankEvidence]) -> list[RankEvidence]:
+    """Of ranks that were all told that models differ, those whose own differs from most.
+
+    Each is told how many parameters it has itself. Without that, all.
+    """
+    found = [_PARAMETERS.search(e.error_text) for e in failed]
+    values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
+    ranks = odd(values) if len(values) == len(failed) else ()
+    return [e for e in failed if e.rank in ranks] or failed
 
 
 def _took_its_port(e: RankEvidence, case: SetupCase, category: Category) -> bool:

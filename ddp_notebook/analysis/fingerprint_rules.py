@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ddp_notebook.analysis.alignment import Block, Deviation, Track
-from ddp_notebook.analysis.fingerprints import Difference, difference
+from collections.abc import Iterator
+
+from ddp_notebook.analysis.alignment import Block, Deviation, Track, site
+from ddp_notebook.analysis.fingerprints import Difference, difference, labels_are_shared
 from ddp_notebook.analysis.picture import Picture, called, fact
-from ddp_notebook.model import Category, Collective, Finding, Ranks, name_ranks
+from ddp_notebook.model import Category, Collective, Finding, Phase, Ranks, name_ranks
 
 _CATEGORIES = {
     Difference.SHAPE: Category.SHAPE_MISMATCH,
@@ -35,6 +37,9 @@ def mismatch(picture: Picture, deviation: Deviation, fault: Block) -> Finding | 
     own, other, what = next(found, (None, None, None))
     if own is None or other is None or what is None:
         return None
+    fits = what is Difference.LABEL
+    if _other_names(deviation, own, other):
+        what = Difference.LABEL
     culprits = _odd(deviation, own, other)
     sides = ((deviation.ranks, own, other), (deviation.others, other, own))
     said = [
@@ -52,11 +57,60 @@ def mismatch(picture: Picture, deviation: Deviation, fault: Block) -> Finding | 
         culprits,
         f"in {name}{place}, {said[0]}, {said[1]}",
         _REMEDIES[what],
-        tuple(rank for rank in picture.victims if rank not in culprits)
-        if what is not Difference.LABEL
-        else (),
+        () if fits else tuple(rank for rank in picture.victims if rank not in culprits),
         (fact(deviation.ranks, own), fact(deviation.others, other)),
     )
+
+
+def _other_names(deviation: Deviation, own: Collective, other: Collective) -> bool:
+    """True when one line has names of its own on both sides: another thing has another shape."""
+    named = bool(own.label and other.label) and own.label != other.label
+    return named and site(own) == site(other) and labels_are_shared(deviation, own)
+
+
+def passed_over(picture: Picture) -> Iterator[Finding]:
+    """Ranks that were refused a collective, went on without it, and lack one now."""
+    told: set[int] = set()
+    for waiter in picture.graph.stuck:
+        record = picture.graph.at.get(waiter)
+        alignment = picture.alignments.get(record.group) if record is not None else None
+        full = alignment.tracks.get(waiter) if alignment is not None else None
+        if alignment is None or full is None:
+            continue
+        for rank in picture.graph.waits[waiter]:
+            short = alignment.tracks.get(rank)
+            found = _lacks_refused(picture, short, full) if short is not None else None
+            if found is not None and rank not in told:
+                told.add(rank)
+                yield found
+
+
+def _lacks_refused(picture: Picture, short: Track, full: Track) -> Finding | None:
+    """The refused collective, if it came as often as the others' with it, and not without it."""
+    kept = {record.number for record in short.records}
+    for record in picture.case.collectives.of[short.rank]:
+        there = full.at(record.slot)
+        if record.phase is not Phase.REFUSED or record.number in kept or there is None:
+            continue
+        what = difference(record, there)
+        times = [sum(site(each) == site(record) for each in of.records) for of in (short, full)]
+        if record.group != there.group or what is None or times[0] >= times[1]:
+            continue
+        rank, other = name_ranks((short.rank,)), name_ranks((full.rank,))
+        return Finding(
+            _CATEGORIES[what],
+            (short.rank,),
+            f"{rank} was refused {called(record)} at {record.place} and went on without it: there "
+            f"it had {_value(record, there, what)}, {other} had {_value(there, record, what)}",
+            _REMEDIES[what],
+            tuple(each for each in picture.victims if each != short.rank),
+            (
+                fact((short.rank,), record),
+                fact((full.rank,), there),
+                f"{rank} was {times[0]} times there, {other} {times[1]} times",
+            ),
+        )
+    return None
 
 
 def _odd(deviation: Deviation, own: Collective, other: Collective) -> Ranks:

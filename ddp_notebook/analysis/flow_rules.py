@@ -109,10 +109,18 @@ def _crossed(parting: Parting) -> Finding:
     extra, lacking, record, there = (
         (mine, theirs, own, other) if new_to_them else (theirs, mine, other, own)
     )
-    if parting.picture.sources.in_one_loop(record, there) is False:
+    sources = parting.picture.sources
+    if sources.in_one_loop(record, there) is False and not _for_some_ranks(parting, record, there):
         return loop_rules.past_the_loop(parting, extra, lacking, there)
     culprits = parting.culprits(extra)
     return extra_rules.only_here(parting.picture, culprits, extra, lacking, record, there)
+
+
+def _for_some_ranks(parting: Parting, record: Collective, there: Collective) -> bool:
+    """True when the code asks for the rank before `record`, and not so before `there`."""
+    sources = parting.picture.sources
+    condition, other = sources.condition(record), sources.condition(there)
+    return condition is not None and condition.on_rank and condition != other
 
 
 def _both_new(parting: Parting) -> Finding:

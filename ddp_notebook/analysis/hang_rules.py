@@ -71,6 +71,8 @@ def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Told | None:
     reduced = mine.forwards - mine.no_sync_forwards
     if reduced >= theirs.forwards - theirs.no_sync_forwards:
         return None
+    if mine.backwards < theirs.backwards:
+        return None  # it has not come to the backward in which the others are
     if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
         return (
             Category.NO_SYNC_MISUSE,

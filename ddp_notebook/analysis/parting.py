@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ddp_notebook.analysis.alignment import Block, Deviation, Track, site
-from ddp_notebook.analysis.picture import Picture, fact, named
+from ddp_notebook.analysis.picture import Picture, fact, named, nothing_after
 from ddp_notebook.model import Category, Collective, Finding, Ranks, name_ranks
 
 
@@ -109,7 +109,7 @@ class Parting:
             if here is not None:
                 evidence.append(fact(side.ranks, here))
             else:
-                evidence.append(f"{side.named}: nothing after slot {side.track.end - 1}")
+                evidence.append(nothing_after(side.named, side.track.end - 1))
         return Finding(category, culprits, cause, remedy, self.picture.victims, (*evidence, *facts))
 
     def side_by_side(self) -> str:

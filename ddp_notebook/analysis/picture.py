@@ -99,7 +99,8 @@ class Picture:
         e = self.evidence.get(rank)
         if e is None:
             return False
-        return e.activity is Activity.DEAD or (bool(e.left) and not e.initialized)
+        had_one = bool(e.left) or bool(self.case.collectives.of.get(rank))
+        return e.activity is Activity.DEAD or (had_one and not e.initialized)
 
     def standing(self, ranks: Ranks, aside: Ranks = ()) -> str:
         """Where ranks stand, those in one place together: ``rank 0 is in barrier at a.py:3``."""
@@ -122,6 +123,8 @@ class Picture:
         match e.activity:
             case Activity.WAITING:
                 return f"waits in {e.inside}"
+            case Activity.BUSY if e.workers:
+                return f"waits for a batch{f' at {e.path[-1]}' if e.path else ''}"
             case Activity.BUSY:
                 return f"is busy{f' at {e.path[-1]}' if e.path else ''}"
             case Activity.IDLE if e.run == self.run:
@@ -174,3 +177,8 @@ def in_slot(record: Collective) -> str:
 def fact(ranks: Ranks, record: Collective) -> str:
     """A line of evidence: what these ranks have in a slot."""
     return f"{name_ranks(ranks)}, {in_slot(record)}"
+
+
+def nothing_after(who: str, slot: int) -> str:
+    """A line of evidence: what `who` lack."""
+    return f"{who}: nothing after slot {slot}" if slot >= 0 else f"{who}: nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.analysis import failures, odd
+from ddp_notebook.analysis.busy import evidence_of, works
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -37,6 +38,21 @@ def dead_ranks(case: SetupCase) -> Iterator[Finding]:
             case.waiting,
             tuple(words[-1:]),
         )
+
+
+def stopped_ranks(case: SetupCase) -> Iterator[Finding]:
+    """A process that somebody has stopped, as Ctrl-Z does: it goes on when it is told to."""
+    for e in case.ranks:
+        if e.activity is Activity.SILENT and e.process == "stopped":
+            yield Finding(
+                Category.STRAGGLER,
+                (e.rank,),
+                f"{e.doing.partition(';')[0]} (SIGSTOP, or Ctrl-Z in its terminal)",
+                "Let it go on: kill -CONT and its pid, in a shell. Or give it a new process: "
+                "%ddp_abort",
+                case.waiting,
+                (e.doing,),
+            )
 
 
 def absent_ranks(case: SetupCase) -> Iterator[Finding]:
@@ -120,7 +136,7 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
     if not case.waiting:
         return
     for e in case.ranks:
-        if e.activity is Activity.BUSY and not e.polls_for:
+        if works(e):
             where = f" in {e.doing}" if e.doing else ""
             yield Finding(
                 Category.STRAGGLER,
@@ -128,7 +144,7 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
                 f"has not come yet: it is busy{where}",
                 "Wait for it, or interrupt the cell.",
                 case.waiting,
-                (f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",),
+                evidence_of(e),
                 passing=True,
             )
     held = case.where(Activity.HELD)

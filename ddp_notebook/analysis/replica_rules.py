@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ddp_notebook.analysis import device_rules, sampler_rules
+from ddp_notebook.analysis import device_rules, parallel_rules, sampler_rules
 from ddp_notebook.analysis.replicas import (
     Model,
     by_hand,
@@ -69,7 +69,10 @@ def _apart(model: Model) -> tuple[str, ...]:
 
 
 def _counts(model: Model, ranks: Ranks, said: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
-    return tuple(f"rank {rank}: {said(model.of[rank])}" for rank in ranks)
+    alike: dict[str, list[int]] = {}
+    for rank in ranks:
+        alike.setdefault(said(model.of[rank]), []).append(rank)
+    return tuple(f"{name_ranks(tuple(those))}: {text}" for text, those in alike.items())
 
 
 # -- gradients that were not reduced -----------------------------------------------------
@@ -356,6 +359,7 @@ RULES: tuple[Rule, ...] = (
     unused_parameters,
     bypass,
     no_sync,
+    parallel_rules.data_parallel,
     outside,
     first_nan,
     learning_rates,

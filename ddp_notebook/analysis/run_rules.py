@@ -13,6 +13,7 @@ from ddp_notebook.analysis import (
     collective_rules,
     fate_rules,
     hang_rules,
+    loader_rules,
     presence_rules,
     setup_rules,
     store_rules,
@@ -57,9 +58,11 @@ def _candidates(picture: Picture) -> Iterator[Finding]:
     # A file of an earlier run is a mistake also where the run was lucky.
     if in_setup or any(e.arguments.stale for e in case.ranks):
         yield from _each(case, SETUP_FIRST)
+    yield from presence_rules.stopped_ranks(case)
     yield from hang_rules.unreduced_gradients(case)
     yield from collective_rules.certain_rules(picture)
     yield from fate_rules.ended(picture, collective_rules.hurt(picture))
+    yield from loader_rules.stuck_loaders(case)
     if not picture.interrupted:
         yield from collective_rules.stuck_rules(picture)
     yield from collective_rules.stragglers(picture)

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ddp_notebook.analysis import argument_rules, presence_rules, reach_rules, store_rules
+from ddp_notebook.analysis import (
+    argument_rules,
+    loader_rules,
+    presence_rules,
+    reach_rules,
+    store_rules,
+)
 from ddp_notebook.model import (
     Activity,
     Diagnosis,
@@ -26,7 +32,8 @@ def diagnose(case: SetupCase) -> Diagnosis:
     blamed: set[int] = set()
     # A file of an earlier run is a mistake also where the run was lucky.
     lucky = any(e.arguments.stale for e in case.ranks)
-    if lucky or case.where(Activity.WAITING, Activity.FAILED):
+    loading = any(e.workers for e in case.ranks)
+    if lucky or loading or case.where(Activity.WAITING, Activity.FAILED):
         for rule in RULES:
             for finding in rule(case):
                 # What a rank does wrong first explains what goes wrong with it later.
@@ -47,6 +54,8 @@ def doing(evidence: RankEvidence) -> str:
             said = evidence.doing.removeprefix(f"{evidence.inside}: ")
             place = f" ({said})" if said else ""
             return f"waits in {evidence.inside}{place}"
+        case Activity.BUSY if evidence.workers:
+            return f"waits for a batch of its DataLoader ({evidence.doing})"
         case Activity.BUSY:
             return f"busy: {evidence.doing}" if evidence.doing else "busy"
         case Activity.HELD:
@@ -71,6 +80,8 @@ RULES: tuple[Rule, ...] = (
     reach_rules.loopback_listeners,
     presence_rules.raised,
     presence_rules.dead_ranks,
+    presence_rules.stopped_ranks,
+    loader_rules.stuck_loaders,
     store_rules.unreachable_store,
     reach_rules.blocked_ranks,
     argument_rules.differing_models,

@@ -17,6 +17,7 @@ from ddp_notebook.model import Collective, Place
 
 _Statement: TypeAlias = ast.stmt
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _RANK = re.compile(r"rank|is_(main|master|coordinator)|main_process", re.IGNORECASE)
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
@@ -61,14 +62,16 @@ class Sources:
         """How an iteration of the innermost loop around `record` can go without it, if it can.
 
         A `continue`, a `break` or an `if` in the loop, not one that only asks for the loop's
-        own variable: that is the same on all ranks.
+        own variable: that is the same on all ranks. Of a loop around it, a `break`.
         """
         for place in reversed(record.path):
-            loop = self._loop(place)
-            if loop is None:
+            loops = self._loops(place)
+            if not loops:
                 continue
-            own = _targets(loop)
-            for test, line in _ways_around(loop, place.line):
+            own = {name for each in loops for name in _targets(each)}
+            ways = [*_ways_around(loops[0], place.line)]
+            ways += [each for outer in loops[1:] for each in _breaks(outer)]
+            for test, line in ways:
                 names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
                 calls = any(isinstance(node, ast.Call) for node in ast.walk(test))
                 if calls or not all(name in own or name.isupper() for name in names):
@@ -139,12 +142,16 @@ class Sources:
 
     def _loop(self, place: Place) -> ast.For | ast.AsyncFor | ast.While | None:
         """The innermost loop around a line, in the line's own function."""
-        found = None
+        return next(iter(self._loops(place)), None)
+
+    def _loops(self, place: Place) -> list[ast.For | ast.AsyncFor | ast.While]:
+        """The loops around a line in its own function, the innermost first."""
+        found: list[ast.For | ast.AsyncFor | ast.While] = []
         for node in self._around(place):
             if isinstance(node, _SCOPES):
-                found = None
-            elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-                found = node
+                found = []
+            elif isinstance(node, _LOOPS):
+                found.insert(0, node)
         return found
 
     def _around(self, place: Place) -> list[_Statement]:
@@ -231,6 +238,17 @@ def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int]]:
         elif isinstance(node, ast.ExceptHandler) and not _holds(node.body, line):
             # Whatever it catches, the rest of the iteration may go on without what raised.
             yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno
+
+
+def _breaks(loop: _Statement) -> Iterator[tuple[ast.expr, int]]:
+    """The tests that decide whether a loop is left, and their lines."""
+    ahead = list(ast.iter_child_nodes(loop))
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.If) and any(isinstance(each, ast.Break) for each in node.body):
+            yield node.test, node.lineno
+        if not isinstance(node, (*_LOOPS, *_SCOPES)):
+            ahead.extend(ast.iter_child_nodes(node))
 
 
 def _called_after(statements: list[_Statement], line: int) -> set[str]:

@@ -9,7 +9,7 @@ from ddp_notebook.analysis.backwards import Lack
 from ddp_notebook.analysis.extra_rules import begun, only_here, some_buckets
 from ddp_notebook.analysis.loop_rules import TOGETHER, UNEVEN_REMEDY
 from ddp_notebook.analysis.parting import Side
-from ddp_notebook.analysis.picture import Picture, fact, named
+from ddp_notebook.analysis.picture import Picture, fact, named, nothing_after
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -135,11 +135,19 @@ def _one_step_less(
             picture.victims,
             facts,
         )
+    said = (
+        f"{short.named} {has} skipped {named(record)} in some iteration ({way.place.text}) and "
+        f"finished, while {full.named} {is_or_are} there"
+    )
+    if culprits == full.ranks:
+        said = (
+            f"{full.named} {is_or_are} once more in {named(record)} than the others, who have "
+            f"finished: it came there again in some iteration ({way.place.text})"
+        )
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW,
         culprits,
-        f"{short.named} {has} skipped {named(record)} in some iteration ({way.place.text}) and "
-        f"finished, while {full.named} {is_or_are} there",
+        said,
         TOGETHER,
         picture.victims,
         (*facts, f"{way.place}: {way.place.text}"),
@@ -176,5 +184,5 @@ def _left_early(picture: Picture, short: Ranks, ahead: Ranks, record: Collective
         f"{name_ranks(short)} {'has' if len(short) == 1 else 'have'} finished, while {waiters}",
         "Every rank must take part in every collective: see where the others wait.",
         picture.victims,
-        (fact(ahead, record), f"{name_ranks(short)}: nothing after slot {record.slot - 1}"),
+        (fact(ahead, record), nothing_after(name_ranks(short), record.slot - 1)),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ddp_notebook.analysis import failures
+from ddp_notebook.analysis.busy import works
 from ddp_notebook.analysis.odd import IN_SETUP
 from ddp_notebook.model import (
     DEFAULT_GROUP,
@@ -24,7 +25,7 @@ from ddp_notebook.model import (
     SetupCase,
 )
 
-_MAY_COME = (Activity.BUSY, Activity.HELD, Activity.SILENT)
+_MAY_COME = (Activity.HELD, Activity.SILENT)
 """Nothing proves of such a rank that it will not come."""
 
 
@@ -110,7 +111,7 @@ def in_new_group(evidence: RankEvidence) -> bool:
     Every rank of the job must call `new_group`, members or not.
     """
     waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
-    return waits and evidence.initialized and 0 < evidence.left == evidence.entered
+    return waits and evidence.initialized and evidence.left == evidence.entered
 
 
 def missing(case: SetupCase, record: Collective) -> Ranks:
@@ -148,7 +149,11 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
 def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
     """The ranks that run, and, again and again, those that wait for such ranks only."""
     known = {e.rank for e in case.ranks}
-    coming = {e.rank for e in case.ranks if e.activity in _MAY_COME and not e.polls_for}
+    coming = {
+        e.rank
+        for e in case.ranks
+        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped"
+    }
     if coming:  # one of them may write the file that others wait for in a loop
         coming |= {e.rank for e in case.ranks if e.polls_for}
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown

@@ -52,9 +52,11 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
 def reseed() -> None:
     """Give a forked child its own random numbers where a new process would have them."""
     random.seed()
-    numpy = sys.modules.get("numpy")
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> Any:

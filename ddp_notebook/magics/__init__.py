@@ -6,6 +6,7 @@ setup.py    %ddp_step, %ddp_why, %ddp_abort, %ddp_run
 wrap.py     %ddp_wrap
 fault.py    %ddp_fault
 doctor.py   %ddp_doctor
+detached.py %ddp_wait, and what is shown of a run that nobody waits for
 running.py  a cell or a script as the notebook shows it: live, then whole
 """
 

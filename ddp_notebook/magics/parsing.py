@@ -13,6 +13,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
 from ddp_notebook.magics.bench import bench_parser
+from ddp_notebook.magics.detached import wait_parser
 from ddp_notebook.magics.doctor import doctor_parser
 from ddp_notebook.magics.fault import fault_parser
 from ddp_notebook.magics.save import replay_parser, save_parser
@@ -68,6 +69,17 @@ def with_ranks(parser: Parser) -> Parser:
     return parser
 
 
+def add_run_options(parser: Parser) -> None:
+    """The options of whatever runs on the ranks: how it is stepped, and waited for."""
+    add = parser.add_argument
+    help_ = "stop before each collective; go on with %%ddp_step"
+    add("--step", choices=("collective",), default=None, help=help_)
+    help_ = "progress: until no rank can get on (default); forever: until all have finished"
+    add("--wait", choices=("progress", "forever"), default="progress", help=help_)
+    help_ = "return at once, and leave the notebook free; %%ddp_wait waits for the end"
+    add("--detach", action="store_true", help=help_)
+
+
 def _init() -> Parser:
     parser = Parser(
         "%ddp_init",
@@ -96,11 +108,12 @@ def _status() -> Parser:
 
 
 def _cell() -> Parser:
-    parser = with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", "Run the cell on the ranks."))
-    help_ = "stop before each collective; go on with %%ddp_step"
-    parser.add_argument("--step", choices=("collective",), default=None, help=help_)
-    help_ = "progress: until no rank can get on (default); forever: until all have finished"
-    parser.add_argument("--wait", choices=("progress", "forever"), default="progress", help=help_)
+    description = (
+        "Run the cell on the ranks. A long one: %%ddp --detach, and later %ddp_wait. Collective by "
+        "collective: %%ddp --step collective, then %ddp_step"
+    )
+    parser = with_ranks(Parser("%%ddp", "%%ddp --ranks 0,2-3", description))
+    add_run_options(parser)
     return parser
 
 
@@ -122,7 +135,9 @@ def _pull() -> Parser:
 
 
 def _output() -> Parser:
-    description = "What a rank wrote in its last cell when it was too much to show."
+    description = (
+        "What a rank wrote in its last cell: while it runs, or when it was too much to show."
+    )
     parser = with_ranks(Parser("%ddp_output", "%ddp_output --ranks 0", description))
     parser.add_argument("--tail", type=int, default=100, help="how many lines (default 100)")
     parser.add_argument("--save", default="", help="write all of it to this file")
@@ -157,6 +172,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_shutdown": _shutdown,
     "ddp_status": _status,
     "ddp_step": step_parser,
+    "ddp_wait": wait_parser,
     "ddp_where": where_parser,
     "ddp_why": why_parser,
     "ddp_wrap": wrap_parser,

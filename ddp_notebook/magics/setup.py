@@ -20,6 +20,7 @@ from ddp_notebook.views import findings
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
     from ddp_notebook.magics.running import Begin
+    from ddp_notebook.session.cellrun import CellRun
 
 
 def step_parser() -> Parser:
@@ -54,17 +55,20 @@ def abort_parser() -> Parser:
 
 def run_parser() -> Parser:
     """The parser of `%ddp_run`: options come before the script, its arguments after it."""
-    from ddp_notebook.magics.parsing import Parser, with_ranks
+    from ddp_notebook.magics.parsing import Parser, add_run_options, with_ranks
 
-    description = "Run a torchrun-style script on the ranks, unchanged."
+    description = (
+        "Run a torchrun-style script on the ranks, unchanged. Options come before the script, its "
+        "own arguments after it: %ddp_run --detach train.py --epochs 2, and later %ddp_wait. "
+        "Collective by collective: %ddp_run --step collective train.py, then %ddp_step"
+    )
     parser = with_ranks(Parser("%ddp_run", "%ddp_run train.py --epochs 2", description))
     add = parser.add_argument
     add("--store", choices=STORES, default="session", help="who hosts the store (session)")
     add("--set", action="append", default=[], help="RANKS:NAME=value, for single ranks")
     help_ = "start so many ranks first, if there are none"
     add("-n", "--world-size", type=int, default=None, metavar="N", help=help_)
-    help_ = "progress: until no rank can get on (default); forever: until all have finished"
-    add("--wait", choices=("progress", "forever"), default="progress", help=help_)
+    add_run_options(parser)
     add("script", help="the script")
     # argparse asks for what may be empty, and would say so when the script is missing.
     add("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
@@ -81,8 +85,8 @@ class SetupVerbMagics:
     _say: Callable[[str], None]
     _require_ranks: Callable[[str], None]
     _prompt_number: Callable[[], int]
-    _show_run: Callable[[Begin], None]
-    _show_news: Callable[[], None]
+    _show: Callable[[argparse.Namespace], Callable[[Begin], Any]]
+    _show_news: Callable[[CellRun], None]
     _init: Callable[[argparse.Namespace], Any]
 
     @line_magic
@@ -92,8 +96,10 @@ class SetupVerbMagics:
 
     def _step(self, args: argparse.Namespace) -> StepTable:
         self._require_ranks("%ddp_step")
+        run = self.session.current
         table = self.session.step(self._ranks(args), args.to)
-        self._show_news()
+        if run is not None and run.held:
+            self._show_news(run)
         return table
 
     @line_magic
@@ -128,7 +134,7 @@ class SetupVerbMagics:
         self._require_ranks("%ddp_run")
         ranks = self._ranks(args)
         settings = parse_settings(args.set, self.session.record.snapshot.world_size)
-        self._show_run(
+        self._show(args)(
             lambda begun: self.session.run_script(
                 args.script,
                 args.arguments,
@@ -136,6 +142,8 @@ class SetupVerbMagics:
                 store=args.store,
                 settings=settings,
                 wait=args.wait,
+                hold=args.step is not None,
+                detach=args.detach,
                 number=self._prompt_number(),
                 started=begun,
             )

@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.magics.bench import BenchVerb
+from ddp_notebook.magics.detached import DetachedVerb
 from ddp_notebook.magics.doctor import DoctorVerb
 from ddp_notebook.magics.fault import FaultVerb
 from ddp_notebook.magics.parsing import HelpShown, parser_of
@@ -44,6 +45,7 @@ from ddp_notebook.views.notebook import (
 @magics_class
 class DDPMagics(
     BenchVerb,
+    DetachedVerb,
     DoctorVerb,
     FaultVerb,
     SaveVerb,
@@ -61,6 +63,7 @@ class DDPMagics(
         self.displays = Displays(shell)
         self.displays.register()
         self._show_replays()
+        self._show_cell_results()
         self._board_region: LiveRegion | None = None
         session.record.subscribe(self._board_may_change)
 
@@ -116,7 +119,7 @@ class DDPMagics(
             if cell is None:
                 raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
             ranks = self._ranks(args)
-            self._show_run(
+            self._show(args)(
                 lambda begun: self.session.run_cell(
                     cell,
                     ranks,
@@ -124,6 +127,7 @@ class DDPMagics(
                     magic_line=f"%%ddp {line}".rstrip(),
                     wait=args.wait,
                     hold=args.step is not None,
+                    detach=args.detach,
                     transform=self.shell.transform_cell,
                     started=begun,
                 )
@@ -203,6 +207,7 @@ class DDPMagics(
     # -- inside ------------------------------------------------------------------------
 
     def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any:
+        self._tell_of_detached(name)
         try:
             return act(parser_of(name).read(line))
         except HelpShown as help_text:
@@ -245,7 +250,7 @@ class DDPMagics(
             settle_s=BOARD_INTERVAL_S,
         )
         self._board_region = region
-        self.displays.board_is_live()
+        self.displays.shown_already()
         region.open(delay_s=0.02)  # not the board of the session before
 
     def _close_board(self, final: Board | None) -> None:

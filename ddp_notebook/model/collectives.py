@@ -58,7 +58,8 @@ class Collective:
     """One collective, send or receive of one rank. Unknown is None, "" or ().
 
     `number` counts everything that the rank issued in this run, from 0; `slot` counts what it
-    issued in `group`, sends and receives apart, so that equal slots of two ranks meet.
+    issued in `group`, sends and receives apart, so that equal slots of two ranks meet; one that
+    was refused has the slot of what the rank issues next.
     `operation` is torch's own name (all_reduce, broadcast, ...), `api` the function that the
     user called (all_gather_object, backward, ...). `shape` and `dtype` are those of the first
     of `tensors` tensors, with `numel` elements in all. `root` and `peer` are ranks of the

@@ -78,6 +78,27 @@ class StoreFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Worker:
+    """A process of a DataLoader that owes its rank a batch, for which the rank's main thread waits.
+
+    `due` is true of the one whose batch comes next. `forked` is true of one that was forked from
+    the rank, locks and all.
+    """
+
+    pid: int
+    due: bool = False
+    forked: bool = False
+    still_s: float = 0.0
+    """For how long, in seconds, no thread of it has been seen to run."""
+    locked: bool = False
+    """All its threads wait, without a time limit, for locks that only they could release."""
+    stopped: bool = False
+    """It is stopped, as by Ctrl-Z or a debugger."""
+    place: Place | None = None
+    """Where in the user's code it is; known only of one that is locked and forked."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvidence:
     """One rank, as it is found. Only `rank` and `activity` are always known.
 
@@ -106,6 +127,8 @@ class RankEvidence:
     """When a port was in use: by whom."""
     polls_for: str = ""
     """A file that its own code waits for in a loop, and that does not exist."""
+    workers: tuple[Worker, ...] = ()
+    """Those of the DataLoader in which its main thread waits for a batch."""
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
@@ -123,6 +146,8 @@ class RankEvidence:
     """Its main thread, or one of torch's, has something to do and may only lack a CPU."""
     main_cpu_s: float = 0.0
     """CPU time of its main thread so far."""
+    process: str = ""
+    """Of a rank that does not answer, how the system has it: sleeping, running, stopped, …"""
     exit_code: int | None = None
     last_words: str = ""
     model: Fingerprint | None = None
@@ -191,8 +216,14 @@ def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
     if fields.get("model") is not None:
         fields["model"] = fingerprint_from_json(fields["model"])
     fields["path"] = tuple(Place(**each) for each in fields.get("path", ()))
+    fields["workers"] = tuple(map(_worker_from_json, fields.get("workers", ())))
     fields["replicas"] = tuple(map(replica_from_json, fields.get("replicas", ())))
     fields["listens"] = tuple(fields.get("listens", ()))
     fields["reach"] = tuple(Probe(**probe) for probe in fields.get("reach", ()))
     fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
     return RankEvidence(**fields)
+
+
+def _worker_from_json(wire: Mapping[str, Any]) -> Worker:
+    place = wire.get("place")
+    return Worker(**{**wire, "place": Place(**place) if place is not None else None})

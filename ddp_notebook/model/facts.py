@@ -133,6 +133,22 @@ class LoaderFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelFacts:
+    """A torch.nn.DataParallel object with which this run has trained, and no DDP object."""
+
+    key: str
+    type: str = ""
+    """Class of the module inside."""
+    devices: int = 0
+    """How many GPUs it uses; 0 on CPUs."""
+    steps: int = 0
+    parameters: tuple[TensorDigest, ...] = ()
+    """None of a module that is gone by now."""
+    place: Place | None = None
+    """Where it was called first."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFacts:
     """One rank after a run. `nan_backward` is the first backward, from 0, of a loss or gradient
     that was not finite, None when there was none (or it lay on a device)."""
@@ -154,6 +170,7 @@ class RunFacts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
+    parallels: tuple[ParallelFacts, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 
@@ -191,6 +208,7 @@ _LISTS: dict[str, Any] = {
     "optimizers": OptimizerFacts,
     "samplers": SamplerFacts,
     "loaders": LoaderFacts,
+    "parallels": ParallelFacts,
     "parameters": TensorDigest,
     "buffers": TensorDigest,
     "gradients": TensorDigest,

@@ -13,6 +13,8 @@ benchverbs.py  Session: the verb that measures collectives
 benchresult.py what that returns, and the files it is kept in
 cellrun.py     one cell on some ranks
 scriptrun.py   one script on some ranks
+underway.py    whose ranks are taken; runs that were detached, and waiting for them
+watching.py    seeing a run through to its end
 running.py     sending a cell, waiting for it, stopping it
 wrap.py        a model through DDP's construction
 faultlab.py    a fault injected, found, repaired

@@ -15,7 +15,6 @@ from ddp_notebook.model import Event, Progress, Ranks, format_bytes, format_rank
 from ddp_notebook.model.bench import BenchRun
 from ddp_notebook.session.asking import Answers, ask
 from ddp_notebook.session.benchresult import BenchResult
-from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 
 if TYPE_CHECKING:
@@ -90,6 +89,10 @@ class BenchVerbs:
     def _need(self, verb: str) -> Processes:
         raise NotImplementedError
 
+    if TYPE_CHECKING:
+
+        def _idle(self, ranks: Ranks | None, verb: str) -> Ranks: ...
+
     @property
     def ready(self) -> bool:
         """True while there are ranks whose set-up is complete."""
@@ -117,7 +120,7 @@ class BenchVerbs:
         """
         options = options or BenchOptions()
         processes = self._need("%ddp_bench")
-        members = idle_ranks(options.ranks, "%ddp_bench", self.record.snapshot)
+        members = self._idle(options.ranks, "%ddp_bench")
         if not self.ready:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         _check_world_sizes(plan, members)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.analysis.output import OutputLog, group, group_live, split_errors
@@ -28,11 +30,18 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
+if TYPE_CHECKING:
+    from ddp_notebook.session.why import Watchman
+
+SeeThrough = Callable[[Callable[[], bool]], "CellResult"]
+"""Waits for the end of a run that was sent, unless its argument says that it is given up."""
+
 
 @dataclass(frozen=True)
 class CellResult:
-    """How a cell ended. `error` is what the magic raises, None when every rank finished it.
+    """How a cell ended, or how it stands while ranks are in it.
 
+    `error` is what the magic raises, None when every rank finished it or is still in it.
     `diagnosis` says what was wrong, where that could be found out; also of a run that went well
     by luck.
     """
@@ -44,6 +53,8 @@ class CellResult:
     diagnosis: Diagnosis | None = None
     steps: StepTable | None = None
     """Before which collectives the ranks are held, when they are."""
+    pending: Ranks = ()
+    """Ranks that are still in it: it was detached, is held, is stuck, or could not be stopped."""
 
     def raise_for_error(self) -> None:
         """Raise `error`, if there is one."""
@@ -52,10 +63,15 @@ class CellResult:
 
 
 class CellRun:
-    """Folds the events of one cell; `done` when every rank finished it or died."""
+    """Folds the events of one cell; `done` when every rank finished it or died.
 
-    def __init__(self, cell: int, ranks: Ranks, script: str = "") -> None:
+    `number` is the notebook's prompt number, by which it is called; the cell's own by default.
+    """
+
+    def __init__(self, cell: int, ranks: Ranks, script: str = "", number: int = 0) -> None:
         self.cell = cell
+        self.number = number or cell
+        self.began_s = time.monotonic()
         self.sources: Mapping[str, str] = {}
         """The code that runs, by the name that its lines are shown under."""
         self.held = False
@@ -74,7 +90,15 @@ class CellRun:
         self.interrupted = False
         self._signalled: set[int] = set()
         self.over = threading.Event()
-        """Set when no rank is in the cell any more."""
+        """Set when no rank is in the cell any more, or it is `gone`."""
+        self.gone = ""
+        """Why nothing can come of it any more: the session ended under it."""
+        self.in_hand = False
+        """Somebody waits for its end, here or on another thread: no other run gets its ranks."""
+        self.again: SeeThrough | None = None
+        """Takes it in hand again when ranks are in it that nobody waits for any more."""
+        self.watchman: Watchman | None = None
+        """Who looks, or looked last, whether it gets on; None when nobody does."""
         self.changes = 0
         """Grows with every piece of output."""
 
@@ -104,6 +128,27 @@ class CellRun:
             case RankExited() if event.rank not in self.finished:
                 self.died[event.rank] = event
 
+    def lose(self, reason: str) -> None:
+        """The session ends under it: whoever waits for it goes on."""
+        self.gone = reason
+        self.over.set()
+
+    @property
+    def title(self) -> str:
+        """What it is called: ``cell 3``, ``train.py``."""
+        return self.script or f"cell {self.number}"
+
+    @property
+    def heading(self) -> str:
+        """The same at the beginning of a sentence."""
+        return self.script or f"Cell {self.number}"
+
+    @property
+    def awaited(self) -> str:
+        """For whom its other ranks wait, in words; empty for nobody."""
+        late = self.watchman.latest if self.watchman is not None else None
+        return late.headline if late is not None and late.findings else ""
+
     @property
     def pending(self) -> Ranks:
         """Ranks that are still in the cell."""
@@ -130,7 +175,7 @@ class CellRun:
             return group_live({rank: log.items() for rank, log in self._logs.items()})
 
     def news(self) -> tuple[OutputGroup, ...]:
-        """What was written since `news` or `result` was asked for last, as far as it is text."""
+        """What was written since this was asked for last, as far as it is text."""
         with self._lock:
             fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
         return group({rank: items for rank, items in fresh.items() if items})
@@ -143,24 +188,33 @@ class CellRun:
             fresh.insert(0, replace(items[count - 1], text=items[count - 1].text[characters:]))
         return tuple(fresh)
 
-    def last_words(self, rank: int) -> str:
-        """The last line `rank` wrote, empty when it wrote none."""
+    def written(self, rank: int) -> str:
+        """What `rank` wrote so far, as far as it is text and was sent here."""
         with self._lock:
             items = self._logs[rank].items() if rank in self._logs else ()
         streams = (OutputKind.STDOUT, OutputKind.STDERR)
-        text = "".join(item.text for item in items if item.what in streams).strip()
+        return "".join(item.text for item in items if item.what in streams)
+
+    def last_words(self, rank: int) -> str:
+        """The last line `rank` wrote, empty when it wrote none."""
+        text = self.written(rank).strip()
         return text.splitlines()[-1] if text else ""
 
     def result(self, interrupted: DDPError | None = None) -> CellResult:
         """How it ended, or how it stands."""
         with self._lock:
             groups = group({rank: log.items() for rank, log in self._logs.items()})
-            for rank, log in self._logs.items():
-                self._fresh(rank, log.items())
         tracebacks, outputs = split_errors(groups)
-        return CellResult(tracebacks, outputs, dict(self.withheld), interrupted or self._error())
+        error = interrupted or self.error()
+        return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
 
-    def _error(self) -> DDPError | None:
+    def standing(self) -> CellResult:
+        """How it stands while ranks are in it, with what they wrote since that was asked last."""
+        tracebacks, outputs = split_errors(self.news())
+        return CellResult(tracebacks, outputs, {}, None, pending=self.pending)
+
+    def error(self) -> DDPError | None:
+        """How it failed on the ranks that are not in it any more; None when it did not."""
         lines = [*self._deaths(), *self._exceptions()]
         if self.lost:
             lines.append(f"{name_ranks(self.lost)} did not run the cell: the message was lost")
@@ -168,7 +222,7 @@ class CellRun:
             return None
         failed = {r for r, f in self.finished.items() if f.outcome != "ok"}
         bad = tuple(sorted(failed | self.died.keys() | self.lost))
-        good = tuple(rank for rank in self.ranks if rank not in bad)
+        good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
         if good:
             lines.append(f"{name_ranks(good)} finished")
         return CellFailed("; ".join(lines) + ".", bad)
@@ -187,7 +241,7 @@ class CellRun:
         same: dict[str, list[int]] = {}
         for rank, finished in self.finished.items():
             if finished.outcome == "interrupted":
-                same.setdefault("was interrupted", []).append(rank)
+                same.setdefault("stopped at an interrupt", []).append(rank)
             elif finished.outcome == "error":
                 first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
                 where = f"{self.script}, line" if self.script else "cell line"

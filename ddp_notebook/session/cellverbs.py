@@ -8,33 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis import run_rules
-from ddp_notebook.errors import CellFailed, SessionLost
+from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
 from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell, ipython_syntax
-from ddp_notebook.session.collectivesteps import Settling, table
-from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
-from ddp_notebook.session.running import interrupt
-from ddp_notebook.session.watching import look_at_cell, run_watched, stuck, watchman_of
+from ddp_notebook.session.underway import Underway
+from ddp_notebook.session.watching import Watch, look_at_cell
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.record import Record
     from ddp_notebook.session.setup import Processes
-    from ddp_notebook.session.why import Watchman
 
 
-class CellVerbs:
+class CellVerbs(Underway):
     """Mixed into `Session`."""
-
-    record: Record
-    current: CellRun | None
-    watchman: Watchman | None = None
-    """Who looks whether the cell that runs gets on; None when nobody does."""
-    _lost_reason: str
-
-    def _need(self, verb: str) -> Processes:
-        raise NotImplementedError
 
     def _next_cell(self) -> int:
         raise NotImplementedError
@@ -48,6 +35,7 @@ class CellVerbs:
         magic_line: str = "%%ddp",
         wait: str = "progress",
         hold: bool = False,
+        detach: bool = False,
         transform: Callable[[str], str] | None = None,
         started: Callable[[CellRun], None] | None = None,
     ) -> CellResult:
@@ -56,56 +44,47 @@ class CellVerbs:
         Then the result's `error` is `Stuck`, with the diagnosis, and the ranks stay in it until
         they are freed (`abort`). With `wait` "forever" it goes on all the same. With `hold` every
         rank stops before each collective until it is stepped on (`step`), and the result's `steps`
-        says where they stand. `number` is the
-        notebook's prompt number and `magic_line` the cell's first line, for tracebacks.
-        `transform` turns IPython's syntax into Python's for the check that comes first (default:
-        magics and shell escapes). Raises CellSyntaxError and UsageMistake before any rank runs;
-        what goes wrong on ranks, or an interrupt, is the result's `error`.
+        says where they stand. With `detach` it returns at once, with `pending` ranks: `wait` waits
+        for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
+        line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
+        comes first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
+        before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
         """
         processes = self._need("%%ddp")
-        cluster = processes.cluster
         is_async = check_cell(source, transform or ipython_syntax)
-        members = idle_ranks(ranks, "%%ddp", self.record.snapshot)
-        cell = self._next_cell()
-        run = self.current = CellRun(cell, members)
         function = f"ddp_notebook.agent.cells:{'start_async' if is_async else 'run'}"
-        told = {"cell": cell, "number": number or cell, "magic_line": magic_line, "source": source}
-        run.held = told["hold"] = hold
-        run.sources = {f"cell {number or cell}": f"{magic_line}\n{source}"}
-        settled = Settling(run, processes).done if hold else lambda: False
+
+        def made(members: Ranks) -> CellRun:
+            run = CellRun(self._next_cell(), members, number=number or 0)
+            run.held = hold
+            run.sources = {run.title: f"{magic_line}\n{source}"}
+            return run
 
         with noted() as interrupted:
-            if started is not None:
-                started(run)
-            send = partial(cluster.tell, name=function, arguments=told)
-            look = partial(look_at_cell, run, processes, self.record)
-            watched = wait != "forever" and not hold
-            self.watchman = watchman_of(run, processes, look) if watched else None
-            try:
-                diagnosis = run_watched(
-                    run,
-                    send,
-                    self.watchman,
-                    lambda: bool(self._lost_reason) or interrupted() or settled(),
-                )
-            finally:
-                self.watchman = None
-            if diagnosis is not None:
-                return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)
-            if interrupted() and not run.done:
-                return run.result(interrupt(run, cluster, self.record))
-        if hold and not run.done:
-            return replace(run.result(), steps=table(run, processes))
-        if self._lost_reason:
-            return run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
-        return self._end_of_cell(run, processes)
+            run = self._take(ranks, "%%ddp", made, detach=detach or hold)
+            told = {
+                "cell": run.cell,
+                "number": run.number,
+                "magic_line": magic_line,
+                "source": source,
+                "hold": hold,
+            }
+            watch = Watch(
+                processes,
+                self.record,
+                partial(look_at_cell, run, processes, self.record),
+                partial(self._end_of_cell, run, processes),
+                patient=hold or wait == "forever",
+            )
+            send = partial(processes.cluster.tell, name=function, arguments=told)
+            return self._see_to(run, watch, send, interrupted, detach=detach, started=started)
 
     def _end_of_cell(self, run: CellRun, processes: Processes) -> CellResult:
         """How a cell ended, diagnosed where it failed."""
         result = run.result()
         if result.error is None:
             return replace(result, diagnosis=aftermath.examine(run, processes))
-        if not isinstance(result.error, CellFailed) or len(run.ranks) < 2:
+        if not isinstance(result.error, CellFailed) or len(run.ranks) < 2 or run.interrupted:
             return result
         found = run_rules.diagnose_run(look_at_cell(run, processes, self.record))
         if found.wrong:

@@ -88,7 +88,7 @@ def step(
     `to` is an operation, or "end". Raises UsageMistake when none of them is held.
     """
     while True:
-        moving = _held(run, processes, ranks)
+        moving = held(run, processes, ranks)
         if not moving:
             raise UsageMistake(_why_not(run, processes, ranks))
         question = "let go for good" if to == END else "let go"
@@ -99,15 +99,16 @@ def step(
             record.wait_for(lambda: run.done, _LOOK_EVERY_S)
         if to in (None, END) or interrupted() or run.done:
             break
-        held = _held(run, processes, ranks)
-        tails = processes.rings.read(held, run.cell, last=1).of
-        if not held or any(tails[rank][-1].operation == to for rank in held):
+        standing = held(run, processes, ranks)
+        tails = processes.rings.read(standing, run.cell, last=1).of
+        if not standing or any(tails[rank][-1].operation == to for rank in standing):
             break
     made = table(run, processes)
     return replace(made, next_call="") if run.done else made
 
 
-def _held(run: CellRun, processes: Processes, ranks: Ranks | None) -> Ranks:
+def held(run: CellRun, processes: Processes, ranks: Ranks | None = None) -> Ranks:
+    """Those of `ranks` (all by default) that stand before a collective until they are stepped."""
     tails = processes.rings.read(run.pending, run.cell, last=1).of
     return tuple(
         rank
@@ -120,7 +121,7 @@ def _held(run: CellRun, processes: Processes, ranks: Ranks | None) -> Ranks:
 def _why_not(run: CellRun, processes: Processes, ranks: Ranks | None) -> str:
     if run.done:
         return "The cell has finished: there is nothing to step. The next: %%ddp --step collective"
-    held = _held(run, processes, None)
-    if held:
-        return f"Those ranks are not held; {name_ranks(held)} can be stepped: %ddp_step"
+    standing = held(run, processes)
+    if standing:
+        return f"Those ranks are not held; {name_ranks(standing)} can be stepped: %ddp_step"
     return "No rank is held. %ddp_why says what they wait for, %ddp_abort frees them."

@@ -8,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis.board import board
@@ -32,7 +32,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.benchverbs import BenchVerbs
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.cellverbs import CellVerbs
-from ddp_notebook.session.guards import check_name, check_ranks, idle_ranks
+from ddp_notebook.session.guards import check_name, check_ranks
 from ddp_notebook.session.looking import Looking
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
@@ -40,6 +40,7 @@ from ddp_notebook.session.running import stop_started
 from ddp_notebook.session.saving import SaveVerbs
 from ddp_notebook.session.scriptverbs import ScriptVerbs
 from ddp_notebook.session.setupverbs import SetupVerbs
+from ddp_notebook.session.underway import Detached
 
 if TYPE_CHECKING:
     from ddp_notebook.faults import Fault
@@ -60,8 +61,8 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
 
     def __init__(self) -> None:
         self.record = Record()
-        self.current: CellRun | None = None
-        """The cell that runs, or the last one that ran."""
+        self.runs: list[CellRun] = []
+        self.detached: Detached | None = None
         self._processes: Processes | None = None
         self._bringup: BringUp | None = None
         self._script: ScriptRun | None = None
@@ -108,7 +109,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
                 )
             if options.same_processes(self._processes.options):
                 return self._set_up_again(options)
-        self._close_processes()
+        self._close_processes("New ranks were started.")
         self._start(options)
         return self._set_up(options)
 
@@ -119,7 +120,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
             options.world_size, options.device, options.backend, options.gpus, available
         )
         self._lost_reason = ""
-        self.current = None
+        self.runs, self.detached = [], None
         self.record.begin(
             options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
         )
@@ -135,7 +136,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
             self._processes.start()
         except (DDPError, OSError, KeyboardInterrupt) as error:
             failed = self.status()
-            self._close_processes()
+            self._close_processes("The ranks could not be started.")
             self.record.note(ended="set-up did not finish.")
             if mode == "fork":
                 self._warm_fork_server(mode)  # for the next try
@@ -168,25 +169,26 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
         return board(self.record.snapshot)
 
     def output(self, rank: int, log: bool = False) -> str:
-        """All that `rank` wrote in the last cell whose output was too long to show.
+        """What `rank` wrote in its last cell, which may still run; all of it when that was too
+        long to show.
 
         With `log`, what the rank's process wrote beside Python: messages of C code.
         """
         processes = self._need("%ddp_output")
         check_ranks((rank,), self.record.snapshot)
-        path = processes.log_file(rank) if log else self._spooled(processes, rank)
-        return path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
-
-    def _spooled(self, processes: Processes, rank: int) -> Path | None:
-        files = processes.spool.glob(f"rank-{rank}-cell-*.txt")
-        return max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
+        run = next((each for each in reversed(self.runs) if rank in each.ranks), None)
+        cell = run.cell if run is not None else 0
+        path = processes.log_file(rank) if log else processes.spooled(rank, cell)
+        if path.exists():
+            return path.read_text("utf-8", "replace")
+        return run.written(rank) if run is not None and not log else ""
 
     # -- values ------------------------------------------------------------------------
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
         processes = self._need("%ddp_push")
-        members = idle_ranks(ranks, "%ddp_push", self.record.snapshot)
+        members = self._idle(ranks, "%ddp_push")
         for name, value in values.items():
             check_name(name)
             try:
@@ -205,7 +207,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
         Raises UsageMistake when a rank has no such variable or it cannot be sent.
         """
         processes = self._need("%ddp_pull")
-        members = idle_ranks(ranks, "%ddp_pull", self.record.snapshot)
+        members = self._idle(ranks, "%ddp_pull")
         check_name(name)
         answers = processes.cluster.call(
             members,
@@ -231,7 +233,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
         """End the ranks and everything started for them. Does nothing when there is nothing."""
         if os.getpid() != self._owner_pid:
             return  # a forked child of the notebook, on its way out
-        self._close_processes()
+        self._close_processes("The ranks were shut down.")
         with self._lock:
             warm, self._fork_server = self._fork_server, None
         if warm is not None:
@@ -255,14 +257,13 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
         return next(self._cells)
 
     def _watch(self, events: Sequence[Event]) -> None:
-        run = self.current
-        if run is None or not events:
-            return
-        told = [self._with_last_words(run, e) if isinstance(e, RankExited) else e for e in events]
-        run.take(told)
         processes = self._processes
-        if run.interrupted and processes is not None:
-            stop_started(run, processes.cluster)
+        for run in tuple(self.runs) if events else ():
+            run.take(
+                [self._with_last_words(run, e) if isinstance(e, RankExited) else e for e in events]
+            )
+            if run.interrupted and processes is not None:
+                stop_started(run, processes.cluster)
 
     def _with_last_words(self, run: CellRun, event: RankExited) -> RankExited:
         if event.last_words.strip():
@@ -276,12 +277,17 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
         self._lost_reason = reason
         self.record.note(ended=reason)
         self.record.add(())
-        threading.Thread(target=self._close_processes, name="ddp-close", daemon=True).start()
+        close = partial(self._close_processes, reason)
+        threading.Thread(target=close, name="ddp-close", daemon=True).start()
 
-    def _close_processes(self) -> None:
+    def _close_processes(self, reason: str) -> None:
+        """End everything; whoever waits for a run hears first that nothing will come of it."""
         with self._lock:
             processes, self._processes = self._processes, None
         if processes is not None:
+            for run in self.runs:
+                run.lose(reason)
+            self._await_put_down()
             processes.close()
 
 

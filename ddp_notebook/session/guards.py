@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Snapshot, Status, format_ranks, name_ranks
@@ -20,10 +21,17 @@ def check_ranks(ranks: Ranks, snapshot: Snapshot) -> None:
             )
 
 
-def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
-    """The ranks a verb is for, all by default.
+def idle_ranks(
+    ranks: Ranks | None,
+    verb: str,
+    snapshot: Snapshot,
+    taken: Mapping[int, str] = MappingProxyType({}),
+    held: Callable[[], Ranks] = tuple,
+) -> Ranks:
+    """The ranks a verb is for, all by default. `held` gives those held before a collective.
 
-    Raises UsageMistake when one of them is dead or still in an earlier cell.
+    `taken` is what ranks are in that somebody waits for; they may be about to begin it only.
+    Raises UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
     states = snapshot.ranks
     members = ranks if ranks is not None else tuple(range(len(states)))
@@ -37,6 +45,22 @@ def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
             f"{name_ranks(dead).capitalize()} {is_} dead. Bring {it} back: "
             f"%ddp_restart --ranks {format_ranks(dead)}{without}"
         )
+    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in taken)
+    if busy:
+        it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
+        doing = next(iter(doings(busy, snapshot, taken)))
+        if standing := tuple(rank for rank in held() if rank in busy):
+            it = "it" if len(standing) == 1 else "them"
+            raise UsageMistake(
+                f"{name_ranks(standing).capitalize()} {'is' if it == 'it' else 'are'} still in an "
+                f"earlier cell, held before a collective ({doing}). Let {it} go on to the end: "
+                "%ddp_step --to end. Or give the cell up: %ddp_abort"
+            )
+        raise UsageMistake(
+            f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
+            f"Wait for it: %ddp_wait. Get {it} back: %ddp_abort, or with new processes: "
+            f"%ddp_restart --ranks {format_ranks(busy)}"
+        )
     inside = tuple(
         rank
         for rank in members
@@ -48,24 +72,18 @@ def idle_ranks(ranks: Ranks | None, verb: str, snapshot: Snapshot) -> Ranks:
             f"{name_ranks(inside).capitalize()} {is_} still in set-up. Why: %ddp_why. "
             "Give it up: %ddp_abort. Begin again: %ddp_init"
         )
-    busy = tuple(rank for rank in members if states[rank].status is Status.RUNNING)
-    if busy:
-        it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
-        doing = next(iter(doings(busy, snapshot)))
-        raise UsageMistake(
-            f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
-            f"Get {it} back: %ddp_abort, or with new processes: %ddp_restart --ranks "
-            f"{format_ranks(busy)}. Or wait: %ddp_status"
-        )
     return members
 
 
-def doings(ranks: Ranks, snapshot: Snapshot) -> Mapping[str, list[int]]:
+def doings(
+    ranks: Ranks, snapshot: Snapshot, taken: Mapping[int, str] = MappingProxyType({})
+) -> Mapping[str, list[int]]:
     """What busy ranks do, and which of them."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
         state = snapshot.ranks[rank]
-        doing = state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
+        cell = f"cell {state.cell}" if state.cell else "the benchmark"
+        doing = state.doing or taken.get(rank) or cell
         found.setdefault(doing, []).append(rank)
     return found
 

@@ -38,6 +38,9 @@ class LabVerbs:
     def _give_up(self, ranks: Ranks) -> Ranks:
         raise NotImplementedError
 
+    def _await_put_down(self) -> None:
+        raise NotImplementedError
+
     @property
     def options(self) -> InitOptions:
         """With what the ranks were set up."""
@@ -54,6 +57,7 @@ class LabVerbs:
         assert self._bringup is not None
         self._script = None
         self._give_up(self._bringup.everyone)
+        self._await_put_down()
         dead = self.record.snapshot.with_status(Status.DEAD)
         if dead:
             processes.stop(dead)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from ddp_notebook.model import (
     rank_stack_from_json,
 )
 from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.session.silent import last_known, process_of
 
 if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
@@ -59,22 +59,11 @@ def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
     if state.status is Status.DEAD:
         return RankStack(state.rank, Doing(Activity.DEAD, text=describe(state)))
     if answer is None:
-        return RankStack(state.rank, Doing(Activity.SILENT, text=_last_known(state)))
+        return RankStack(
+            state.rank, Doing(Activity.SILENT, text=last_known(state, process_of(state.pid)[0]))
+        )
     if "error" in answer:
         text = f"its observer failed: {answer['error']}"
         return RankStack(state.rank, Doing(Activity.SILENT, text=text))
     found = rank_stack_from_json(answer)
     return RankStack(state.rank, found.doing, found.frames)
-
-
-def _last_known(state: RankState) -> str:
-    """Of a rank that does not answer: whether its process is stopped, and what it did last."""
-    import psutil
-
-    known = []
-    with contextlib.suppress(psutil.Error):
-        if state.pid and psutil.Process(state.pid).status() == psutil.STATUS_STOPPED:
-            known.append(f"its process {state.pid} is stopped")
-    if last := describe(state):
-        known.append(f"when last heard: {last}")
-    return "; ".join(known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +35,12 @@ def quick_switches() -> Iterator[None]:
     """Let threads change places often while this one only waits for what others receive.
 
     By default Python lets a thread run on for 5 ms when another one waits. With a message
-    passing through three threads, that was half of the time of a short cell.
+    passing through three threads, that was half of the time of a short cell. For a thread beside
+    the notebook's, which may wait for hours, nothing is changed.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:

@@ -29,18 +29,14 @@ from ddp_notebook.model import (
     saved_to_json,
 )
 from ddp_notebook.model.saved import KEY
+from ddp_notebook.session.underway import Underway
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.cellrun import CellRun
-    from ddp_notebook.session.record import Record
     from ddp_notebook.session.replay import Replay
 
 
-class SaveVerbs:
+class SaveVerbs(Underway):
     """Mixed into `Session`."""
-
-    record: Record
-    current: CellRun | None
 
     def _look(self, verb: str) -> SetupCase:
         raise NotImplementedError

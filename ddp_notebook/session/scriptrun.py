@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Diagnosis, Ranks, SetupCase
+from ddp_notebook.model import Ranks, SetupCase
 from ddp_notebook.session.bringup import free_port
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.options import Settings
-from ddp_notebook.session.watching import run_watched, watchman_of
-from ddp_notebook.session.why import Told, Watchman, gather
+from ddp_notebook.session.running import Send
+from ddp_notebook.session.why import Told, gather
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster import RankCluster
@@ -98,7 +98,6 @@ class ScriptRun:
         else:
             self.address = (host, free_port(host))
         self.store = store
-        self.watchman: Watchman | None = None
         self._run: CellRun | None = None
         self.told = Told(
             {
@@ -110,32 +109,27 @@ class ScriptRun:
             lambda: store == "rank0" or processes.script_store_alive,
         )
 
-    def run(
+    def sending(
         self,
         run: CellRun,
         script: Path,
         arguments: Sequence[str],
         settings: Settings,
-        number: int,
-        given_up: Callable[[], bool],
-        *,
-        watched: bool = True,
-    ) -> Diagnosis | None:
-        """Run it to its end; the diagnosis when it does not get on any more."""
+    ) -> Send:
+        """What sends the script to the ranks."""
         self._run = run
         run.sources = sources_of(script)
         told = {
             "cell": run.cell,
-            "number": number,
+            "number": run.number,
             "path": str(script),
             "arguments": list(arguments),
             "environments": environments(self.ranks, self.address, self.store, settings),
             "hosts": {str(rank): dict(host) for rank, host in self.hosts.items()},
+            "hold": run.held,
         }
         cluster: RankCluster = self.processes.cluster
-        send = partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)
-        self.watchman = watchman_of(run, self.processes, self.look) if watched else None
-        return run_watched(run, send, self.watchman, given_up)
+        return partial(cluster.tell, name="ddp_notebook.agent.scripts:run", arguments=told)
 
     def look(self) -> SetupCase:
         """The case as it is."""

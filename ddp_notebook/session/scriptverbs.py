@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis import run_rules
@@ -11,10 +12,10 @@ from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Board, Diagnosis, Ranks, Status
 from ddp_notebook.session import aftermath
 from ddp_notebook.session.cellrun import CellResult, CellRun
-from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import Settings
-from ddp_notebook.session.running import interrupt
+from ddp_notebook.session.underway import Underway
+from ddp_notebook.session.watching import Watch
 
 if TYPE_CHECKING:
     from ddp_notebook.session.bringup import BringUp
@@ -22,23 +23,15 @@ if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.scriptrun import ScriptRun
-    from ddp_notebook.session.setup import Processes
 
 
-class ScriptVerbs:
+class ScriptVerbs(Underway):
     """Mixed into `Session`."""
 
     record: Record
-    current: CellRun | None
     seen_late: Diagnosis | None
-    _processes: Processes | None
     _bringup: BringUp | None
     _script: ScriptRun | None
-    _awaits_script: bool = False
-    """A thread waits for the end of a script."""
-
-    def _need(self, verb: str) -> Processes:
-        raise NotImplementedError
 
     def _next_cell(self) -> int:
         raise NotImplementedError
@@ -55,6 +48,8 @@ class ScriptVerbs:
         store: str = "session",
         settings: Settings | None = None,
         wait: str = "progress",
+        hold: bool = False,
+        detach: bool = False,
         number: int = 0,
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
@@ -63,58 +58,55 @@ class ScriptVerbs:
 
         It is over also when no rank can get on: then the result's `error` is `Stuck`, with the
         diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait` "forever"
-        it goes on all the same. Raises
-        UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
-        on hosts of the fault lab.
+        it goes on all the same. `hold` and `detach` are those of `run_cell`. Raises UsageMistake
+        when there is no such script, or a rank is not free. `placed` puts the ranks on hosts of
+        the fault lab.
         """
         from ddp_notebook.session.scriptrun import ScriptRun, find_script
-        from ddp_notebook.session.watching import stuck
 
         processes = self._need("%ddp_run")
         script = find_script(path)
-        members = idle_ranks(ranks, "%ddp_run", self.record.snapshot)
-        run = self.current = CellRun(self._next_cell(), members, script.name)
-        script_run = self._script = ScriptRun(processes, self.record, store, members, placed)
-        self._awaits_script = True
-        try:
-            with noted() as interrupted:
-                if started is not None:
-                    started(run)
-                diagnosis = script_run.run(
-                    run,
-                    script,
-                    arguments,
-                    settings or {},
-                    number or run.cell,
-                    interrupted,
-                    watched=wait != "forever",
-                )
-                if diagnosis is not None:
-                    return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)
-                if interrupted() and not run.done:
-                    return run.result(interrupt(run, processes.cluster, self.record))
-            return self._end_of_script(run, script_run)
-        finally:
-            self._awaits_script = False
-            self.record.add(())
+
+        def made(members: Ranks) -> CellRun:
+            run = CellRun(self._next_cell(), members, script.name, number or 0)
+            run.held = hold
+            return run
+
+        with noted() as interrupted:
+            run = self._take(ranks, "%ddp_run", made, detach=detach or hold)
+            try:
+                script_run = ScriptRun(processes, self.record, store, run.ranks, placed)
+            except BaseException:
+                self._put_down(run)
+                raise
+            self._script = script_run
+            watch = Watch(
+                processes,
+                self.record,
+                script_run.look,
+                partial(self._end_of_script, run, script_run),
+                patient=hold or wait == "forever",
+            )
+            send = script_run.sending(run, script, arguments, settings or {})
+            return self._see_to(run, watch, send, interrupted, detach=detach, started=started)
 
     def _end_of_script(self, run: CellRun, script_run: ScriptRun) -> CellResult:
         """How a script ended, diagnosed where it failed; its ranks have their group again."""
         result = run.result()
-        found = run_rules.diagnose_run(script_run.look())
+        found = Diagnosis() if run.interrupted else run_rules.diagnose_run(script_run.look())
         if found.wrong:
             result = replace(result, diagnosis=found)
             if isinstance(result.error, CellFailed):
                 result.error.diagnosis = found
         elif result.error is None:
             result = replace(result, diagnosis=aftermath.examine(run, script_run.processes))
-        watchman = script_run.watchman
-        self.seen_late = watchman.seen_late if watchman is not None else None
-        self._script = None
-        self._back_from_script(run.ranks)
+        self.seen_late = run.watchman.seen_late if run.watchman is not None else None
+        if self._script is script_run:  # else another verb sets the ranks up
+            self._script = None
+            self._back_from_script()
         return result
 
-    def _back_from_script(self, members: Ranks) -> None:
+    def _back_from_script(self) -> None:
         """Give the ranks back the session's own group, which the script took the place of."""
         processes, bringup = self._processes, self._bringup
         if processes is None or bringup is None or self.record.snapshot.ended:

@@ -89,6 +89,10 @@ class Processes:
         """The file behind a rank's own stdout and stderr."""
         return self.folder / "log" / f"rank-{rank}.log"
 
+    def spooled(self, rank: int, cell: int) -> Path:
+        """Where `rank` puts what it writes in `cell`, once that is too long to send."""
+        return self.spool / f"rank-{rank}-cell-{cell}.txt"
+
     # -- bringing up -------------------------------------------------------------------
 
     def start(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
@@ -23,11 +24,11 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session import aftermath
-from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.labverbs import LabVerbs
 from ddp_notebook.session.running import stop_started
+from ddp_notebook.session.underway import Underway
 from ddp_notebook.session.watching import look_at_cell
 
 if TYPE_CHECKING:
@@ -36,27 +37,23 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.scriptrun import ScriptRun
     from ddp_notebook.session.setup import Processes
-    from ddp_notebook.session.why import Watchman
     from ddp_notebook.session.wrap import Wrap, WrapOptions
 
 
 _NOT_FREED = "Nothing but a new process could free"
-_SCRIPT_ENDS_S = 5.0
+_REPLACED = "A new process has taken the place of"
 
 
-class SetupVerbs(LabVerbs):
+class SetupVerbs(Underway, LabVerbs):
     """Mixed into `Session`."""
 
     record: Record
     _processes: Processes | None
     _bringup: BringUp | None
     _script: ScriptRun | None
-    current: CellRun | None
     wrapping: Wrap | None
-    watchman: Watchman | None
     seen_late: Diagnosis | None
     """What the last script's ranks waited for when one was only late; None when none was."""
-    _awaits_script: bool
 
     def status(self) -> Board:
         """The board now."""
@@ -133,10 +130,10 @@ class SetupVerbs(LabVerbs):
         """Free ranks from what blocks them; those that needed a new process for it."""
         bringup, processes = self._bringup, self._processes
         assert bringup is not None and processes is not None
-        run = self.current
-        if run is not None and not run.done:
-            run.interrupted = True
-            stop_started(run, processes.cluster)
+        for run in self.runs:
+            if not run.done and set(run.ranks) & set(ranks):
+                run.interrupted = True
+                stop_started(run, processes.cluster)
         stuck = bringup.free(ranks)
         if stuck:
             processes.stop(stuck)
@@ -159,11 +156,19 @@ class SetupVerbs(LabVerbs):
         if ranks is not None:
             check_ranks(ranks, self.record.snapshot)
         run = self.current
-        if run is not None and run.held and not self._half_way:
+        if run is not None and run.held and not (run.done and self._half_way):
             from ddp_notebook.session import collectivesteps
 
             with noted() as interrupted:
-                return collectivesteps.step(run, processes, self.record, ranks, to, interrupted)
+                table = collectivesteps.step(run, processes, self.record, ranks, to, interrupted)
+                self._await_put_down()
+                return table
+        if run is not None and run.pending and not self._half_way:
+            raise UsageMistake(
+                f"{run.heading} runs freely on {name_ranks(run.pending)}: its collectives are not "
+                "held. From its beginning they can be: %%ddp --step collective, "
+                "%ddp_run --step collective train.py"
+            )
         stages = {stage.value: stage for stage in Stage}
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
@@ -206,13 +211,6 @@ class SetupVerbs(LabVerbs):
             return look_at_cell(self.current, processes, self.record)
         return self._bringup.look()
 
-    @property
-    def awaited(self) -> str:
-        """For whom the others wait in the script that runs, in words; empty for nobody."""
-        watchman = self._script.watchman if self._script is not None else self.watchman
-        late = watchman.latest if watchman is not None else None
-        return late.headline if late is not None and late.findings else ""
-
     def rank_facts(self) -> dict[int, dict[str, Any]]:
         """Versions and environment of each rank that answers, for `%ddp_doctor`."""
         processes = self._need("%ddp_doctor")
@@ -230,6 +228,7 @@ class SetupVerbs(LabVerbs):
         from ddp_notebook.session.wrap import wrap
 
         cluster = self._need("%ddp_wrap").cluster
+        self._idle(None, "%ddp_wrap")
         self.wrapping = wrap(cluster, self.record, None, name, options, self.wrapping)
         return self.wrapping
 
@@ -247,6 +246,8 @@ class SetupVerbs(LabVerbs):
         check_ranks(members, self.record.snapshot)
         processes.stop(members)
         self._await_survivors(tuple(r for r in everyone if r not in members), members)
+        self._script = None
+        self._await_put_down()
         processes.launch(members)
         return self._set_up(replace(processes.options, settings={}, step=False))
 
@@ -274,8 +275,8 @@ class SetupVerbs(LabVerbs):
     def abort(self, ranks: Ranks | None = None) -> Board:
         """Free ranks that are blocked in set-up, a cell or a script; the board after it.
 
-        Ranks that nothing else frees get new processes. When every rank had a process
-        group, it is built anew.
+        Ranks that nothing else frees get new processes, and so do those that died: its notes
+        say which, and why. When every rank had a process group, it is built anew.
         """
         processes = self._need("%ddp_abort")
         bringup = self._bringup
@@ -283,18 +284,33 @@ class SetupVerbs(LabVerbs):
         members = ranks if ranks is not None else bringup.everyone
         check_ranks(members, self.record.snapshot)
         had_group = not self._half_way
+        said = (_NOT_FREED, _REPLACED)
+        notes = [n for n in self.record.snapshot.notes if not n.startswith(said)]
         restarted = self._give_up(members)
-        notes = [n for n in self.record.snapshot.notes if not n.startswith(_NOT_FREED)]
         if restarted:
             notes.append(f"{_NOT_FREED} {name_ranks(restarted)}; variables are gone there.")
+        notes += self._replace_dead(processes, members)
         self.record.note(notes=tuple(notes))
         if self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
-        if self._awaits_script:
-            # Another thread waits for the script, and sets the ranks up when it is over.
-            self.record.wait_for(lambda: not self._awaits_script, _SCRIPT_ENDS_S)
+        in_script = any(run.in_hand and run.script for run in self.runs)
+        self._await_put_down()
+        if in_script:  # who waits for it sets the ranks up when it is over
             return self.status()
         if had_group and not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
             self._script = None
             return self._set_up(replace(processes.options, settings={}, step=False))
         return self.status()
+
+    def _replace_dead(self, processes: Processes, members: Ranks) -> list[str]:
+        """New processes for those of `members` that are dead; a note for each."""
+        states = self.record.snapshot.ranks
+        dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
+        if dead and not self.record.snapshot.ended:
+            processes.stop(dead)
+            processes.launch(dead)
+        return [
+            f"{_REPLACED} rank {rank} ({exit_text(states[rank].exit_code or 0)}); its variables "
+            "are gone."
+            for rank in dead
+        ]

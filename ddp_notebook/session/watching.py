@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import Stuck
-from ddp_notebook.model import Diagnosis, SetupCase
-from ddp_notebook.session.cellrun import CellRun
-from ddp_notebook.session.running import Send, run_to_end
+from ddp_notebook.errors import SessionLost, Stuck
+from ddp_notebook.model import Diagnosis, Ranks, SetupCase
+from ddp_notebook.session.cellrun import CellResult, CellRun
+from ddp_notebook.session.running import Send, interrupt, run_to_end
 from ddp_notebook.session.why import Told, Watchman, gather
 
 if TYPE_CHECKING:
@@ -16,12 +17,42 @@ if TYPE_CHECKING:
     from ddp_notebook.session.setup import Processes
 
 
-def watchman_of(run: CellRun, processes: Processes, look: Callable[[], SetupCase]) -> Watchman:
-    """Who looks whether `run` gets on: nobody is asked while it issues collectives or prints."""
-    return Watchman(look, moved=lambda: (processes.rings.written(run.ranks), run.changes))
+@dataclass(frozen=True)
+class Watch:
+    """How a run is seen through to its end."""
+
+    processes: Processes
+    record: Record
+    look: Callable[[], SetupCase]
+    """The case as it is."""
+    end: Callable[[], CellResult]
+    """How it ended, once no rank is in it."""
+    patient: bool
+    """It goes on when no rank can get on by itself."""
+
+    def see_through(self, run: CellRun, send: Send, given_up: Callable[[], bool]) -> CellResult:
+        """Send a run and wait until it is over, gets on no more, or is given up by the user.
+
+        Raises SessionLost when the session ends under it.
+        """
+        watchman = None if self.patient else self._watchman(run)
+        run.watchman = watchman
+        diagnosis = _run_watched(run, send, watchman, given_up)
+        if diagnosis is not None:
+            return replace(run.result(stuck(diagnosis)), diagnosis=diagnosis)
+        if run.gone and not run.done:
+            raise SessionLost(run.gone)
+        if given_up() and not run.done:
+            return run.result(interrupt(run, self.processes.cluster, self.record))
+        return self.end()
+
+    def _watchman(self, run: CellRun) -> Watchman:
+        """Nobody is asked while a run issues collectives or prints."""
+        rings = self.processes.rings
+        return Watchman(self.look, moved=lambda: (rings.written(run.ranks), run.changes))
 
 
-def run_watched(
+def _run_watched(
     run: CellRun, send: Send, watchman: Watchman | None, given_up: Callable[[], bool]
 ) -> Diagnosis | None:
     """Run it to its end; the diagnosis when it does not get on any more.
@@ -38,6 +69,11 @@ def run_watched(
 
     run_to_end(run, send, over)
     return found[0] if found and not run.done else None
+
+
+def was_sent(ranks: Ranks) -> dict[int, Callable[[], bool]]:
+    """What stands for sending a run that its ranks are in already."""
+    return {rank: lambda: False for rank in ranks}
 
 
 def look_at_cell(run: CellRun, processes: Processes, record: Record) -> SetupCase:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis import busy, run_rules
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Status,
     evidence_from_json,
 )
+from ddp_notebook.session.silent import silent
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster import RankCluster
@@ -97,7 +98,7 @@ def gather(
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
                 evidence = RankEvidence(state.rank, Activity.BUSY, doing="about to begin")
         else:
-            evidence = RankEvidence(state.rank, Activity.SILENT, doing=state.doing)
+            evidence = silent(state)
         ranks.append(evidence)
     return SetupCase(
         with_reach(cluster, ranks),
@@ -172,7 +173,8 @@ class Watchman:
             return None
         case = self._look()
         # Ranks that compute for hours are not asked twice a second.
-        self._pause_s = LOOK_EVERY_S if case.waiting else min(2 * self._pause_s, LOOK_RARELY_S)
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
         self.latest = run_rules.diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
@@ -199,17 +201,27 @@ class Watchman:
         return restless and not sure and now_s - self._stuck_since_s < RESTLESS_FOR_S
 
     def _after_long_stillness(self, case: SetupCase, now_s: float) -> Diagnosis | None:
-        picture = tuple((e.activity, e.inside, e.doing, e.arguments) for e in case.ranks)
+        picture = tuple(
+            (e.activity, e.inside, e.doing, e.arguments, _cpu_of_silent(e)) for e in case.ranks
+        )
         if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
             self._picture, self._still_since_s = picture, now_s
             return None
-        if not case.waiting or now_s - self._still_since_s < UNDECIDED_AFTER_S:
+        mute = case.where(Activity.SILENT)
+        if not (case.waiting or mute) or now_s - self._still_since_s < UNDECIDED_AFTER_S:
             return None
         facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
+        if mute:
+            why = (
+                f"answers nothing and uses no CPU for {UNDECIDED_AFTER_S:.0f} s: it waits in "
+                "native code that holds Python's lock"
+            )
+        else:
+            why = f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why"
         finding = Finding(
             Category.UNDECIDED,
-            (),
-            f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why",
+            mute,
+            why,
             "See what each rank does, free them with %ddp_abort, or go on waiting.",
             case.waiting,
             facts,
@@ -217,7 +229,11 @@ class Watchman:
         return replace(self.latest, findings=(*self.latest.findings, finding))
 
 
+def _cpu_of_silent(e: RankEvidence) -> float:
+    """What tells that a rank that does not answer works all the same."""
+    return e.main_cpu_s if e.activity is Activity.SILENT else 0.0
+
+
 def stuck(case: SetupCase, diagnosis: Diagnosis) -> bool:
     """True when something is wrong and no rank runs code of its own that could change it."""
-    busy = [e for e in case.ranks if e.activity is Activity.BUSY and not e.polls_for]
-    return diagnosis.wrong and not busy
+    return diagnosis.wrong and not any(map(busy.works, case.ranks))

@@ -94,11 +94,11 @@ def withheld_text(withheld_bytes: Mapping[int, int]) -> str:
 
 
 class Displays:
-    """Registers how our values are shown in one shell. Knows which board is already live."""
+    """Registers how our values are shown in one shell. Knows which cell shows its value itself."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._live_in: int | None = None
+        self._shown_in: int | None = None
 
     def register(self) -> None:
         """Tell IPython how to show a board and a benchmark."""
@@ -110,12 +110,17 @@ class Displays:
         formatter.for_type(StackTree, self._show_stacks)
         formatter.for_type(DoctorReport, self._show_doctor)
 
-    def board_is_live(self) -> None:
-        """The running cell shows its board already; its value need not be shown again."""
-        self._live_in = self._shell.execution_count
+    def shown_already(self) -> None:
+        """The running cell shows its value itself, and does not need to once more."""
+        self._shown_in = self._shell.execution_count
+
+    @property
+    def are_needed(self) -> bool:
+        """False in a cell that shows its value itself."""
+        return bool(self._shown_in != self._shell.execution_count)
 
     def _show_board(self, board: Board) -> None:
-        if self._live_in != self._shell.execution_count:
+        if self.are_needed:
             self._shell.display_pub.publish(data=board_bundle(board), metadata={})
 
     def _show_finding(self, value: Diagnosis | StepTable) -> None:

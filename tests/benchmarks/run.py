@@ -28,6 +28,7 @@ from memory import Memory
 from observing import Observing
 from printing import Printing
 from rows import Measurement, Numbers, medians, table
+from scripts import Scripts
 from starting import Starting
 from support import RUN_TAG
 
@@ -39,6 +40,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Memory,
     Observing,
     Communication,
+    Scripts,
 )
 NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
 

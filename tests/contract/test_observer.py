@@ -11,6 +11,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.bench.plan import Plan
+from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Collective, Collectives, Part, Phase, Status
 from ddp_notebook.session import Session
 
@@ -128,6 +129,54 @@ def test_the_name_of_what_a_loop_reduces_is_its_label(ranks: Session) -> None:
     assert [each.label for each in found.of[0]] == ["loss", "accuracy", "precision", ""]
 
 
+def test_one_line_reached_from_two_is_told_by_the_way_it_was_reached(ranks: Session) -> None:
+    found = run(
+        ranks,
+        "def step():\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "for _ in range(3):\n"
+        "    step()\n"
+        "    step()",
+    )
+    assert [[place.line for place in each.path] for each in found.of[1]] == [[5, 3], [6, 3]] * 3
+
+
+IN_A_THREAD = """
+import _thread, time
+def send(x):
+    # As autograd's own threads do on GPUs: no frame of Python's is under the call.
+    _thread.start_new_thread(dist.group.WORLD.allreduce, ([x],))
+    deadline = time.monotonic() + 20
+    while x.item() != 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert x.item() == 4
+send(torch.ones(1))
+w = torch.ones(1, requires_grad=True)
+w.register_hook(lambda _: send(torch.ones(1)))
+w.sum().backward()
+from ddp_notebook.agent import observer
+assert not observer.observer.broken
+"""
+
+
+def test_a_thread_of_torchs_own_is_observed_and_its_bucket_belongs_to_the_backward(
+    ranks: Session,
+) -> None:
+    alone, in_backward = run(ranks, IN_A_THREAD).of[0]
+    assert (alone.path, alone.part) == ((), None)
+    assert (in_backward.api, in_backward.part) == ("backward", Part.BACKWARD)
+    assert [place.text for place in in_backward.path] == ["w.sum().backward()"]
+
+
+def test_collectives_of_lists_are_looked_at_each_time(ranks: Session) -> None:
+    found = run(
+        ranks,
+        "for size in (1, 2):\n"
+        "    dist.all_gather([torch.zeros(size) for _ in range(4)], torch.ones(size))",
+    )
+    assert [each.shape for each in found.of[0]] == [(1,), (2,)]
+
+
 def test_what_is_asynchronous_is_done_when_it_is_waited_for(ranks: Session) -> None:
     found = run(
         ranks,
@@ -176,6 +225,49 @@ def test_a_group_that_the_observer_is_around_is_torchs_in_every_other_way(ranks:
     )
 
 
+COALESCES = """
+from types import SimpleNamespace
+group = dist.group.WORLD
+kind = type(group)
+kept = kind._get_backend, kind._start_coalescing, kind._end_coalescing
+told, works = [], []
+
+def isend(*args, **named):
+    told.append("isend")
+    works.append(true_isend(*args, **named))
+
+def irecv(*args, **named):
+    told.append("irecv")
+    works.append(true_irecv(*args, **named))
+
+true_isend, true_irecv = dist.isend, dist.irecv
+gone, box = torch.ones(1) * rank, torch.zeros(1)
+ops = [
+    dist.P2POp(dist.isend, gone, (rank + 1) % 4),
+    dist.P2POp(dist.irecv, box, (rank - 1) % 4),
+]
+try:
+    kind._get_backend = lambda self, device: SimpleNamespace(supports_coalescing=True)
+    kind._start_coalescing = lambda self, device: told.append("start")
+    kind._end_coalescing = lambda self, device: told.append("end") or "all of them"
+    ops[0].op, ops[1].op = isend, irecv
+    dist.isend = isend
+    assert dist.batch_isend_irecv(ops) == ["all of them"]
+finally:
+    dist.isend = true_isend
+    kind._get_backend, kind._start_coalescing, kind._end_coalescing = kept
+for work in works:
+    work.wait()
+assert told == ["start", "isend", "irecv", "end"]
+assert box.item() == (rank - 1) % 4
+"""
+
+
+def test_sends_of_a_backend_that_sends_together_go_as_one(ranks: Session) -> None:
+    """NCCL does; here its part is played by gloo, which does not."""
+    run(ranks, COALESCES)
+
+
 # ------------------------------------------------------------------------------- the guard
 
 
@@ -217,6 +309,58 @@ def test_what_does_not_match_is_refused_and_every_rank_lives(ranks: Session, sou
     assert [state.pid for state in ranks.record.snapshot.ranks] == pids
     assert ranks.pull("kept") == dict.fromkeys(range(4), "kept")
     ranks.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 4").raise_for_error()
+
+
+LATE = """
+import time
+def come_last(late):
+    group = dist.group.WORLD
+    slot = group.ddp_notebook_slots[0]
+    words = [theirs for _, _, theirs in group.ddp_notebook_guard._peers]
+    while rank == late and any(each[slot % 1024 * 2] >> 40 != slot + 1 for each in words):
+        time.sleep(0.01)
+"""
+
+
+def test_a_rank_that_was_refused_comes_again_and_meets_the_others(ranks: Session) -> None:
+    found = run(
+        ranks,
+        f"{LATE}\n"
+        "for i in range(3):\n"
+        "    if i == 1:\n"
+        "        come_last(2)\n"
+        "    for size in (5, 8) if rank == 2 and i == 1 else (8,):\n"
+        "        x = torch.full((size,), i + 1.0)\n"
+        "        try:\n"
+        "            dist.all_reduce(x)\n"
+        "        except RuntimeError:\n"
+        "            continue\n"
+        "    assert x.tolist() == [4 * (i + 1.0)] * 8",
+    )
+    phases = [each.phase for each in found.of[2]]
+    assert phases == [Phase.DONE, Phase.REFUSED, Phase.DONE, Phase.DONE]
+    slots = {rank: [each.slot for each in of] for rank, of in found.of.items()}
+    assert slots[2][1] == slots[2][2]
+    assert {of[-1] for of in slots.values()} == {slots[0][-1]}
+    assert not ranks.why().findings
+
+
+def test_a_rank_that_goes_on_after_a_refusal_is_told_where_it_parted(ranks: Session) -> None:
+    result = ranks.run_cell(
+        f"{LATE}\n"
+        "for i in range(4):\n"
+        "    if i == 1:\n"
+        "        come_last(2)\n"
+        "    try:\n"
+        "        dist.all_reduce(torch.ones(5 if rank == 2 and i == 1 else 8))\n"
+        "    except RuntimeError:\n"
+        "        continue"
+    )
+    assert isinstance(result.error, Stuck) and result.diagnosis is not None, result.error
+    (finding,) = result.diagnosis.findings
+    assert (finding.category.value, finding.ranks) == ("shape-mismatch", (2,))
+    assert finding.waiting == (0, 1, 3)
+    assert "was refused all_reduce" in finding.cause and "went on without it" in finding.cause
 
 
 def test_what_may_differ_is_let_through(ranks: Session) -> None:

@@ -259,3 +259,57 @@ def test_torch_still_has_what_telling_of_ddp_objects_in_use_needs(tmp_path: Path
     command = [sys.executable, "-W", "ignore", str(script)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip() == "ok", done.stderr
+
+
+LOADING = """
+import sys, threading
+import torch
+from torch.utils.data import DataLoader, _utils, dataloader
+from ddp_notebook.agent import torch_private
+
+go = torch.multiprocessing.get_context("fork").Event()
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        go.wait()
+        return i
+
+found = []
+def frames():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+def look():
+    while not found:
+        threading.Event().wait(0.01)
+        loading = torch_private.loading(frames(), awaited=True)
+        if loading is not None and loading.due:
+            found.append(loading)
+    go.set()
+
+iterator = iter(DataLoader(Data(), num_workers=2, collate_fn=lambda batch: batch[0]))
+assert isinstance(iterator, dataloader._MultiProcessingDataLoaderIter)
+thread = threading.Thread(target=look)
+thread.start()
+assert next(iterator) == 0
+thread.join()
+pids = [process.pid for process in iterator._workers]
+assert found[0].due == pids[0] and found[0].owing == tuple(sorted(pids)), (found, pids)
+assert found[0].everyone == tuple(pids)
+assert torch_private.loading(frames()) is None
+assert list(iterator) == [1, 2, 3]
+assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
+with torch_private.impatient_loaders():
+    assert _utils.MP_STATUS_CHECK_INTERVAL < 1
+assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
+print("ok")
+"""
+
+
+def test_torch_still_has_what_tells_the_workers_of_a_loader() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True)
+    assert done.stdout.strip() == "ok", done.stderr

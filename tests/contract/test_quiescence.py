@@ -125,7 +125,7 @@ def test_held_ranks_stand_before_a_collective_until_they_are_stepped(ranks: Sess
     (row,) = result.steps.rows
     assert (row.ranks, row.state) == ((0, 1, 2, 3), "paused")
     assert row.text.startswith("all_reduce of float32 [2] (8 B), cell ")
-    with pytest.raises(UsageMistake, match="still in an earlier cell"):
+    with pytest.raises(UsageMistake, match=r"held before a collective.*%ddp_step --to end"):
         ranks.run_cell("pass")
 
     (waiting,) = [row for row in ranks.step((1,)).rows if row.state == "waiting"]
@@ -188,3 +188,18 @@ def test_the_magic_shows_the_table_and_then_what_was_printed(
             table = shell.run_line_magic("ddp_step", "")
             assert [row.state for row in table.rows] == ["done"]
             assert "after the barrier" in capsys.readouterr().out
+
+
+def test_a_rank_whose_process_is_stopped_is_named_at_once(ranks2: Session) -> None:
+    ranks2.run_cell("import os, signal").raise_for_error()
+    pid = ranks2.record.snapshot.ranks[1].pid
+    result = ranks2.run_cell(
+        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\ndist.barrier()"
+    )
+    assert isinstance(result.error, Stuck) and result.diagnosis is not None
+    finding = result.diagnosis.findings[0]
+    assert (finding.ranks, finding.passing) == ((1,), False)
+    assert f"its process {pid} is stopped" in finding.cause
+    ranks2.abort()
+    assert ranks2.record.snapshot.ranks[1].pid != pid, "a stopped process frees nobody"
+    ranks2.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2").raise_for_error()

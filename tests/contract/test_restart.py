@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,23 @@ def test_all_ranks_can_be_restarted_again_and_again(session: Session) -> None:
         assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
+def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_late(
+    session: Session,
+) -> None:
+    assert session._processes is not None
+    client = session._processes.cluster._client  # type: ignore[attr-defined]
+    told = client._notification_handlers["unregistration_notification"]
+    late = threading.Event()
+
+    def tell_late(message: Any) -> None:
+        late.wait(0.3)  # longer than it takes to launch a process
+        told(message)
+
+    client._notification_handlers["unregistration_notification"] = tell_late
+    assert session.restart((1,)).snapshot.ready
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
 def test_a_rank_killed_in_a_cell_ends_the_cell_with_its_last_words(session: Session) -> None:
     source = (
         "import os, signal\n"
@@ -100,8 +118,6 @@ def test_an_abort_of_c_code_leaves_its_message_as_last_words(session: Session) -
 
 
 def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Session) -> None:
-    import threading
-
     run_ended = threading.Event()
 
     def run() -> None:

@@ -167,3 +167,22 @@ def test_parameters_that_no_rank_uses_are_told_when_torch_refuses_the_next_step(
     source = HANGS["a parameter that one rank does not use, in a loop"][1]
     result = ranks2.run_cell(cell(source.replace("rank == 0", "rank > 1")))
     check(result.diagnosis, "unused-params", BOTH)
+
+
+def test_out_of_memory_in_a_run_with_data_parallel_says_what_that_is(ranks2: Session) -> None:
+    """The memory is lacking for real: no machine has so much."""
+    result = ranks2.run_cell(
+        cell(
+            """
+            class Greedy(nn.Module):
+                def forward(self, x):
+                    return x.new_empty(len(x), 2**58)
+            nn.DataParallel(Greedy())(batch())
+            """
+        )
+    )
+    check(result.diagnosis, "oom-on-one-rank", BOTH)
+    assert result.diagnosis is not None
+    remedy = result.diagnosis.findings[0].remedy
+    assert "DistributedDataParallel" in remedy and "on CPUs it only calls the module" in remedy
+    ranks2.abort()

@@ -12,7 +12,7 @@ from ddp_notebook.model import (
     OutputKind,
     RankExited,
 )
-from ddp_notebook.session.cellrun import CellRun, check_cell
+from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell
 
 
 def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:
@@ -54,6 +54,41 @@ def test_equal_errors_are_told_once() -> None:
     assert str(run.result().error) == (
         "ranks 1-2 raised ValueError: bad (cell line 3); rank 0 finished."
     )
+
+
+def test_what_still_runs_is_neither_finished_nor_failed() -> None:
+    run = CellRun(1, (0, 1, 2))
+    run.take([finished(0), finished(1, "error", ename="ValueError", evalue="bad")])
+    assert str(run.error()) == "rank 1 raised ValueError: bad; rank 0 finished."
+    stands = run.standing()
+    assert (stands.error, stands.pending) == (None, (2,))
+
+
+def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
+    run = CellRun(1, (0,))
+    run.take([Output(rank=0, cell=1, what=OutputKind.STDOUT, text="one\n")])
+    assert texts(run.standing()) == "one\n"
+    assert texts(run.standing()) == ""
+    run.take([Output(rank=0, cell=1, what=OutputKind.STDOUT, text="two\n"), finished(0)])
+    assert texts(run.standing()) == "two\n"
+    assert texts(run.result()) == run.written(0) == "one\ntwo\n"
+
+
+def texts(result: CellResult) -> str:
+    return "".join(item.text for group in result.outputs for item in group.items)
+
+
+def test_a_run_that_is_lost_is_over_for_those_who_wait_and_not_done() -> None:
+    run = CellRun(1, (0,))
+    assert not run.over.is_set()
+    run.lose("The controller ended.")
+    assert run.over.is_set()
+    assert (run.done, run.gone) == (False, "The controller ended.")
+
+
+def test_a_run_is_called_by_its_prompt_or_its_script() -> None:
+    assert [CellRun(3, (0,)).title, CellRun(3, (0,), number=9).heading] == ["cell 3", "Cell 9"]
+    assert CellRun(3, (0,), "train.py", 9).heading == "train.py"
 
 
 def test_a_cell_without_await_is_plain() -> None:

@@ -349,11 +349,106 @@ def _refuse(case: SetupCase, rank: int, text: str) -> SetupCase:
     return replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
 
 
+EPOCHS = """
+for epoch in range(9):
+    for x in loader:
+        loss = net(x)
+        loss.backward()
+    if rank == 0:
+        evaluate()
+    if val >= best:
+        break
+"""
+
+
+def test_an_evaluation_of_rank_0_after_each_epoch_is_no_lack_of_batches() -> None:
+    epoch = [backward(5)] * 3
+    case = play(same(3, [*DDP, *epoch, *epoch], r0=[*DDP, *epoch, all_reduce(7), *epoch]))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "if rank == 0:" in finding.cause
+
+
+def test_a_rank_that_breaks_out_of_the_outer_loop_is_no_lack_of_batches() -> None:
+    epoch = [backward(5)] * 3
+    case = play(same(3, [*DDP, *epoch, *epoch], r1=[*DDP, *epoch]))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "if val >= best:" in finding.cause
+
+
+def test_a_rank_that_comes_once_more_is_said_to() -> None:
+    case = play(same(3, [*DDP, *[backward(7)] * 3], r1=[*DDP, *[backward(7)] * 4]))
+    finding = the_one(case, {"train.py": SKIP})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert finding.cause.startswith("rank 1 is once more in backward")
+
+
+def test_of_models_that_differ_the_one_unlike_most_is_named() -> None:
+    def told(own: int, rank: int) -> str:
+        return (
+            "DDP expects same model across all ranks, but Rank "
+            f"{rank} has {own} params, while rank {1 - rank % 2} has inconsistent 5 params."
+        )
+
+    ends = {rank: raised(told(6 if rank == 1 else 4, rank), "RuntimeError") for rank in range(3)}
+    finding = the_one(play(same(3, DDP), ends))
+    assert (finding.category, finding.ranks) == (Category.PARAM_MISMATCH, (1,))
+    assert len(finding.evidence) >= 3
+
+
+def refused(record: Collective) -> Collective:
+    """A collective that its rank was refused."""
+    return replace(record, phase=Phase.REFUSED)
+
+
+def test_a_rank_that_comes_again_as_the_others_do_has_done_nothing_wrong() -> None:
+    usual, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    for steps in ([usual, usual], [usual, barrier(12)]):
+        case = play(same(3, steps, r1=[refused(odd), *steps]))
+        assert found(case) == []
+    # and what goes wrong later is told as ever
+    case = play(same(3, [usual, all_reduce(12)], r1=[refused(odd), usual]))
+    assert found(case, {"train.py": "\n" * 20}) == [("early-exit", (1,))]
+
+
+def test_a_rank_that_goes_on_after_a_refusal_is_told_of_what_it_brought_there() -> None:
+    step, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    code = "import torch\n" * 6 + "for x in data:\n    try:\n        dist.all_reduce(x)\n"
+    code += "    except RuntimeError:\n        continue\n"
+    # What it issued next met the others': it is one short only at the end.
+    case = play(same(3, [step] * 4, r1=[step, refused(odd), step, step]))
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (1,))
+    assert finding.waiting == (0, 2)
+    assert "rank 1 was refused all_reduce at train.py:9 and went on without it" in finding.cause
+    # What it brought next was refused too: the first is what is told.
+    case = play(same(3, [step, barrier(12)], r1=[refused(odd), refused(barrier(12))]))
+    assert found(_refuse(case, 1, "not sent")) == [("shape-mismatch", (1,))]
+
+
+def test_a_rank_that_comes_again_where_another_was_refused_for_its_sake() -> None:
+    step, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    case = _refuse(play(same(3, [step], r1=[refused(odd), step])), 2, "not sent")
+    assert found(case)[0] == ("shape-mismatch", (1,))
+
+
 # -- another order -------------------------------------------------------------------------
 
 
 def metrics(*names: str) -> Program:
     return [all_reduce(18, shape=(), label=name) for name in names]
+
+
+def test_another_name_at_one_line_explains_another_shape() -> None:
+    loss, accuracy = all_reduce(18, label="loss"), all_reduce(18, shape=(3,), label="accuracy")
+    case = play(same(3, [loss], r2=[accuracy]))
+    finding = the_one(_refuse(case, 2, "not sent"))
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
+    assert "rank 2 has 'accuracy', ranks 0-1 have 'loss'" in finding.cause
+    # Files of each rank's own are no names that ranks share.
+    own = [all_reduce(18, shape=(4 + rank,), label=f"shard-{rank}") for rank in range(3)]
+    assert found(play({r: [own[r]] for r in range(3)})) == [("shape-mismatch", (0, 1, 2))]
 
 
 def test_other_metrics_in_the_same_slots_are_found_though_nothing_hangs() -> None:
@@ -501,6 +596,9 @@ def test_new_group_that_not_all_ranks_call() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
     assert "ranks 0-1 are in new_group at train.py:7" in finding.cause
+    in_a_cell = tuple(replace(each, entered=0, left=0) for each in inside)
+    again = the_one(replace(case, ranks=(*in_a_cell, case.ranks[2])))
+    assert again.cause == finding.cause, "the group may be of an earlier cell"
     everyone = replace(case, ranks=(*inside, replace(making, rank=2)))
     assert found(everyone) == []
     coming = replace(case, ranks=(*inside, replace(BUSY, rank=2)))

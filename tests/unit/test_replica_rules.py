@@ -359,6 +359,11 @@ def test_a_rank_that_only_made_fewer_steps_is_not_blamed_here() -> None:
     assert not list(hang_rules.unreduced_gradients(hung(replica(), replica())))
 
 
+def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_its_module() -> None:
+    looks = {"forwards": 3, "bypasses": 4, "backwards": 3}
+    assert not list(hang_rules.unreduced_gradients(hung(replica(**looks), replica(backwards=4))))
+
+
 def test_evidence_carries_what_was_counted() -> None:
     evidence = RankEvidence(1, replicas=(replica(bypass_place=HERE),))
     assert evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence)))) == evidence

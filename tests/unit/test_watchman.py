@@ -213,6 +213,23 @@ def test_while_a_rank_works_or_is_held_a_stillness_is_nothing(activity: Activity
     assert watch.pass_s(5 * UNDECIDED_AFTER_S) is None
 
 
+def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
+    """A thread of torch's and the main one wait for each other: nobody else need wait."""
+    mute = RankEvidence(1, doing="train.py:7", process="sleeping", main_cpu_s=3.0)
+    watch = Watch(idle(0), mute)
+    diagnosis = watch.pass_s(UNDECIDED_AFTER_S + 5)
+    assert said(diagnosis) == (Category.UNDECIDED, (1,))
+    assert diagnosis is not None and "native code" in diagnosis.findings[0].cause
+
+
+def test_a_rank_that_answers_nothing_and_works_is_waited_for() -> None:
+    watch = Watch(*HEALTHY)
+    for seconds in range(3 * int(UNDECIDED_AFTER_S)):
+        mute = RankEvidence(1, process="running", main_cpu_s=float(seconds))
+        watch.ranks = (waiting(0), mute, waiting(2))
+        assert watch.pass_s(1) is None
+
+
 def test_ranks_that_all_do_nothing_are_not_undecided() -> None:
     assert Watch(idle(0), idle(1)).pass_s(5 * UNDECIDED_AFTER_S) is None
 

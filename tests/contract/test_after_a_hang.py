@@ -1,0 +1,310 @@
+"""Whatever a cell hung in, giving up brings the ranks back: variables, a group that is right."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import eventually, spared
+
+from ddp_notebook.errors import CellFailed, Stuck
+from ddp_notebook.session import InitOptions, Session
+
+pytestmark = pytest.mark.timeout(120)
+
+BACK_WITHIN_S = 4.0
+"""2 s are promised on a quiet machine (see the benchmarks)."""
+NET = """
+net = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)))
+def step(model=None):
+    (net if model is None else model)(torch.ones(2, 4)).sum().backward()
+"""
+
+KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
+    "save, on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        def save():
+            dist.barrier()
+        if rank == 0:
+            save()
+        dist.all_reduce(torch.ones(1))
+        """,
+    ),
+    "evaluate, on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        for epoch in range(2):
+            step()
+            if rank == 0:
+                dist.all_reduce(torch.ones(1))
+        """,
+    ),
+    "log, on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        step()
+        if rank == 0:
+            dist.all_gather_object([None] * world_size, {"loss": 1.0})
+        """,
+    ),
+    "another order": (
+        "mismatched-order",
+        (2,),
+        """
+        names = ["loss", "accuracy"] if rank != 2 else ["accuracy", "loss"]
+        for name in names:
+            dist.all_reduce(torch.ones(2 if name == "loss" else 3))
+        """,
+    ),
+    "another shape": (
+        "shape-mismatch",
+        (2,),
+        "dist.all_reduce(torch.ones(5 if rank == 2 else 8))",
+    ),
+    "another shape of as many elements": (
+        "shape-mismatch",
+        (2,),
+        "dist.all_reduce(torch.ones((2, 4) if rank == 2 else (4, 2)))",
+    ),
+    "another dtype": (
+        "dtype-mismatch",
+        (2,),
+        "dist.all_reduce(torch.ones(4, dtype=torch.float16 if rank == 2 else torch.float32))",
+    ),
+    "another reduction": (
+        "op-mismatch",
+        (2,),
+        """
+        op = dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM
+        dist.all_reduce(torch.ones(4), op=op)
+        """,
+    ),
+    "another root": (
+        "op-mismatch",
+        (2,),
+        "dist.broadcast(torch.ones(4), src=1 if rank == 2 else 0)",
+    ),
+    "a batch less": (
+        "uneven-inputs",
+        (2,),
+        """
+        for _ in range(2 if rank == 2 else 3):
+            step()
+        """,
+    ),
+    "no_sync on one rank": (
+        "no-sync-misuse",
+        (1,),
+        """
+        import contextlib
+        for i in range(3):
+            with net.no_sync() if rank == 1 and i == 1 else contextlib.nullcontext():
+                step()
+        """,
+    ),
+    "a parameter that one rank does not use": (
+        "unused-params",
+        (1,),
+        """
+        class Toy(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+            def forward(self, x):
+                return self.a(x) + (0 if rank == 1 else self.b(x))
+        net = DDP(Toy())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            step()
+            optimizer.step()
+        """,
+    ),
+    "around the wrapper on one rank": (
+        "ddp-bypass",
+        (1,),
+        """
+        for _ in range(3):
+            step(net.module if rank == 1 else net)
+        """,
+    ),
+    "an exception on one rank": (
+        "exception-on-one-rank",
+        (1,),
+        """
+        step()
+        if rank == 1:
+            raise ValueError("a bad sample")
+        step()
+        """,
+    ),
+    "out of memory on one rank": (
+        "oom-on-one-rank",
+        (1,),
+        """
+        step()
+        if rank == 1:
+            torch.empty(2**60)
+        step()
+        """,
+    ),
+    "a step once more after an error, on one rank": (
+        "divergent-control-flow",
+        (1,),
+        """
+        def work(i, attempt):
+            dist.all_reduce(torch.ones(1))
+            if rank == 1 and i == 1 and attempt == 0:
+                raise ValueError("a bad sample")
+            dist.all_gather([torch.ones(2) for _ in range(world_size)], torch.ones(2))
+        for i in range(3):
+            for attempt in range(2):
+                try:
+                    work(i, attempt)
+                    break
+                except ValueError:
+                    pass
+        """,
+    ),
+    "two groups in opposite order": (
+        "mismatched-order",
+        (0, 1),
+        """
+        one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if rank < 2:
+            for group in (one, other) if rank == 0 else (other, one):
+                dist.all_reduce(torch.ones(1), group=group)
+        """,
+    ),
+    "send and send": (
+        "p2p-mismatch",
+        (0, 1),
+        """
+        big = torch.ones(4_000_000)
+        if rank < 2:
+            dist.send(big, 1 - rank)
+            dist.recv(big, 1 - rank)
+        """,
+    ),
+    "a worker that loads data is stuck after the fork": (
+        "dataloader-deadlock",
+        (2,),
+        """
+        import threading
+        lock = threading.Lock()
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, i):
+                with lock:
+                    return torch.ones(4)
+        if rank == 2:
+            lock.acquire()
+        for x in torch.utils.data.DataLoader(Data(), num_workers=1):
+            step()
+        """,
+    ),
+    "a rank is killed in a collective": (
+        "rank-died",
+        (2,),
+        """
+        import os, signal
+        if rank == 2:
+            work = dist.all_reduce(torch.ones(1000), async_op=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1000))
+        """,
+    ),
+    "no barrier before the group is destroyed": (
+        "missing-destroy",
+        (0,),
+        """
+        x = torch.ones(4)
+        if rank == 0:
+            dist.send(x, 1)
+        if rank == 1:
+            dist.recv(x, 0)
+            dist.recv(x, 0)
+        dist.destroy_process_group()
+        """,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
+    """One session with three ranks for all tests here."""
+    made = Session()
+    try:
+        made.init(InitOptions(world_size=3, device="cpu"))
+        with spared(made):
+            yield made
+    finally:
+        made.shutdown()
+
+
+def given_up(session: Session, died: tuple[int, ...] = ()) -> None:
+    """Give up in time: the survivors are the same with their variables, and sums are right."""
+    before = [state.pid for state in session.record.snapshot.ranks]
+    started = time.monotonic()
+    board = session.abort()
+    assert time.monotonic() - started < BACK_WITHIN_S
+    assert session.ready
+    after = [state.pid for state in session.record.snapshot.ranks]
+    assert {rank for rank in range(3) if before[rank] != after[rank]} == set(died)
+    kept = tuple(rank for rank in range(3) if rank not in died)
+    assert session.pull("kept", kept) == dict.fromkeys(kept, "kept")
+    said = [note for note in board.notes if "variables are gone" in note]
+    assert len(said) == len(died), board.notes
+    for rank in died:
+        assert f"rank {rank} (killed by SIGKILL)" in said[0]
+    result = session.run_cell(
+        "x = torch.full((3,), rank + 1.0)\ndist.all_reduce(x)\nassert x.tolist() == [6, 6, 6]"
+    )
+    result.raise_for_error()
+    assert not session.why().findings
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_after_every_kind_of_hang_the_ranks_are_back(shared: Session, name: str) -> None:
+    category, culprits, source = KINDS[name]
+    shared.run_cell(f"kept = 'kept'\n{NET}").raise_for_error()
+    result = shared.run_cell(textwrap.dedent(source).strip())
+    died = (2,) if category == "rank-died" else ()
+    try:
+        assert isinstance(result.error, (Stuck, CellFailed)), result.error
+        assert result.diagnosis is not None, result.error
+        first = result.diagnosis.findings[0]
+        assert (first.category.value, first.ranks) == (category, culprits), result.diagnosis
+        assert first.remedy and first.evidence
+    finally:
+        given_up(shared, died)
+
+
+def test_a_rank_that_is_only_slow_is_no_hang_and_can_be_given_up(shared: Session) -> None:
+    shared.run_cell("kept = 'kept'").raise_for_error()
+    results: list[Any] = []
+    source = (
+        "if rank == 1:\n    end = 1\n    while end:\n        end += 1\n"
+        "dist.all_reduce(torch.ones(1))"
+    )
+    thread = threading.Thread(target=lambda: results.append(shared.run_cell(source)), daemon=True)
+    thread.start()
+    try:
+        eventually(
+            lambda: any(f.waiting == (0, 2) for f in shared.why().findings), 15, "two that wait"
+        )
+        (finding,) = shared.why().findings
+        assert (finding.category.value, finding.ranks) == ("straggler", (1,))
+        assert finding.passing and not results
+    finally:
+        given_up(shared)
+        thread.join(10)
+    assert results

@@ -1,0 +1,50 @@
+"""A training script computes under `%ddp_run` what it computes under torchrun, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.session import Session
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+SCRIPT = Path(__file__).parent.parent / "digits.py"
+
+
+def told(folder: Path) -> list[Any]:
+    """The losses, and digests of the parameters and of the buffers, of each rank."""
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return [(each["losses"], each["parameters"], each["buffers"]) for each in found]
+
+
+def by_torchrun(arguments: list[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(port), str(SCRIPT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_trains_bitwise_as_under_torchrun(ranks2: Session, tmp_path: Path) -> None:
+    ours, theirs, longer = (tmp_path / name for name in ("ours", "theirs", "longer"))
+    for folder in (ours, theirs, longer):
+        folder.mkdir()
+    by_torchrun(["--epochs", "2", "--out", str(theirs)])
+    for folder, epochs in ((ours, 2), (longer, 3)):
+        # Twice in the same processes: the first run leaves nothing that the second feels.
+        run = ranks2.run_script(str(SCRIPT), ["--epochs", str(epochs), "--out", str(folder)])
+        run.raise_for_error()
+        assert run.diagnosis is None, run.diagnosis
+    assert told(ours) == told(theirs)
+    (losses, parameters, _), (others, replicas, _) = told(ours)
+    assert losses != others and parameters == replicas, "other batches, the same parameters"
+    more, later, _ = told(longer)[0]
+    assert more[: len(losses)] == losses and later != parameters

@@ -1,0 +1,169 @@
+"""Scripts as torchrun runs them: unchanged, again and again, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.errors import CellFailed
+from ddp_notebook.session import Session
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """
+import argparse, logging, multiprocessing, os, signal, subprocess, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+
+import beside
+import package
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([index * index], dtype=torch.float64)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--init", default="env")
+    parser.add_argument("--file")
+    parser.add_argument("--code", type=int, default=0)
+    options = parser.parse_args()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own = {"rank": rank, "world_size": world_size}
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    if options.init == "env":
+        dist.init_process_group("gloo")
+    elif options.init == "tcp":
+        dist.init_process_group("gloo", init_method=f"tcp://{address}", **own)
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{options.file}", **own)
+    multiprocessing.set_start_method("fork")
+    torch.set_default_dtype(torch.float64)
+    logging.basicConfig(level=logging.DEBUG)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    os.environ["LEFT_BEHIND"] = "1"
+    os.chdir("/")
+    net = DDP(torch.nn.Linear(1, 1))
+    seen = 0.0
+    for batch in DataLoader(Squares(), batch_size=2, num_workers=1):
+        net(batch).sum().backward()
+        seen += batch.sum().item()
+    command = [sys.executable, "-c", "print('from a child')"]
+    child = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    told = (__name__, beside.VALUE, package.NAME, seen, child, total.item(), sys.argv[1:])
+    sys.exit(options.code) if options.code else None
+    return told, torch.initial_seed()
+
+
+if __name__ == "__main__":
+    told, seed = main()
+"""
+LEFT = """
+import multiprocessing, os, logging, signal, sys
+left = (
+    torch.get_default_dtype() == torch.float64,
+    multiprocessing.get_start_method(allow_none=True) == "fork",
+    logging.getLogger().level == logging.DEBUG,
+    callable(signal.getsignal(signal.SIGUSR1)),
+    "LEFT_BEHIND" in os.environ,
+    os.getcwd() == "/",
+    "package" in sys.modules,
+)
+drawn = torch.rand(1).item()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("VALUE = 1\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("from .inner import NAME\n")
+    (tmp_path / "package" / "inner.py").write_text("NAME = 'inner'\n")
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def told(session: Session) -> Mapping[int, Any]:
+    """What the script said on each rank, by its own variables."""
+    session.run_cell("told = list(main.told)").raise_for_error()
+    return session.pull("told")
+
+
+def test_a_script_runs_as_main_with_its_arguments_modules_and_children(
+    ranks2: Session, script: Path
+) -> None:
+    own_file = script.parent / "rendezvous"
+    ways: list[tuple[list[str], dict[str, Any]]] = [
+        ([], {}),
+        ([], {"store": "rank0"}),
+        (["--init", "tcp"], {}),
+        (["--init", "file", "--file", str(own_file)], {}),
+    ]
+    for arguments, options in ways:
+        ranks2.run_script(str(script), arguments, **options).raise_for_error()
+        expected = ["__main__", 1, "inner", 140.0, "from a child", 2.0, arguments]
+        assert told(ranks2) == {0: expected, 1: expected}
+
+
+def test_what_a_script_imports_beside_it_is_read_anew(ranks2: Session, script: Path) -> None:
+    ranks2.run_cell("import sys").raise_for_error()
+    ranks2.run_script(str(script)).raise_for_error()
+    (script.parent / "beside.py").write_text("VALUE = 'changed'\n")
+    ranks2.run_script(str(script)).raise_for_error()
+    assert told(ranks2)[0][1] == "changed"
+    other = script.parent / "other"
+    other.mkdir()
+    shutil.copy(script, other / "train.py")
+    shutil.copytree(script.parent / "package", other / "package")
+    (other / "beside.py").write_text("VALUE = 'of the other'\n")
+    ranks2.run_script(str(other / "train.py")).raise_for_error()
+    assert told(ranks2)[1][1] == "of the other"
+
+
+def test_a_script_leaves_the_process_as_it_was(ranks2: Session, script: Path) -> None:
+    seeded = "import random\nrandom.seed(7)\ntorch.manual_seed(7)\n"
+    ranks2.run_cell(seeded + LEFT).raise_for_error()
+    before = ranks2.pull("left"), ranks2.pull("drawn")
+    ranks2.run_cell(seeded).raise_for_error()
+    ranks2.run_script(str(script)).raise_for_error()
+    ranks2.run_cell(LEFT).raise_for_error()
+    assert (ranks2.pull("left"), ranks2.pull("drawn")) == before
+
+
+def test_random_numbers_of_ranks_and_runs_differ_as_those_of_new_processes(
+    ranks2: Session, script: Path
+) -> None:
+    seeds = set()
+    for _ in range(2):
+        ranks2.run_cell("torch.manual_seed(0)").raise_for_error()
+        ranks2.run_script(str(script)).raise_for_error()
+        ranks2.run_cell("seed = main.seed").raise_for_error()
+        seeds.update(ranks2.pull("seed").values())
+    assert len(seeds) == 4
+
+
+def test_an_exit_code_is_the_result(ranks2: Session, script: Path) -> None:
+    failed = ranks2.run_script(str(script), ["--code", "3"])
+    assert isinstance(failed.error, CellFailed)
+    assert "SystemExit: 3" in str(failed.error)
+    ranks2.run_script(str(script), ["--code", "0"]).raise_for_error()
+
+
+def test_a_script_on_one_rank_is_a_job_of_one(ranks2: Session, script: Path) -> None:
+    ranks2.run_script(str(script), ranks=(1,)).raise_for_error()
+    ranks2.run_cell("told = list(main.told)", ranks=(1,)).raise_for_error()
+    assert ranks2.pull("told", (1,))[1][5] == 1.0

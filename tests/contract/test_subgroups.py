@@ -1,0 +1,89 @@
+"""Groups of `new_group`: ranks blocked in one are freed, and the user's group works again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_notebook.errors import Stuck
+from ddp_notebook.model import Category
+from ddp_notebook.session import Session
+
+pytestmark = pytest.mark.timeout(120)
+
+GROUPS = """
+first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+held = {"in a dict": dist.new_group([1, 3])}
+destroyed = dist.new_group([0, 2])
+if rank in (0, 2):
+    dist.destroy_process_group(destroyed)
+torch.manual_seed(0)
+if rank < 2:
+    model = DDP(torch.nn.Linear(3, 1), process_group=second)
+"""
+BLOCKED = """
+if rank == 0:
+    dist.barrier(group=first)
+if rank == 1:
+    model(torch.ones(1, 3)).sum().backward()
+"""
+WORK = """
+for group, members in ((first, [0, 1]), (second, [0, 1]), (held["in a dict"], [1, 3])):
+    if rank in members:
+        x = torch.ones(1)
+        dist.all_reduce(x, group=group)
+        assert x == len(members)
+        assert dist.get_process_group_ranks(group) == members
+        assert dist.get_rank(group) == members.index(rank)
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x == 4
+if rank < 2:
+    model.zero_grad()
+    model(torch.full((1, 3), float(rank))).sum().backward()
+    assert model.process_group is second
+    assert (model.module.weight.grad == 0.5).all(), "the mean of both"
+"""
+
+
+@pytest.fixture
+def ranks(ranks4: Session) -> Iterator[Session]:
+    """Four ranks with groups of their own."""
+    ranks4.run_cell(GROUPS).raise_for_error()
+    yield ranks4
+    if not ranks4.record.snapshot.ready:
+        ranks4.abort()
+    names = ("first", "second", "held", "destroyed", "model", "group")
+    ranks4.run_cell(f"for name in {names}:\n    globals().pop(name, None)").raise_for_error()
+
+
+def test_ranks_blocked_in_groups_are_freed_and_go_on_with_them(ranks: Session) -> None:
+    pids = [state.pid for state in ranks.record.snapshot.ranks]
+    for _ in range(2):  # what was made again is made again
+        result = ranks.run_cell(BLOCKED)
+        assert isinstance(result.error, Stuck)
+        board = ranks.abort()
+        assert [state.pid for state in board.snapshot.ranks] == pids
+        said = board.snapshot.ranks[2].detail
+        assert said.count("made again") == 3, "not the one that was destroyed"
+        ranks.run_cell(WORK).raise_for_error()
+
+
+def test_a_group_that_a_member_has_no_more_is_told_and_not_made(ranks: Session) -> None:
+    ranks.run_cell("if rank == 1:\n    del first").raise_for_error()
+    ranks.run_cell(BLOCKED)
+    board = ranks.abort()
+    assert "no group of ranks 0-1 (rank 1 lost it: new_group)" in board.snapshot.ranks[0].detail
+    ranks.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 4").raise_for_error()
+
+
+def test_new_group_that_not_every_rank_calls_is_named(ranks: Session) -> None:
+    result = ranks.run_cell("if rank != 2:\n    more = dist.new_group()\nelse:\n    dist.barrier()")
+    assert isinstance(result.error, Stuck) and result.diagnosis is not None
+    finding = result.diagnosis.findings[0]
+    assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
+    pids = [state.pid for state in ranks.record.snapshot.ranks]
+    board = ranks.abort()
+    assert [state.pid for state in board.snapshot.ranks] == pids
+    ranks.run_cell(WORK).raise_for_error()

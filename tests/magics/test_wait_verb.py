@@ -1,0 +1,229 @@
+"""`--detach` and `%ddp_wait` as a notebook shows them, in a real kernel and in a plain shell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Kernel, eventually, ipython_shell, seen_in, session_of, spared
+
+from ddp_notebook.session.cellrun import CellResult
+
+pytestmark = pytest.mark.timeout(180)
+
+GATE = (
+    "import os, time\n"
+    "print('begun')\n"
+    "while not os.path.exists({gate!r}):\n"
+    "    time.sleep(0.01)\n"
+    "print('after the gate')"
+)
+HANG = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
+
+
+@pytest.fixture(scope="module")
+def kernel(nothing_left_behind_by_the_module: None) -> Iterator[Kernel]:
+    """A notebook with two ranks."""
+    with Kernel() as made:
+        made.init(2)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_shell(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
+    """A shell that is no notebook, with two ranks."""
+    with ipython_shell() as shell:
+        shell.run_line_magic("ddp_init", "--world-size 2 --device cpu")
+        with spared(session_of(shell)):
+            yield shell
+
+
+@pytest.fixture
+def shell(shared_shell: Any) -> Iterator[Any]:
+    """The shell; afterwards its ranks are free."""
+    yield shared_shell
+    session = session_of(shared_shell)
+    if not session.record.snapshot.ready:
+        session.abort()
+
+
+def updates(kernel: Kernel, region: str, wanted: str, within_s: float = 60) -> str:
+    """Read until the region of an earlier cell shows `wanted`; what it shows then."""
+    deadline = time.monotonic() + within_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        message: Mapping[str, Any] = kernel.client.get_iopub_msg(timeout=left_s)
+        shown_in = message["content"].get("transient", {}).get("display_id")
+        if message["msg_type"] == "update_display_data" and shown_in == region:
+            shown = seen_in(message)
+            if wanted in shown:
+                return shown
+    raise AssertionError(f"{wanted!r} did not appear within {within_s:g} s")
+
+
+def detach(kernel: Kernel, cell: str, first_line: str) -> str:
+    """Run a cell that is detached; the region that shows it from then on."""
+    reply = kernel.run_well(cell)
+    assert first_line in reply.text
+    assert "the notebook is free" in reply.text and "%ddp_wait" in reply.text
+    (shown,) = [each for each in reply.messages if each["msg_type"] == "display_data"]
+    region: str = shown["content"]["transient"]["display_id"]
+    return region
+
+
+def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    region = detach(kernel, f"%%ddp --detach\n{GATE.format(gate=str(gate))}", "runs on ranks 0-1")
+    assert "begun" in updates(kernel, region, "begun")
+    assert kernel.ask("1 + 1") == 2
+    reply = kernel.run("%%ddp\nx = 1")
+    assert "still in an earlier cell" in reply.evalue and "%ddp_wait" in reply.evalue
+    gate.touch()
+    shown = updates(kernel, region, "has finished")
+    assert "after the gate" in shown
+    reply = kernel.run_well("result = %ddp_wait\nprint('pending', result.pending)")
+    assert "── ranks 0-1 ──\nbegun\nafter the gate\npending ()" in reply.text
+
+
+def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited_for(
+    kernel: Kernel,
+) -> None:
+    region = detach(kernel, f"%%ddp --detach\n{HANG}", "runs on ranks 0-1")
+    shown = updates(kernel, region, "what to do:")
+    assert "all_reduce" in shown
+    assert "rank 1" in kernel.run_well("%ddp_why").text
+    reply = kernel.run("%ddp_wait")
+    assert reply.ename == "Stuck"
+    assert "what to do:" in reply.text
+    kernel.run_well("%ddp_abort")
+
+
+def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
+    detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "runs on ranks 0-1")
+    message = kernel.send("%ddp_wait")
+    kernel.wait_for_text(message, "running")
+    kernel.manager.interrupt_kernel()
+    reply = kernel.finish(message)
+    assert reply.ename == "CellInterrupted"
+    assert "ranks 0-1 stopped" in reply.evalue
+    kernel.run_well("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)")
+
+
+def test_a_look_gives_control_back_and_says_what_goes_on(
+    shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    shell.run_cell(f"%%ddp --detach\n{GATE.format(gate=str(gate))}")
+    eventually(lambda: "begun" in session_of(shell).output(1), 20, "the first line")
+    eventually(lambda: "begun" in session_of(shell).output(0), 20, "the first line")
+    capsys.readouterr()
+    result = shell.run_cell("%ddp_wait --timeout 0").result
+    assert isinstance(result, CellResult)
+    assert result.pending == (0, 1)
+    shown = capsys.readouterr().out
+    assert shown.startswith("── ranks 0-1 ──\nbegun\n")
+    assert "still runs on ranks 0-1. Wait on: %ddp_wait." in shown
+    assert shell.run_cell("%ddp_output --ranks 1").success
+    assert capsys.readouterr().out == "── rank 1 ──\nbegun\n"
+    gate.touch()
+    assert shell.run_cell("%ddp_wait").success
+
+
+def test_the_next_verb_tells_of_the_end_where_no_notebook_shows_it(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell(f"%%ddp --detach\n{HANG}")
+    session_of(shell).detached.ended.result(60)
+    capsys.readouterr()
+    shell.run_cell("board = %ddp_status")
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "which was detached" in first and "%ddp_wait" in first
+    shell.run_cell("board = %ddp_status")
+    assert "which was detached" not in capsys.readouterr().out
+    result = shell.run_cell("%ddp_wait")
+    assert type(result.error_in_exec).__name__ == "Stuck"
+
+
+def test_a_script_is_held_stepped_and_detached(
+    shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "print('past the barrier', sys.argv[1:])\n"
+        "dist.destroy_process_group()\n"
+    )
+    assert shell.run_cell(f"%ddp_run --step collective {path} --detach").success
+    assert "Ranks are held before their next collective." in capsys.readouterr().out
+    table = shell.run_line_magic("ddp_step", "")
+    assert [row.state for row in table.rows] == ["done"]
+    assert "past the barrier ['--detach']" in capsys.readouterr().out
+    assert shell.run_cell(f"%ddp_run --detach {path} --epochs 2").success
+    assert "job.py runs on ranks 0-1, and the notebook is free." in capsys.readouterr().out
+    assert shell.run_cell("%ddp_wait").success
+    shown = capsys.readouterr().out
+    assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")
+    assert shown.count("past the barrier") == 1
+    assert shell.run_cell("%%ddp\ndist.barrier()").success
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("%ddp_wait", "UsageError: There is nothing to wait for: no rank is in a cell"),
+        ("%ddp_wait --timeout -1", "UsageError: --timeout is in seconds, 0 or more"),
+        ("%ddp_wait --timeout nan", "UsageError: --timeout is in seconds, 0 or more"),
+        ("%ddp_wait --timeout soon", "UsageError: argument --timeout: invalid float value"),
+        ("%ddp_run --step line x.py", "UsageError: argument --step: invalid choice"),
+        ("%%ddp --detach\nfor x in\n", "CellSyntaxError: invalid syntax"),
+    ],
+)
+def test_a_wrong_call_says_what_to_type(
+    shell: Any, capsys: pytest.CaptureFixture[str], call: str, expected: str
+) -> None:
+    session = session_of(shell)
+    if session.detached is not None:
+        session.detached.told = True
+    capsys.readouterr()
+    assert not shell.run_cell(call).success
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).strip().startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "example"),
+    [
+        ("%ddp -h", "%%ddp --detach"),
+        ("%ddp_run -h", "%ddp_run --step collective train.py"),
+        ("%ddp_wait -h", "%ddp_wait --timeout 0"),
+    ],
+)
+def test_the_help_has_an_example_that_can_be_typed(
+    shell: Any, capsys: pytest.CaptureFixture[str], call: str, example: str
+) -> None:
+    capsys.readouterr()
+    assert shell.run_cell(call).success
+    assert example in " ".join(capsys.readouterr().out.split())
+
+
+def test_unloading_the_extension_under_a_detached_cell_ends_it() -> None:
+    with ipython_shell() as other:
+        other.run_line_magic("ddp_init", "--world-size 2 --device cpu")
+        session = session_of(other)
+        assert other.run_cell("%%ddp --detach\nimport time\ntime.sleep(600)").success
+    result = session.detached.ended.result(30)
+    assert str(result.error) == "The ranks were shut down. Start again: %ddp_init"
+
+
+def test_without_ranks_there_is_nothing_to_wait_for(capsys: pytest.CaptureFixture[str]) -> None:
+    from ddp_notebook.errors import NoSession
+    from ddp_notebook.session import Session
+
+    with pytest.raises(NoSession, match=r"%ddp_wait needs ranks.*%ddp_init"):
+        Session().wait()

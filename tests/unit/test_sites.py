@@ -1,0 +1,117 @@
+"""Where in the user's code a collective comes from, as a rank finds it by its own stack."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from ddp_notebook.agent import sites  # only the standard library
+from ddp_notebook.model import Part
+
+
+def _torchs() -> tuple[Callable[[], sites.Site], Callable[[], sites.Site]]:
+    """Functions of a module that is no user's: one asks like the observer, one like autograd."""
+    source = (
+        "import sys\n"
+        "def all_reduce(): return sites.site(sys._getframe())\n"
+        "def wrapper(): return all_reduce()\n"
+        "def engine(): return sites.site(sys._getframe())\n"
+    )
+    names = {"__name__": "torch.autograd.graph", "sites": sites}
+    exec(compile(source, "/site-packages/torch/some.py", "exec"), names)
+    return names["wrapper"], names["engine"]
+
+
+WRAPPER, ENGINE = _torchs()
+
+
+def lines(site: sites.Site) -> list[str]:
+    return [function for _, _, function, _ in site.path[-2:]]
+
+
+def reduce_it() -> sites.Site:
+    return WRAPPER()
+
+
+def one() -> sites.Site:
+    return reduce_it()
+
+
+def other() -> sites.Site:
+    return reduce_it()
+
+
+def test_a_line_that_is_reached_in_two_ways_is_two_sites() -> None:
+    found = [call() for call in (one, other, one, one, other, other, one)]
+    assert [lines(site)[0] for site in found] == [
+        "one", "other", "one", "one", "other", "other", "one"
+    ]  # fmt: skip
+    assert len({site.number for site in found}) == 2
+    # The same way is the same site, though it was looked up by comparing with the last one.
+    assert found[0] is found[2] is found[3] is found[6]
+
+
+def recursive(depth: int) -> sites.Site:
+    return recursive(depth - 1) if depth else reduce_it()
+
+
+def test_recursion_of_another_depth_is_another_site() -> None:
+    first = [recursive(depth) for depth in (0, 3, 1, 3, 0)]
+    assert [len(site.path) - len(first[0].path) for site in first] == [0, 3, 1, 3, 0]
+    assert first[1] is first[3] and first[0] is first[4]
+
+
+def backward(inner: Callable[[], object] = lambda: None) -> tuple[sites.Site, sites.Site]:
+    outer = sites.backward_begins(sys._getframe())
+    try:
+        before = ENGINE()
+        inner()
+        return before, ENGINE()
+    finally:
+        sites.backward_ends(outer)
+
+
+def test_what_the_engine_reduces_belongs_to_the_backward_that_is_under_way() -> None:
+    ENGINE()  # its code is known from now on
+    before, after = backward()
+    assert before is after and (before.api, before.part) == ("backward", Part.BACKWARD)
+    assert lines(before)[-1] == "backward" and not before.labels
+    assert ENGINE().part is None, "it is over"
+
+
+def test_a_backward_within_a_backward_does_not_take_its_place() -> None:
+    ENGINE()
+    within: list[sites.Site] = []
+    before, after = backward(lambda: within.extend(backward()))
+    assert before is after and within[0] is within[1] is not before
+
+
+def test_a_thread_without_frames_has_the_site_of_the_backward() -> None:
+    seen: list[sites.Site] = []
+    before, _ = backward(lambda: seen.append(sites.site(None)))
+    assert seen == [before]
+    assert sites.site(None).path == ()
+
+
+def test_another_threads_backward_is_not_taken_for_ones_own() -> None:
+    ENGINE()
+    found: list[sites.Site] = []
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=lambda: found.append(ENGINE()))
+        thread.start()
+        thread.join()
+
+    before, _ = backward(elsewhere)
+    assert found[0] is not before and found[0].part is None
+
+
+def test_a_name_that_is_never_a_text_is_not_asked_for_any_more() -> None:
+    def log(value: object) -> tuple[sites.Site, str]:
+        site = reduce_it()
+        return site, sites.label(sys._getframe(), site) if site.labels else ""
+
+    found = [log(value) for value in (1, 2, 3, 4, 5)]
+    assert {text for _, text in found} == {""}
+    assert found[0][0] is found[4][0] and found[4][0].labels == ()
