@@ -161,6 +161,11 @@ class ObservedGroup(dist.ProcessGroup):
         return torch_private.group_backend(self.ddp_notebook_inner)
 
 
+def unobserved(group: Any) -> Any:
+    """Torch's own group in an observed one; `group` itself when it is not observed."""
+    return getattr(group, "ddp_notebook_inner", group)
+
+
 def attach() -> bool:
     """Have every group that is made from now on observed; False when torch has changed."""
     if observer.ring is None:

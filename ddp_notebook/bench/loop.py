@@ -1,181 +1,209 @@
-"""The rank's side of a benchmark: it times all_reduce and checks what it gives.
+"""The rank's side of a benchmark: it visits sizes as rank 0 decides, times and checks them.
 
 Every rank runs the same collectives in the same order. What depends on the clock (how long to
-warm up, how often to measure) is decided by rank 0 and broadcast, or the ranks would part.
+warm up, what to measure next, how often, when to stop) is decided by rank 0 and broadcast, or
+the ranks would part.
+
+One visit: the result of one collective on known values is compared exactly, it is warmed up,
+the ranks are aligned by a barrier, every rank stamps every iteration, and the times of the
+slowest rank are found for the next decision. The protocol is that of the MPI benchmarks:
+S. Hunold and A. Carpen-Amarie, "Reproducible MPI Benchmarking is Still Not as Easy as You
+Think", IEEE TPDS 27, 2016 (synchronised starts, the slowest rank, several shuffled runs), and
+T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems", SC 2015
+(medians with intervals by rank, measure until they are narrow).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.bench.plan import FLOAT32_BYTES, Plan
+from ddp_notebook.bench import gloothread
+from ddp_notebook.bench.operations import Buffers, Operation
+from ddp_notebook.bench.plan import IN_FLIGHT, CurvePlan, Plan
+from ddp_notebook.bench.schedule import Item, Schedule
+from ddp_notebook.bench.timing import time_each, time_issue
 
-_RAMP = 2**18
-"""Elements filled and checked at a time: bounds the memory the check needs, to a few MiB."""
-_RAMP_PERIOD = 251
-_PIECE_PERIOD = 61
-"""Primes, so that a piece of the tensor in a wrong place is seen. Small, so that all sums
-are whole numbers a float32 holds exactly (below 2**24), whatever the order of adding."""
-
+_STOP = -1
 _KEEP_WARMING_UP = 0
+_ISSUES = 3
+"""Collectives in each visit whose issue is timed apart; 1 when they are slow."""
+_SLOW_NS = 10_000_000
+_CHECKED_ROUNDS = 3
+"""Results are compared in so many visits; afterwards only that zeros remain zeros."""
+
+Report = Callable[[float, dict[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bench:
-    """One run on one rank. `payload` is as large as the largest size; a size is its front."""
+@dataclass
+class Bench:
+    """One run on one rank.
+
+    `groups` are by world size, of the first so many ranks, None where this rank is not in it;
+    `control` is of all ranks that take part. `device` is where the tensors live.
+    """
 
     plan: Plan
     device: torch.device
     rank: int
-    world_size: int
-    payload: torch.Tensor
-    ramp: torch.Tensor
-    deadline_ns: int
+    control: Any
+    groups: Mapping[int, Any]
+    report: Report
+    stopped: Callable[[], bool]
+    """Rank 0 looks whether it should come to an end."""
+    buffers: Buffers = field(init=False)
+    usual: gloothread.Policies = field(default_factory=dict)
+    """How gloo's loop threads are treated when nobody tunes them."""
+    visits: list[dict[str, Any]] = field(default_factory=list)
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.started_s
 
 
-def measure(
-    plan: Mapping[str, Any], device: str, report: Callable[[int, int, dict[str, Any]], None]
-) -> dict[str, Any]:
-    """Times all_reduce (float32, SUM, default group) on this rank; all ranks must call it.
+def measure(bench: Bench) -> list[dict[str, Any]]:
+    """Runs the plan on this rank; all ranks of `bench.control` must call it.
 
-    `plan` is `Plan.to_json()`, `device` where the tensors live (``cpu``, ``cuda:0``).
-    `report(done, total, {})` is called after each measurement of one size.
-
-    Returns a JSON object. ``times_ns`` maps each size, written as text, to the time of every
-    iteration; iteration i is the same collective on all ranks. ``wrong`` maps it to the
-    number of failed checks: there are two in each round, one of a sum of known values and one
-    that the zeros summed in all timed iterations are still zero.
+    After each visit to one size `bench.report(share done, visit)` is called. Returns all
+    visits: ``number`` counts them on all ranks alike, ``curve`` is the number of the curve,
+    ``size_bytes`` the size, ``times_ns`` the time of every iteration (iteration i is the same
+    collective on all ranks), ``issue_ns`` how long this rank took to bring its part, ``wrong``
+    how many elements were not what they must be, ``loop_cpu`` how many cores gloo's loop threads
+    kept busy meanwhile, None where there are none.
     """
-    bench = _prepare(Plan.from_json(plan), torch.device(device))
-    schedule = bench.plan.schedule()
-    times_ns: dict[str, list[int]] = {str(size): [] for size in bench.plan.sizes()}
-    wrong = dict.fromkeys(times_ns, 0)
-    for done, size in enumerate(schedule):
-        payload = bench.payload[: size // FLOAT32_BYTES]
-        wrong[str(size)] += not _sums_exactly(bench, payload)
-        payload.zero_()
-        iterations = _warm_up(bench, payload, measurements=len(schedule) - done)
-        _wait_for_all(bench.device)
-        times_ns[str(size)] += _time(payload, iterations)
-        wrong[str(size)] += bool(payload.any())
-        report(done + 1, len(schedule), {})
+    curves = bench.plan.curves(bench.control.size())
+    bench.buffers = _allocate(curves, bench)
+    items = [
+        Item(number, size)
+        for number, curve in enumerate(curves)
+        for size in curve.sizes(bench.plan.sizes())
+    ]
+    schedule, number = Schedule(bench.plan, items), 0
+    bench.usual = gloothread.policies()
+    try:
+        while (item := _decide_item(bench, schedule, items)) is not None:
+            visit = _visit(bench, schedule, item, curves[item.curve])
+            if visit is not None:
+                bench.visits.append({"number": number, **visit})
+            number += 1
+            told = bench.visits[-1] if visit is not None else {}
+            bench.report(schedule.progress(bench.spent_s), told)
+    finally:
+        gloothread.restore(bench.usual)
+    return bench.visits
+
+
+def _allocate(curves: Sequence[CurvePlan], bench: Bench) -> Buffers:
+    """Memory for the most that any curve needs."""
+    sent = received = 1
+    for curve in curves:
+        largest = max(curve.sizes(bench.plan.sizes()), default=0)
+        largest *= IN_FLIGHT if curve.mode == "pipelined" else 1
+        sent = max(sent, largest)
+        if curve.op in ("all_gather", "reduce_scatter", "all_to_all"):
+            received = max(received, largest)
+    return Buffers(sent, received, bench.device)
+
+
+def _decide_item(bench: Bench, schedule: Schedule, items: Sequence[Item]) -> Item | None:
+    number = _STOP
+    if bench.rank == 0 and not bench.stopped():
+        item = schedule.next(bench.spent_s)
+        number = items.index(item) if item is not None else _STOP
+    number = _agree(bench, number, bench.control)
+    return None if number == _STOP else items[number]
+
+
+def _visit(bench: Bench, schedule: Schedule, item: Item, curve: CurvePlan) -> dict[str, Any] | None:
+    """Measures one size once; None on a rank that is not in its group, which only waits.
+
+    `schedule` is kept on all ranks alike, though rank 0 alone asks it what is next.
+    """
+    group = bench.groups[curve.world_size]
+    new = schedule.is_new(item)
+    if group is None:
+        schedule.took(item, [1])
+        return None
+    if curve.tuned:
+        gloothread.batch()
+    elif bench.plan.tune:
+        gloothread.restore(bench.usual)
+    operation = Operation(curve, item.size_bytes, bench.buffers, group, bench.rank)
+    wrong = operation.check() if schedule.rounds_of(item) < _CHECKED_ROUNDS else 0
+    iterations = _warm_up(bench, schedule, operation, item, group, new)
+    loop_s, began_s = gloothread.cpu_s(), time.monotonic()
+    _wait_for_all(group, bench.device)
+    times_ns = time_each(operation.calls, iterations, bench.device)
+    loop = _share(loop_s, gloothread.cpu_s(), time.monotonic() - began_s)
+    slowest_ns = _slowest(times_ns, group, bench.device)
+    issues = 1 if min(slowest_ns) > _SLOW_NS else _ISSUES
+    issue_ns = time_issue(operation.calls[0], issues)
+    wrong += operation.left()
+    schedule.took(item, slowest_ns)
     return {
+        "curve": item.curve,
+        "size_bytes": item.size_bytes,
         "times_ns": times_ns,
+        "issue_ns": issue_ns,
         "wrong": wrong,
-        "rank": bench.rank,
-        "world_size": bench.world_size,
-        "backend": dist.get_backend(),
+        "loop_cpu": loop,
     }
 
 
-def _prepare(plan: Plan, device: torch.device) -> _Bench:
-    """Everything that is allocated once. The budget runs from here."""
-    count = plan.sizes()[-1] // FLOAT32_BYTES
-    whole = torch.arange(min(count, _RAMP), dtype=torch.int32, device=device)
-    return _Bench(
-        plan=plan,
-        device=device,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        payload=torch.zeros(count, dtype=torch.float32, device=device),
-        ramp=whole.remainder(_RAMP_PERIOD).to(torch.float32),
-        deadline_ns=time.perf_counter_ns() + int(plan.budget_s * 1e9),
-    )
+def _share(before_s: float | None, after_s: float | None, span_s: float) -> float | None:
+    """The part of `span_s` that was spent; None where that is not known."""
+    return None if before_s is None or after_s is None else (after_s - before_s) / span_s
 
 
-def _sums_exactly(bench: _Bench, payload: torch.Tensor) -> bool:
-    """True when one all_reduce of known values gives exactly their sum on this rank.
+def _warm_up(
+    bench: Bench, schedule: Schedule, operation: Operation, item: Item, group: Any, new: bool
+) -> int:
+    """Warms up until rank 0 finds the time settled; the number of iterations to time then.
 
-    Element i of rank r is ``i % 251 + p + r``, p telling which piece of the tensor it is in.
+    A size that was measured before has settled then: it is only called to mind.
     """
-    for piece, number in _pieces(payload):
-        piece.copy_(bench.ramp[: piece.numel()]).add_(number + bench.rank)
-    dist.all_reduce(payload)
-    ranks = bench.world_size
-    sum_of_ranks = ranks * (ranks - 1) // 2
-    return all(
-        torch.equal(piece, bench.ramp[: piece.numel()] * ranks + (number * ranks + sum_of_ranks))
-        for piece, number in _pieces(payload)
-    )
-
-
-def _pieces(payload: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """The tensor in pieces of `_RAMP` elements, each with the number that tells it apart."""
-    for start in range(0, payload.numel(), _RAMP):
-        yield payload[start : start + _RAMP], start // _RAMP % _PIECE_PERIOD
-
-
-def _warm_up(bench: _Bench, payload: torch.Tensor, measurements: int) -> int:
-    """Warms up until rank 0 finds the time settled; the number of iterations to time then."""
     times_ns: list[int] = []
-    decision = torch.zeros(1, dtype=torch.int64, device=bench.device)
+    at_a_time = bench.plan.warmup if new else 1
     while True:
-        _wait_for_all(bench.device)
-        times_ns += _time(payload, bench.plan.warmup)
-        if bench.rank == 0:
-            decision.fill_(_decide(bench, times_ns, measurements))
-        dist.broadcast(decision, src=0)
-        iterations = int(decision.item())
-        if iterations != _KEEP_WARMING_UP:
-            return iterations
+        times_ns += time_each(operation.calls, at_a_time, bench.device)
+        last = times_ns[-bench.plan.warmup :]
+        decision = schedule.iterations(item, last)
+        if new and bench.spent_s < bench.plan.budget_s and not bench.plan.has_settled(times_ns):
+            decision = _KEEP_WARMING_UP
+        decision = _agree(bench, decision, group)
+        if decision != _KEEP_WARMING_UP:
+            return decision
 
 
-def _decide(bench: _Bench, times_ns: list[int], measurements: int) -> int:
-    """Rank 0's decision: the number of iterations to time, or `_KEEP_WARMING_UP`.
-
-    Once the budget is spent nothing waits for the time to settle.
-    """
-    plan = bench.plan
-    left_ns = max(bench.deadline_ns - time.perf_counter_ns(), 0)
-    if left_ns and not plan.has_settled(times_ns):
-        return _KEEP_WARMING_UP
-    last = times_ns[-plan.warmup :]
-    return plan.iterations(sum(last) / len(last), left_ns, measurements)
+def _agree(bench: Bench, decision: int, group: Any) -> int:
+    """What rank 0 decided."""
+    told = torch.tensor([decision], dtype=torch.int64, device=bench.device)
+    dist.broadcast(told, group=group, group_src=0)
+    return int(told.item())
 
 
-def _wait_for_all(device: torch.device) -> None:
+def _slowest(times_ns: Sequence[int], group: Any, device: torch.device) -> list[int]:
+    """Of each iteration, the time on the rank where it took longest."""
+    times = torch.tensor(times_ns, dtype=torch.int64, device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
+    return [int(t) for t in times.tolist()]
+
+
+def _wait_for_all(group: Any, device: torch.device) -> None:
     """Returns when every rank has called it, and the device has nothing left to do.
 
     On a GPU this is an all_reduce of one element, which is how ProcessGroupNCCL makes its
     barrier: `dist.barrier` would have to guess the device.
     """
     if device.type == "cuda":
-        dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device))
+        dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device), group=group)
         torch.cuda.synchronize(device)
     else:
-        dist.barrier()
-
-
-def _time(payload: torch.Tensor, iterations: int) -> list[int]:
-    """The time of each of `iterations` all_reduces, back to back, in nanoseconds."""
-    if payload.device.type == "cuda":
-        return _time_on_gpu(payload, iterations)
-    stamps = [time.perf_counter_ns()]
-    for _ in range(iterations):
-        dist.all_reduce(payload)
-        stamps.append(time.perf_counter_ns())
-    return [end - start for start, end in pairwise(stamps)]
-
-
-def _time_on_gpu(payload: torch.Tensor, iterations: int) -> list[int]:
-    """As `_time`, by the GPU's clock: the host only queues the work and runs ahead of it."""
-    stream = torch.cuda.current_stream(payload.device)
-    stamps = [_gpu_event() for _ in range(iterations + 1)]
-    stamps[0].record(stream)
-    for stamp in stamps[1:]:
-        dist.all_reduce(payload)
-        stamp.record(stream)
-    stamps[-1].synchronize()
-    return [round(start.elapsed_time(end) * 1e6) for start, end in pairwise(stamps)]
-
-
-def _gpu_event() -> torch.cuda.Event:
-    """A point in a stream whose time the GPU notes."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        dist.barrier(group=group)

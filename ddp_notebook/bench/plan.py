@@ -1,9 +1,10 @@
-"""What a benchmark will run: sizes, rounds and how long it may take."""
+"""What a benchmark will run: operations, sizes, and how long it may take."""
 
 from __future__ import annotations
 
 import dataclasses
-import random
+import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +13,42 @@ from typing import Any
 
 from ddp_notebook.model import format_bytes
 
-FLOAT32_BYTES = 4
-"""Bytes of one element: every size is a multiple of it."""
+DTYPE_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+"""Bytes of one element, by torch's name."""
+
+MODES = ("blocking", "pipelined")
+IN_FLIGHT = 4
+"""Collectives under way at a time in pipelined mode, each on a tensor of its own."""
+
+_SHARED_OUT = ("all_gather", "reduce_scatter", "all_to_all")
+_BUFFERS = {"all_gather": 2, "reduce_scatter": 2, "all_to_all": 2}
+"""Tensors of the full size that an operation needs on a rank, at most; 1 for the others."""
 
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def bus_factor(op: str, world_size: int) -> float:
+    """What an operation's algorithm bandwidth is multiplied by to get its bus bandwidth.
+
+    What each rank must at least send, in units of the size. From nccl-tests, doc/PERFORMANCE.md
+    ("Bandwidth"). 0 where nothing is sent.
+    """
+    others = (world_size - 1) / world_size
+    factors = {"all_reduce": 2 * others, "broadcast": 1.0 if others else 0.0, "barrier": 0.0}
+    return factors.get(op, others)
+
+
+OPS = ("all_reduce", "broadcast", *_SHARED_OUT, "barrier")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -36,33 +68,93 @@ def parse_bytes(text: str | int) -> int:
     return count.numerator
 
 
+def parse_seconds(text: str | float) -> float:
+    """The seconds that `text` writes: ``30``, ``30s``, ``2m``. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([sm]?)", str(text).strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: write 30s or 2m.")
+    return float(match[1]) * (60 if match[2] == "m" else 1)
+
+
+def parse_names(text: str, allowed: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """The names that ``a,b`` lists, each once. Raises ValueError for one that is not `allowed`."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    wrong = [name for name in names if name not in allowed]
+    if wrong or not names:
+        which = f"{wrong[0]!r} is no {what}" if wrong else f"no {what} is named"
+        raise ValueError(f"{which}: there are {', '.join(allowed)}.")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePlan:
+    """One operation that is measured over all sizes, by the first `world_size` of the ranks."""
+
+    op: str
+    dtype: str
+    mode: str
+    world_size: int
+    tuned: bool = False
+
+    def sizes(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes in bytes that this operation can have, smallest first; barrier has 0.
+
+        As in nccl-tests a size is that of the larger side. Where every rank has a share of it
+        the shares are equal: a size is rounded down to that, and one that is less is left out.
+        """
+        if self.op == "barrier":
+            return (0,)
+        least = DTYPE_BYTES[self.dtype]
+        if self.op in _SHARED_OUT:
+            least *= self.world_size
+        return tuple(dict.fromkeys(size // least * least for size in wanted if size >= least))
+
+    def memory_bytes(self, size_bytes: int) -> int:
+        """What one rank needs for `size_bytes`: its tensors, and a copy that the backend makes."""
+        in_flight = IN_FLIGHT if self.mode == "pipelined" else 1
+        return size_bytes * (_BUFFERS.get(self.op, 1) * in_flight + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One benchmark run. Every rank gets the same plan and so does the same in the same order."""
+    """One benchmark run. Every rank gets the same plan.
 
+    `ops`, `dtypes`, `modes` and `world_sizes` multiply: each combination is a curve.
+    `world_sizes` empty means all the ranks.
+    """
+
+    ops: tuple[str, ...] = ("all_reduce",)
+    dtypes: tuple[str, ...] = ("float32",)
+    modes: tuple[str, ...] = ("blocking",)
+    world_sizes: tuple[int, ...] = ()
+    tune: bool = False
+    """Measure everything twice: with gloo's loop thread as it is, and as a batch job."""
     min_bytes: int = 4
     """Smallest size."""
     max_bytes: int = 64 * 2**20
     """No size is larger; it is itself a size when `factor` reaches it."""
-    factor: int = 4
+    factor: int = 2
     """Each size is this many times the one before."""
-    budget_s: float = 20.0
-    """What the whole run should take, in seconds. The least of everything is run even so."""
+    budget_s: float = 15.0
+    """When to stop, in seconds. Every size is measured once even so."""
+    precision: float = 0.05
+    """A size is measured until its 95 % interval is within this share of its median."""
     rounds: int = 3
-    """How often every size is measured, each time in another order: a disturbance of a
-    moment then does not fall on one size alone."""
+    """How often every size is measured at least, each time in another order: a disturbance of
+    a moment then does not fall on one size alone."""
+    max_rounds: int = 20
     warmup: int = 2
-    """Untimed iterations at a time before each measurement; repeated until they agree."""
+    """Untimed iterations at a time before a size is first measured; repeated until they agree."""
     max_warmup: int = 10
     """When to stop waiting for the warm-up to settle, in iterations."""
     settled: float = 1.25
     """The warm-up has settled when its slowest iteration took at most this times its fastest."""
     min_iterations: int = 3
     """Timed iterations per size and round, however short the budget."""
-    max_iterations: int = 200
+    max_iterations: int = 100
     """Timed iterations per size and round, however much of the budget is left."""
     seed: int = 0
-    """Decides the order of the sizes, on all ranks alike."""
+    """Decides the order of the sizes."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, with a message for the user, when this cannot be run."""
@@ -74,11 +166,32 @@ class Plan:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}, less than {low}, {getattr(self, low)}."
                 )
-        if self.min_bytes % FLOAT32_BYTES:
-            raise ValueError(
-                f"The smallest size is {format_bytes(self.min_bytes)}: it must be a multiple of "
-                f"{FLOAT32_BYTES} bytes, one float32."
-            )
+        if not math.isfinite(self.budget_s):
+            raise ValueError("budget_s must be a number of seconds, such as 30.")
+        for names, allowed, what in (
+            (self.ops, OPS, "operation"),
+            (self.dtypes, tuple(DTYPE_BYTES), "dtype"),
+            (self.modes, MODES, "mode"),
+        ):
+            parse_names(",".join(names), allowed, what)
+        for dtype in self.dtypes:
+            if self.min_bytes % DTYPE_BYTES[dtype]:
+                raise ValueError(
+                    f"The smallest size is {format_bytes(self.min_bytes)}: it must be a multiple "
+                    f"of {DTYPE_BYTES[dtype]} bytes, one {dtype}."
+                )
+
+    def curves(self, world_size: int) -> tuple[CurvePlan, ...]:
+        """What is measured by `world_size` ranks; the barrier once, whatever the dtypes."""
+        found = []
+        tunings = (False, True) if self.tune else (False,)
+        sizes = self.world_sizes or (world_size,)
+        for parts in itertools.product(self.ops, self.dtypes, self.modes, sizes, tunings):
+            curve = CurvePlan(*parts)
+            if curve.op == "barrier":
+                curve = dataclasses.replace(curve, dtype=self.dtypes[0], mode="blocking")
+            found.append(curve)
+        return tuple(dict.fromkeys(found))
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes in bytes, smallest first."""
@@ -87,40 +200,43 @@ class Plan:
             sizes.append(sizes[-1] * self.factor)
         return tuple(sizes)
 
-    def schedule(self) -> tuple[int, ...]:
-        """The sizes in the order they are measured: all of them, shuffled, once per round."""
-        order = random.Random(self.seed)  # noqa: S311 - shuffles sizes, keeps no secret
-        sizes = self.sizes()
-        return tuple(size for _ in range(self.rounds) for size in order.sample(sizes, k=len(sizes)))
+    def memory_bytes(self, world_size: int, max_bytes: int | None = None) -> int:
+        """What one rank needs at most when sizes go up to `max_bytes` (the plan's own)."""
+        largest = self.max_bytes if max_bytes is None else max_bytes
+        return max(curve.memory_bytes(largest) for curve in self.curves(world_size))
+
+    def largest_that_fits(self, world_size: int, memory_bytes: int) -> int:
+        """The largest power of two that needs no more than `memory_bytes` on a rank; 0: none."""
+        per_byte = self.memory_bytes(world_size, 1)
+        fits = memory_bytes // per_byte
+        return 1 << (fits.bit_length() - 1) if fits else 0
 
     def has_settled(self, times_ns: list[int]) -> bool:
         """True when the last `warmup` of `times_ns` agree, or there were enough of them."""
         last = times_ns[-self.warmup :]
         return len(times_ns) >= self.max_warmup or max(last) <= self.settled * min(last)
 
-    def iterations(self, each_ns: float, left_ns: float, measurements: int) -> int:
-        """How often to time something that takes `each_ns`.
-
-        `left_ns` of the budget are left for this and the rest of `measurements`.
-        """
-        affordable = int(left_ns / measurements / max(each_ns, 1.0))
-        return max(self.min_iterations, min(affordable, self.max_iterations))
-
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
-        return dataclasses.asdict(self)
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
 
     @classmethod
     def from_json(cls, wire: Mapping[str, Any]) -> Plan:
         """The plan that `to_json` wrote. Raises ValueError for anything else."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in wire.items()
+        }
         try:
-            return cls(**wire)
+            return cls(**fields)
         except TypeError as error:
             raise ValueError(f"not a benchmark plan: {error}") from None
 
 
 _LEAST = {
-    "min_bytes": FLOAT32_BYTES,
+    "min_bytes": 1,
     "factor": 2,
     "budget_s": 0,
     "rounds": 1,
@@ -130,6 +246,7 @@ _LEAST = {
 }
 _NOT_BELOW = {
     "max_bytes": "min_bytes",
+    "max_rounds": "rounds",
     "max_warmup": "warmup",
     "max_iterations": "min_iterations",
 }

@@ -4,57 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.model import BenchPoint, BenchResult, format_bytes
+from ddp_notebook.bench.fit import NoFit, fit
+from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan, bus_factor
+from ddp_notebook.model.bench import BenchPoint, Curve, Samples
+from ddp_notebook.model.fit import Fit
 
-NOISY = 2.0
-"""A size is noisy when its mean is more than this times its median."""
-FEW_ITERATIONS = 10
-"""With fewer iterations than this p10 and p90 are little more than the extremes."""
-MANY_SIZES = 4
-"""More sizes than this are not named one by one."""
+_LATE_FACTOR = 5.0
+"""A rank comes late where it takes this many times as long as any other to bring its part,"""
+_LATE_LEAST_US = 50.0
+"""and this much longer: below, it is how busy a core happened to be,"""
+_LATE_SHARE = 0.75
+"""at this share of the sizes."""
 
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t for 95 %, by degrees of freedom from 1."""
+_NORMAL = 1.96
 
-def summarise(
-    per_rank: Sequence[Mapping[str, Any]], device: str, *, cores: int | None = None
-) -> BenchResult:
-    """What all ranks measured together, from what `loop.measure` returned on each.
-
-    An iteration took as long as on its slowest rank. `cores` is the number of CPU cores the
-    ranks share; None when that is not known. Raises ValueError when the ranks are not all
-    there or did not measure the same, because then their iterations cannot be compared.
-    """
-    ranks = _aligned(per_rank)
-    world_size = len(ranks)
-    points = tuple(
-        _point(
-            int(size),
-            [max(times) for times in zip(*(r["times_ns"][size] for r in ranks), strict=True)],
-            world_size,
-            wrong=sum(r["wrong"][size] for r in ranks),
-        )
-        for size in sorted(ranks[0]["times_ns"], key=int)
-    )
-    return BenchResult(
-        op="all_reduce",
-        backend=str(ranks[0]["backend"]),
-        device=device,
-        dtype="float32",
-        world_size=world_size,
-        points=points,
-        notes=tuple(_notes(points, world_size, cores)),
-    )
-
-
-def bus_factor(world_size: int) -> float:
-    """What all_reduce's algorithm bandwidth is multiplied by to get its bus bandwidth.
-
-    2(n-1)/n: what each of n ranks must at least send, in units of the tensor. From
-    nccl-tests, doc/PERFORMANCE.md ("Bandwidth"). 0 for one rank, where nothing is sent.
-    """
-    return 2 * (world_size - 1) / world_size
+Visits = Sequence[Mapping[str, Any]]
+"""What a rank measured, one visit to a size after the other: see `loop.measure`."""
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -64,84 +34,145 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return low + (high - low) * (position - math.floor(position))
 
 
-def _aligned(per_rank: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The ranks in order, once it is certain that they measured the same."""
-    ranks = sorted(per_rank, key=lambda r: int(r["rank"]))
-    expected = list(range(int(ranks[0]["world_size"]))) if ranks else [0]
-    if [int(r["rank"]) for r in ranks] != expected:
-        raise ValueError(
-            f"A benchmark needs the times of each of {len(expected)} ranks once; "
-            f"there are those of {[r['rank'] for r in ranks]}."
-        )
-    first = _shape(ranks[0])
-    for each in ranks[1:]:
-        if _shape(each) != first:
-            raise ValueError(
-                f"Rank {each['rank']} did not measure what rank 0 measured; iterations by size: "
-                f"{_shape(each)} and {first}."
-            )
-    if not all(first.values()):
-        raise ValueError(f"A size without a single iteration says nothing: {first}.")
-    return ranks
+def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """The median of all values, between the ends of its 95 % interval: low, median, high.
+
+    The interval is the wider of two. One asks how far the median of so many values may be off,
+    from their order alone, whatever their distribution. The other asks how much the medians of
+    the rounds differ, by Student's t on their logarithms: values of one round were taken in one
+    moment, and a machine is not the same a second later.
+    """
+    ordered = sorted(value for values in rounds for value in values)
+    count = len(ordered)
+    median = statistics.median(ordered)
+    reach = _NORMAL * math.sqrt(count) / 2
+    low = ordered[max(0, math.floor(count / 2 - reach))]
+    high = ordered[min(count - 1, math.ceil(count / 2 + reach) - 1)]
+    medians = [statistics.median(values) for values in rounds if values]
+    if len(medians) > 1 and min(medians) > 0:
+        logs = [math.log(m) for m in medians]
+        half = student(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        half = min(half, _MOST_HALF)
+        low, high = min(low, median * math.exp(-half)), max(high, median * math.exp(half))
+    return min(low, median), median, max(high, median)
 
 
-def _shape(rank: Mapping[str, Any]) -> dict[str, int]:
-    """Iterations by size."""
-    return {size: len(times) for size, times in rank["times_ns"].items()}
+_MOST_HALF = math.log(3)
+"""Two rounds that differ much would give an interval beyond all use."""
 
 
-def _point(size: int, times_ns: list[int], world_size: int, *, wrong: int) -> BenchPoint:
-    """One size; `times_ns` are of the slowest rank in each iteration."""
-    ordered = sorted(times_ns)
-    median_ns = statistics.median(ordered)
-    # Bytes per nanosecond are GB per second. A clock too coarse to see it measures no bandwidth.
-    algbw = size / median_ns if median_ns else 0.0
-    return BenchPoint(
-        size_bytes=size,
-        iterations=len(ordered),
-        latency_us=median_ns / 1e3,
-        mean_us=statistics.fmean(ordered) / 1e3,
-        p10_us=quantile(ordered, 0.1) / 1e3,
-        p90_us=quantile(ordered, 0.9) / 1e3,
-        algbw_gb_per_s=algbw,
-        busbw_gb_per_s=algbw * bus_factor(world_size),
-        wrong=wrong,
+def student(freedom: int) -> float:
+    """Student's t for a 95 % interval."""
+    return _T[freedom - 1] if freedom <= len(_T) else _NORMAL + 2.4 / freedom
+
+
+def curve_of(
+    curve: CurvePlan,
+    ranks: Sequence[int],
+    visits: Sequence[Visits],
+    plan: Plan,
+    *,
+    fitted: bool = True,
+) -> Curve:
+    """One curve, from what each of `ranks` measured of it; `visits` are in their order.
+
+    An iteration took as long as on its slowest rank. Only visits that all ranks told of count:
+    one may have died, or what it said may have got lost. Raises ValueError when the ranks
+    did not measure the same, because then their iterations cannot be compared.
+    """
+    by_number = [{visit["number"]: visit for visit in mine} for mine in visits]
+    by_size: dict[int, list[tuple[Mapping[str, Any], ...]]] = {}
+    for number in sorted(set.intersection(*map(set, by_number))):
+        visit = tuple(mine[number] for mine in by_number)
+        shapes = {(each["size_bytes"], len(each["times_ns"])) for each in visit}
+        if len(shapes) != 1:
+            raise ValueError(f"the ranks did not measure the same: {sorted(shapes)}")
+        by_size.setdefault(visit[0]["size_bytes"], []).append(visit)
+    points = tuple(_point(curve, size, by_size[size], plan) for size in sorted(by_size))
+    found, no_fit = _fit(curve, points) if fitted else (None, "")
+    late = _straggler(points)
+    return Curve(
+        op=curve.op,
+        dtype=curve.dtype,
+        mode=curve.mode,
+        ranks=tuple(ranks),
+        tuned=curve.tuned,
+        points=points,
+        fit=found,
+        no_fit=no_fit,
+        straggler=ranks[late[0]] if late else None,
+        straggler_late_us=late[1] if late else 0.0,
     )
 
 
-def _notes(points: Sequence[BenchPoint], world_size: int, cores: int | None) -> Iterable[str]:
-    """What the reader must know before believing the numbers; worst first."""
-    wrong = [p for p in points if p.wrong]
-    if wrong:
-        yield (
-            f"all_reduce gave wrong results at {_sizes(wrong)}: its times there mean nothing "
-            "until the results are right."
-        )
-    if world_size == 1:
-        yield "One rank sends nothing: these are the times of the call alone."
-    elif cores is not None and cores < 2 * world_size:
-        yield (
-            f"{world_size} ranks on {cores} {'core' if cores == 1 else 'cores'}: with fewer than "
-            "2 cores per rank the ranks wait for each other's turn on a core, and times of small "
-            "sizes say more about the machine's scheduler than about communication."
-        )
-    noisy = [p for p in points if p.mean_us > NOISY * p.latency_us]
-    if noisy:
-        yield (
-            f"Noisy at {_sizes(noisy)}: the mean is more than {NOISY:g} times the median, because "
-            "a few iterations took far longer than the rest. Compare medians, not means."
-        )
-    few = [p for p in points if p.iterations < FEW_ITERATIONS]
-    if few:
-        yield (
-            f"Fewer than {FEW_ITERATIONS} iterations at {_sizes(few)}: p10 and p90 are rough "
-            "there. A larger time budget gives more."
-        )
+def _point(
+    curve: CurvePlan, size: int, visits: Sequence[tuple[Mapping[str, Any], ...]], plan: Plan
+) -> BenchPoint:
+    """One size, from visits that all ranks made."""
+    ranks = range(curve.world_size)
+    times = tuple(tuple(t for visit in visits for t in visit[r]["times_ns"]) for r in ranks)
+    slowest = [
+        [max(column) for column in zip(*(each["times_ns"] for each in visit), strict=True)]
+        for visit in visits
+    ]
+    ordered = sorted(t for values in slowest for t in values)
+    low, median, high = median_interval(slowest)
+    skews = [max(column) - min(column) for column in zip(*times, strict=True)]
+    # Bytes per nanosecond are GB per second. A clock too coarse to see it measures no bandwidth.
+    algbw = size / median if median else 0.0
+    return BenchPoint(
+        size_bytes=size,
+        count=size // DTYPE_BYTES[curve.dtype],
+        iterations=len(ordered),
+        rounds=len(visits),
+        latency_us=median / 1e3,
+        latency_interval_us=(low / 1e3, high / 1e3),
+        mean_us=statistics.fmean(ordered) / 1e3,
+        p10_us=quantile(ordered, 0.1) / 1e3,
+        p90_us=quantile(ordered, 0.9) / 1e3,
+        p99_us=quantile(ordered, 0.99) / 1e3,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * bus_factor(curve.op, curve.world_size),
+        wrong=sum(each["wrong"] for visit in visits for each in visit),
+        rank_us=tuple(statistics.median(times[r]) / 1e3 for r in ranks),
+        issue_us=tuple(
+            quantile(sorted(t for visit in visits for t in visit[r]["issue_ns"]), 0.25) / 1e3
+            for r in ranks
+        ),
+        skew_us=statistics.median(skews) / 1e3,
+        precise=len(visits) >= plan.rounds and (high - low) / 2 <= plan.precision * median,
+        samples=Samples(times, tuple(len(values) for values in slowest)),
+    )
 
 
-def _sizes(points: Sequence[BenchPoint]) -> str:
-    """``4 B``, ``4 B, 16 B and 1 KiB``, ``7 sizes from 4 B to 1 MiB``."""
-    *most, last = (format_bytes(p.size_bytes) for p in points)
-    if len(most) >= MANY_SIZES:
-        return f"{len(points)} sizes from {most[0]} to {last}"
-    return f"{', '.join(most)} and {last}" if most else last
+def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, str]:
+    """The fit, or why there is none.
+
+    Gloo's ring cuts a tensor into two pieces for each rank. One with fewer elements than that
+    takes fewer steps: it is another thing, and left out.
+    """
+    if curve.op == "barrier" or not points:
+        return None, ""
+    if curve.world_size == 1:
+        return None, "one rank sends nothing"
+    enough = [p for p in points if p.count >= 2 * curve.world_size and p.latency_us > 0]
+    try:
+        return fit([p.size_bytes for p in enough], [p.latency_us / 1e6 for p in enough]), ""
+    except NoFit as why:
+        return None, str(why)
+
+
+def _straggler(points: Sequence[BenchPoint]) -> tuple[int, float] | None:
+    """The rank, by its place, that comes late at most sizes, and how late in microseconds."""
+    if not points or len(points[0].issue_us) < 2:
+        return None
+    for rank in range(len(points[0].issue_us)):
+        late = []
+        for point in points:
+            others = max(t for r, t in enumerate(point.issue_us) if r != rank)
+            own = point.issue_us[rank]
+            if own > _LATE_FACTOR * others and own > others + _LATE_LEAST_US:
+                late.append(own - others)
+        if len(late) >= _LATE_SHARE * len(points):
+            return rank, statistics.median(late)
+    return None

@@ -41,6 +41,8 @@ TORCH_MODULES = (
     "ddp_notebook.agent.stages",
     "ddp_notebook.agent.cells",
     "ddp_notebook.agent.keeper",
+    "ddp_notebook.agent.tasks",
+    "ddp_notebook.bench.floors",
     "ddp_notebook.bench.loop",
     # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
     "torch._dynamo",

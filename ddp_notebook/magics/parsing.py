@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
+from ddp_notebook.magics.bench import bench_parser
 from ddp_notebook.magics.detached import wait_parser
 from ddp_notebook.magics.doctor import doctor_parser
 from ddp_notebook.magics.fault import fault_parser
@@ -149,14 +150,6 @@ def _restart() -> Parser:
     return with_ranks(Parser("%ddp_restart", "%ddp_restart --ranks 1", description))
 
 
-def _bench() -> Parser:
-    parser = Parser("%ddp_bench", "%ddp_bench --max 64M", "Measure all_reduce on all ranks.")
-    parser.add_argument("--min", default="4", help="smallest tensor, in bytes (default 4)")
-    parser.add_argument("--max", default="64M", help="largest tensor (default 64M)")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds (default 20)")
-    return parser
-
-
 def _shutdown() -> Parser:
     description = "End the ranks and everything started for them."
     return Parser("%ddp_shutdown", "%ddp_shutdown", description)
@@ -165,7 +158,7 @@ def _shutdown() -> Parser:
 PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp": _cell,
     "ddp_abort": abort_parser,
-    "ddp_bench": _bench,
+    "ddp_bench": bench_parser,
     "ddp_doctor": doctor_parser,
     "ddp_fault": fault_parser,
     "ddp_init": _init,

@@ -11,8 +11,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
-from ddp_notebook.bench.plan import Plan, parse_bytes
 from ddp_notebook.errors import SetupFailed, UsageMistake
+from ddp_notebook.magics.bench import BenchVerb
 from ddp_notebook.magics.detached import DetachedVerb
 from ddp_notebook.magics.doctor import DoctorVerb
 from ddp_notebook.magics.fault import FaultVerb
@@ -23,7 +23,6 @@ from ddp_notebook.magics.setup import SetupVerbMagics
 from ddp_notebook.magics.where import WhereVerb
 from ddp_notebook.magics.wrap import WrapVerb
 from ddp_notebook.model import (
-    BenchResult,
     Board,
     Event,
     Ranks,
@@ -45,6 +44,7 @@ from ddp_notebook.views.notebook import (
 
 @magics_class
 class DDPMagics(
+    BenchVerb,
     DetachedVerb,
     DoctorVerb,
     FaultVerb,
@@ -192,43 +192,6 @@ class DDPMagics(
         ranks = self._ranks(args)
         self._open_board()
         return self.session.restart(ranks)
-
-    @line_magic
-    def ddp_bench(self, line: str) -> BenchResult | None:
-        """Measure all_reduce against tensor size: %ddp_bench [--max 64M] [--budget 20]"""
-        return self._verb("ddp_bench", line, self._bench)
-
-    def _bench(self, args: argparse.Namespace) -> BenchResult:
-        self._require_ranks("%ddp_bench")
-        try:
-            plan = Plan(
-                min_bytes=parse_bytes(args.min),
-                max_bytes=parse_bytes(args.max),
-                budget_s=args.budget,
-            )
-        except ValueError as error:
-            raise UsageMistake(str(error)) from None
-        done_of = [0, 0]
-
-        def render() -> dict[str, str]:
-            done, total = done_of
-            filled = 30 * done // total if total else 0
-            return {
-                "text/plain": f"all_reduce [{'█' * filled}{'·' * (30 - filled)}] {done}/{total}"
-            }
-
-        region = LiveRegion(self.shell.display_pub, render, BOARD_INTERVAL_S)
-
-        def progress(done: int, total: int) -> None:
-            done_of[:] = done, total
-            region.nudge()
-
-        if self._has_front_end:
-            region.open()
-        try:
-            return self.session.bench(plan, progress=progress)
-        finally:
-            region.close({"text/plain": f"all_reduce measured: {done_of[0]} of {done_of[1]}"})
 
     @line_magic
     def ddp_shutdown(self, line: str) -> None:

@@ -15,14 +15,12 @@ everything here can be written as JSON and read back.
     wrap.py       DDP's construction: its stages, models, buckets
     doctor.py     what the doctor found
     bench.py      what a benchmark measured
+    fit.py        the latency and bandwidth that explain it
     saved.py      a run that is kept in a file
     codec.py      values as JSON and back, checked against their types
 """
 
-from ddp_notebook.model.bench import (
-    BenchPoint,
-    BenchResult,
-)
+from ddp_notebook.model.bench import BenchRun
 from ddp_notebook.model.collectives import (
     DEFAULT_GROUP,
     Collective,
@@ -149,8 +147,7 @@ __all__ = [
     "Probe",
     "InitArguments",
     "Activity",
-    "BenchPoint",
-    "BenchResult",
+    "BenchRun",
     "Board",
     "BoardRow",
     "Branch",

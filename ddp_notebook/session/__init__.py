@@ -9,6 +9,8 @@ store.py       a store, in a process of its own
 bringup.py     the ranks through the stages of set-up; freeing them
 stepping.py    one step of set-up
 why.py         asks for evidence, and decides whether set-up is stuck
+benchverbs.py  Session: the verb that measures collectives
+benchresult.py what that returns, and the files it is kept in
 cellrun.py     one cell on some ranks
 scriptrun.py   one script on some ranks
 underway.py    whose ranks are taken; runs that were detached, and waiting for them
@@ -28,8 +30,10 @@ history.py     the newest of these events, kept for a file
 options.py     what %ddp_init was asked for
 """
 
+from ddp_notebook.session.benchresult import BenchResult
+from ddp_notebook.session.benchverbs import BenchOptions
 from ddp_notebook.session.core import Session
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.replay import Replay
 
-__all__ = ["InitOptions", "Replay", "Session"]
+__all__ = ["BenchOptions", "BenchResult", "InitOptions", "Replay", "Session"]

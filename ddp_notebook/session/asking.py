@@ -6,6 +6,7 @@ ever. So the wait ends by itself then, and before that when it is given up or in
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -54,13 +55,14 @@ def ask(
     function: str,
     arguments: Mapping[str, Any],
     give_up: Callable[[], bool] = lambda: False,
+    interrupt_grace_s: float = INTERRUPT_GRACE_S,
 ) -> Answers:
     """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
     from a rank that cannot.
 
     Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
-    `give_up` says so or the user interrupts: then the ranks are interrupted too. Raises
-    SessionLost.
+    `give_up` says so or the user interrupts: then the ranks are interrupted too, and have
+    `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, function, lambda _: arguments)
@@ -71,7 +73,7 @@ def ask(
             answers.interrupted = True
             for rank in answers.pending:
                 cluster.signal(rank, signal.SIGINT)
-            gathering.collect(time.monotonic() + INTERRUPT_GRACE_S)
+            gathering.wait(lambda: False, time.monotonic() + interrupt_grace_s)
 
     def idle() -> bool:
         states = record.snapshot.ranks
@@ -93,13 +95,18 @@ class _Gathering:
         self._record = record
         self._sent = sent
 
-    def wait(self, stopped: Callable[[], bool]) -> None:
-        """Collect until all answered, it is `stopped`, or no more can be expected."""
-        answers, deadline_s = self.answers, None
+    def wait(self, stopped: Callable[[], bool], until_s: float = math.inf) -> None:
+        """Collect until all answered, it is `stopped`, or no more can be expected.
+
+        At most until `until_s` of the monotonic clock.
+        """
+        answers, deadline_s = self.answers, until_s
+        expecting = True
         while answers.pending and not stopped():
-            if deadline_s is None and (answers.failed or answers.dead):
-                deadline_s = time.monotonic() + OTHERS_GRACE_S
-            if deadline_s is not None and time.monotonic() > deadline_s:
+            if expecting and (answers.failed or answers.dead):
+                expecting = False
+                deadline_s = min(deadline_s, time.monotonic() + OTHERS_GRACE_S)
+            if time.monotonic() > deadline_s:
                 break
             self.collect(time.monotonic() + _LOOK_EVERY_S)
 

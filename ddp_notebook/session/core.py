@@ -6,14 +6,12 @@ import itertools
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis.board import board
-from ddp_notebook.bench import stats
-from ddp_notebook.bench.plan import Plan
 from ddp_notebook.errors import (
     DDPError,
     NoSession,
@@ -24,20 +22,19 @@ from ddp_notebook.errors import (
 from ddp_notebook.launch.client import ForkServerClient, can_fork
 from ddp_notebook.launch.devices import plan_devices, visible_gpus
 from ddp_notebook.model import (
-    BenchResult,
     Board,
     Diagnosis,
     Event,
-    Progress,
     RankExited,
     Ranks,
     name_ranks,
 )
+from ddp_notebook.session.benchverbs import BenchVerbs
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.cellverbs import CellVerbs
 from ddp_notebook.session.guards import check_name, check_ranks
 from ddp_notebook.session.looking import Looking
-from ddp_notebook.session.options import InitOptions, cores
+from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import stop_started
 from ddp_notebook.session.saving import SaveVerbs
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
+class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;
@@ -243,44 +240,6 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
         if warm is not None:
             warm.close()
         self.record.begin(0)
-
-    # -- measuring ---------------------------------------------------------------------
-
-    def bench(
-        self,
-        plan: Plan,
-        ranks: Ranks | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> BenchResult:
-        """Measure all_reduce on all ranks; `progress(done, total)` as it goes."""
-        processes = self._need("%ddp_bench")
-        members = self._idle(ranks, "%ddp_bench")
-
-        def watch(events: Sequence[Event]) -> None:
-            for event in events:
-                if isinstance(event, Progress) and event.rank == members[0] and progress:
-                    progress(event.done, event.total)
-
-        unsubscribe = self.record.subscribe(watch)
-        try:
-            device = processes.devices.device
-            answers = processes.cluster.call(
-                members,
-                "ddp_notebook.agent.tasks:bench",
-                lambda _: {"plan": plan.to_json(), "device": device},
-            )
-            limit_s = 10 * plan.budget_s + 60
-            per_rank = [processes.cluster.value_of(answers[rank], limit_s) for rank in members]
-        except KeyboardInterrupt:
-            raise DDPError(
-                "The benchmark was interrupted. The ranks end it together, within "
-                f"{plan.budget_s:g} s or so; %ddp_status shows when."
-            ) from None
-        finally:
-            unsubscribe()
-        # The last word of a rank travels apart from its result; it is busy until then.
-        self.record.wait_for(lambda: self.record.snapshot.ready, 1.0)
-        return stats.summarise(per_rank, processes.devices.device, cores=cores())
 
     # -- inside ------------------------------------------------------------------------
 

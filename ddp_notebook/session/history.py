@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ddp_notebook.model import Event, Moment, Output, Pulse, Snapshot
+from ddp_notebook.model import Event, Moment, Output, Progress, Pulse, Snapshot
 
 MOST_EVENTS = 20_000
 """Events that are kept, give or take a chapter."""
@@ -84,6 +84,8 @@ class History:
             if isinstance(event, Output):
                 self._written += 1
                 self._outputs.append(_shortened(event, at_ns))
+            elif isinstance(event, Progress):
+                pass  # of a task whose result is kept by itself
             elif isinstance(event, Pulse):
                 self._sign(event, at_ns)
             else:

@@ -5,7 +5,9 @@ findings.py       a diagnosis or a step table, in both forms: findings_text.py, 
 stacks.py         a tree of stacks, in both forms: stacks_text.py, stacks_html.py
 doctor.py         what the doctor found
 bench.py          a benchmark as a table
-plots.py          a benchmark as a figure
+bench_plots.py    a benchmark as a figure
+bench_live.py     a benchmark while it runs
+bench_export.py   a benchmark in the forms that other tools read
 live.py           a region of a cell's output that is painted again
 notebook.py       how IPython shows our values
 ansi.py           escape codes in text a rank wrote

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
-from ddp_notebook.model import BenchPoint, BenchResult, format_bytes
+from ddp_notebook.model import format_bytes
+from ddp_notebook.model.bench import (
+    BenchPoint,
+    BenchRun,
+    Change,
+    Curve,
+    CurveChange,
+    Trust,
+)
 
 _HEADERS = (
     "size",
     "iterations",
-    "latency (µs)",
-    "p10 – p90 (µs)",
+    "median (µs)",
+    "95 % interval (µs)",
+    "mean (µs)",
+    "p90 (µs)",
+    "p99 (µs)",
+    "skew (µs)",
     "algbw (GB/s)",
     "busbw (GB/s)",
-    "wrong",
+    "#wrong",
 )
 
 _MOST_DECIMALS = 9
@@ -24,39 +36,133 @@ _MOST_DECIMALS = 9
 _TABLE_STYLE = "border-collapse: collapse; font-variant-numeric: tabular-nums"
 _CELL_STYLE = "text-align: right; padding: 2px 10px; white-space: nowrap"
 _WRONG_STYLE = f"{_CELL_STYLE}; font-weight: bold; color: #fff; background: #b3261e"
+_BADGES = {
+    Trust.GOOD: ("✔", "#00695c"),
+    Trust.FAIR: ("~", "#8a5a00"),
+    Trust.NOISY: ("✘", "#b3261e"),
+}
+"""A sign and a background on which white is read; the words say the same."""
+_BADGE_STYLE = "color: #fff; border-radius: 4px; padding: 1px 8px; font-weight: bold"
+_MEANINGS = {
+    Trust.GOOD: "the medians hold within their intervals",
+    Trust.FAIR: "compare within this run, not with another machine or day",
+    Trust.NOISY: "do not conclude from these numbers",
+}
 
 
-def table_text(result: BenchResult) -> str:
-    """The result as a table of fixed width, its notes below it."""
-    rows = [_HEADERS, *_rows(result.points)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
-    lines = [title(result), "", *(_line(row, widths) for row in rows)]
-    if not result.points:
+def table_text(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
+    """The result in words and as tables of fixed width."""
+    lines = [title(run), f"Trust: {run.trust} ({_MEANINGS[run.trust]})"]
+    if run.ended:
+        lines.append(f"Ended early: {run.ended}. What was measured by then is here.")
+    lines += [f"  because {reason}." for reason in run.reasons]
+    lines += [f"• {sentence}" for sentence in (*(_compared(c) for c in changes), *run.notes)]
+    for curve in run.curves:
+        rows = [_HEADERS, *_rows(curve.points)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
+        heading = ["", curve_name(curve)] if len(run.curves) > 1 else [""]
+        lines += [*heading, *(_line(row, widths) for row in rows)]
+    if not run.curves:
         lines.append("Nothing was measured.")
-    if result.notes:
-        lines += ["", *(f"Note: {note}" for note in result.notes)]
-    return "\n".join(lines)
+    lines += ["", *_foot(run)]
+    return "\n".join(lines).rstrip()
 
 
-def table_html(result: BenchResult) -> str:
-    """The result as an HTML table, its notes below it. Needs no style sheet."""
-    head = "".join(f'<th scope="col" style="{_CELL_STYLE}">{escape(h)}</th>' for h in _HEADERS)
-    rows = zip(result.points, _rows(result.points), strict=True)
-    body = "".join(_html_row(row, wrong=point.wrong > 0) for point, row in rows)
-    if not result.points:
-        body = f'<tr><td colspan="{len(_HEADERS)}">Nothing was measured.</td></tr>'
-    notes = "".join(f"<p>{escape(note)}</p>" for note in result.notes)
+def table_html(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
+    """The result as HTML. Needs no style sheet."""
+    sign, colour = _BADGES[run.trust]
+    badge = (
+        f'<span style="{_BADGE_STYLE}; background: {colour}">{sign} {escape(run.trust)}</span> '
+        f"{escape(_MEANINGS[run.trust])}"
+    )
+    ended = ""
+    if run.ended:
+        ended = (
+            f"<p><b>Ended early:</b> {escape(run.ended)}. What was measured by then is here.</p>"
+        )
+    reasons = _list(f"because {reason}." for reason in run.reasons)
+    words = _list((*(_compared(change) for change in changes), *run.notes))
+    tables = "".join(_html_table(run, curve) for curve in run.curves)
+    foot = "".join(f"<p><small>{escape(line)}</small></p>" for line in _foot(run))
     return (
-        f'<div class="ddp-bench"><table style="{_TABLE_STYLE}">'
-        f'<caption style="text-align: left">{escape(title(result))}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>"
+        f'<div class="ddp-bench"><p><b>{escape(title(run))}</b> {badge}</p>{ended}{reasons}'
+        f"{words}{tables or '<p>Nothing was measured.</p>'}{foot}</div>"
     )
 
 
-def title(result: BenchResult) -> str:
+def _list(sentences: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul style="margin: 4px 0">{items}</ul>' if items else ""
+
+
+def _html_table(run: BenchRun, curve: Curve) -> str:
+    head = "".join(f'<th scope="col" style="{_CELL_STYLE}">{escape(h)}</th>' for h in _HEADERS)
+    rows = zip(curve.points, _rows(curve.points), strict=True)
+    body = "".join(_html_row(row, wrong=point.wrong > 0) for point, row in rows)
+    table = (
+        f'<div style="overflow-x: auto"><table style="{_TABLE_STYLE}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+    summary = f"{escape(curve_name(curve))}: {len(curve.points)} sizes as a table"
+    opened = " open" if len(run.curves) == 1 else ""
+    return f"<details{opened}><summary>{summary}</summary>{table}</details>"
+
+
+def title(run: BenchRun) -> str:
     """What was measured, on one line."""
-    ranks = "1 rank" if result.world_size == 1 else f"{result.world_size} ranks"
-    return f"{result.op} of {result.dtype}, {ranks}, {result.backend} on {result.device}"
+    if not run.curves:
+        return f"{run.backend} on {run.device}"
+    if len(run.curves) == 1:
+        return f"{curve_name(run.curves[0])}, {run.backend} on {run.device}"
+    ops = ", ".join(dict.fromkeys(curve.op for curve in run.curves))
+    return f"{ops}: {len(run.curves)} curves, {run.backend} on {run.device}"
+
+
+def curve_name(curve: Curve) -> str:
+    """A curve on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
+    ranks = "1 rank" if curve.world_size == 1 else f"{curve.world_size} ranks"
+    what = curve.op if curve.op == "barrier" else f"{curve.op} of {curve.dtype}"
+    mode = "" if curve.mode == "blocking" else f", {curve.mode}"
+    return f"{what}, {ranks}{mode}{', SCHED_BATCH' if curve.tuned else ''}"
+
+
+def _compared(change: CurveChange) -> str:
+    """A curve against the baseline's, in words."""
+    count = sum(p.change is change.change for p in change.points)
+    sizes = f"{count} of {len(change.points)} sizes"
+    if change.change is Change.SAME:
+        changed = [p for p in change.points if p.change is not Change.SAME]
+        some = f" ({len(changed)} of {len(change.points)} sizes differ)" if changed else ""
+        return f"Against the baseline {curve_name(change.curve)}: {change.change}{some}."
+    if change.change is Change.UNDECIDED:
+        return (
+            f"Against the baseline {curve_name(change.curve)} took {change.ratio:.2f} times its "
+            "time, but one of the two runs is too noisy to conclude from: the machine may have "
+            "been busier. Measure both again when it is quiet."
+        )
+    return (
+        f"Against the baseline {curve_name(change.curve)} is {change.change}: {change.ratio:.2f} "
+        f"times its time at {sizes}, whose 95 % intervals do not touch."
+    )
+
+
+def _foot(run: BenchRun) -> list[str]:
+    """Where the numbers are from."""
+    lines = []
+    floors = [
+        f"{floor.what} "
+        + (f"{floor.latency_us:.3g} µs, " if floor.latency_us else "")
+        + f"{floor.bandwidth_gb_per_s:.3g} GB/s ({floor.source})"
+        for floor in run.floors
+    ]
+    if floors:
+        lines.append(f"This machine: {'; '.join(floors)}.")
+    lines.append(
+        "An iteration took as long as on its slowest rank. Skew: between its fastest and slowest "
+        "rank. algbw: size over median; busbw: what each rank must send by that, as in nccl-tests. "
+        "GB = 1e9 bytes."
+    )
+    return lines
 
 
 def _rows(points: Sequence[BenchPoint]) -> list[tuple[str, ...]]:
@@ -68,7 +174,12 @@ def _rows(points: Sequence[BenchPoint]) -> list[tuple[str, ...]]:
             format_bytes(p.size_bytes),
             f"{p.iterations:,}",
             f"{p.latency_us:,.1f}",
-            f"{p.p10_us:,.1f} – {p.p90_us:,.1f}",
+            f"{p.latency_interval_us[0]:,.1f} – {p.latency_interval_us[1]:,.1f}"
+            + (" " if p.precise else "?"),
+            f"{p.mean_us:,.1f}",
+            f"{p.p90_us:,.1f}",
+            f"{p.p99_us:,.1f}",
+            f"{p.skew_us:,.1f}",
             algbw[number],
             busbw[number],
             f"{p.wrong:,}",

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.model import (
-    BenchResult,
     Board,
     Diagnosis,
     OutputGroup,
@@ -18,10 +17,13 @@ from ddp_notebook.model import (
     format_bytes,
     name_ranks,
 )
+from ddp_notebook.model.bench import BenchRun, CurveChange
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.views import bench, doctor, findings, html, plots, stacks, text
+from ddp_notebook.views import bench, bench_plots, doctor, findings, html, stacks, text
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
+
+_BENCH_DPI = 100
 
 _LIVE_LINES = 240
 """Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
@@ -32,14 +34,15 @@ def board_bundle(board: Board) -> dict[str, str]:
     return {"text/plain": text.board(board), "text/html": html.board(board)}
 
 
-def bench_bundles(result: BenchResult) -> list[dict[str, Any]]:
+def bench_bundles(
+    run: BenchRun, baseline: BenchRun | None = None, changes: Sequence[CurveChange] = ()
+) -> list[dict[str, Any]]:
     """A benchmark as a figure and as a table."""
     buffer = io.BytesIO()
-    plots.all_reduce_figure(result).savefig(buffer, format="png", dpi=100)
-    table = bench.table_text(result)
+    bench_plots.figure(run, baseline=baseline).savefig(buffer, format="png", dpi=_BENCH_DPI)
     return [
-        {"image/png": _base64(buffer.getvalue()), "text/plain": f"<figure: {bench.title(result)}>"},
-        {"text/plain": table, "text/html": bench.table_html(result)},
+        {"image/png": _base64(buffer.getvalue()), "text/plain": f"<figure: {bench.title(run)}>"},
+        {"text/plain": bench.table_text(run, changes), "text/html": bench.table_html(run, changes)},
     ]
 
 
@@ -101,7 +104,7 @@ class Displays:
         """Tell IPython how to show a board and a benchmark."""
         formatter = self._shell.display_formatter.ipython_display_formatter
         formatter.for_type(Board, self._show_board)
-        formatter.for_type(BenchResult, self._show_bench)
+        formatter.for_type(BenchRun, self._show_bench)
         for shown in (Diagnosis, StepTable):
             formatter.for_type(shown, self._show_finding)
         formatter.for_type(StackTree, self._show_stacks)
@@ -130,6 +133,8 @@ class Displays:
         data = {"text/plain": doctor.text(report), "text/html": doctor.html(report)}
         self._shell.display_pub.publish(data=data, metadata={})
 
-    def _show_bench(self, result: BenchResult) -> None:
-        for bundle in bench_bundles(result):
+    def _show_bench(self, run: BenchRun) -> None:
+        baseline = getattr(run, "baseline", None)
+        changes = run.compared() if hasattr(run, "compared") else ()
+        for bundle in bench_bundles(run, baseline, changes):
             self._shell.display_pub.publish(data=bundle, metadata={})

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import robustness
 import setting_up
 from cells import TrivialCells
+from communication import Communication
 from flood import Flood
 from memory import Memory
 from observing import Observing
@@ -38,6 +39,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Flood,
     Memory,
     Observing,
+    Communication,
     Scripts,
 )
 NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")

@@ -1,191 +1,306 @@
-"""The loop on two real gloo ranks. This file is also the program that each rank runs."""
+"""The benchmark on real gloo ranks."""
 
 from __future__ import annotations
 
-import gc
-import json
+import contextlib
 import os
-import random
+import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import ddp_notebook
-from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.stats import summarise
+from ddp_notebook.bench.baseline import compare
+from ddp_notebook.bench.plan import DTYPE_BYTES, OPS, Plan
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model.bench import BenchRun, Change, Trust
+from ddp_notebook.session import BenchOptions, BenchResult, InitOptions, Session
 
-WORLD_SIZE = 2
-BAD_SIZE = 1024
-"""The size that rank 1 gets wrong in the broken job."""
-PLAN = Plan(max_bytes=4 * 2**20, budget_s=1.0, rounds=2, min_iterations=4, max_iterations=20)
-"""4 MiB is more than is filled and checked at a time."""
-DEADLINE_S = 90
+SHORT = Plan(max_bytes=2**20, factor=64, budget_s=1.0)
+"""4 B, 256 B, 16 KiB, 1 MiB."""
+BAD_BYTES = 16 * 2**10
+"""The size that rank 1 gets wrong."""
 
-Said = dict[str, Any]
-"""What one rank wrote: see `run_rank`."""
+_REPLACE = """
+kept_all_reduce = dist.all_reduce
+def replaced(tensor, *args, **named):
+    import time
+    real = kept_all_reduce
+{body}
+dist.all_reduce = replaced
+"""
+_RESTORE = "dist.all_reduce = kept_all_reduce"
 
 
-# --------------------------------------------------------------------------- on the rank
+@contextlib.contextmanager
+def planted(session: Session, body: str, ranks: tuple[int, ...] | None = None) -> Iterator[None]:
+    """Meanwhile `dist.all_reduce` is what `body` says on `ranks`; ``real`` is torch's."""
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    session.run_cell(_REPLACE.format(body=indented), ranks).raise_for_error()
+    try:
+        yield
+    finally:
+        session.run_cell(_RESTORE, ranks).raise_for_error()
 
 
-def run_rank(rank: int, directory: Path) -> None:
-    """A healthy benchmark, then one in which rank 1 corrupts results; writes what came of it."""
-    import torch.distributed as dist
+def values(session: Session, expression: str) -> dict[int, Any]:
+    """What an expression is on each rank."""
+    session.run_cell(f"asked = {expression}").raise_for_error()
+    return dict(session.pull("asked"))
 
-    store = f"file://{directory / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD_SIZE)
-    before = torch_state()
-    reports: list[list[Any]] = []
-    healthy = measure_with(reports)
-    said = {
-        "healthy": healthy,
-        "reports": reports,
-        "state_before": before,
-        "state_after": torch_state(),
+
+# -- what is measured --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), tuple(sorted(DTYPE_BYTES))[3:]])
+def test_every_operation_gives_exactly_what_it_must(
+    ranks2: Session, dtypes: tuple[str, ...]
+) -> None:
+    plan = Plan(ops=OPS, dtypes=dtypes, min_bytes=64, max_bytes=2**22, factor=2**16, budget_s=0)
+    run = ranks2.bench(plan)
+    assert {(c.op, c.dtype) for c in run.curves if c.op != "barrier"} == {
+        (op, dtype) for op in OPS if op != "barrier" for dtype in dtypes
     }
-    if rank == 1:
-        corrupt_all_reduce()
-    said["broken"] = measure_with([])
-    (directory / f"{rank}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    assert [c.points[0].size_bytes for c in run.curves if c.op == "barrier"] == [0]
+    for curve in run.curves:
+        assert all(p.wrong == 0 and p.latency_us > 0 for p in curve.points), curve
 
 
-def measure_with(reports: list[list[Any]]) -> dict[str, Any]:
-    """One benchmark by `PLAN`; its reports are added to `reports`."""
-    from ddp_notebook.bench.loop import measure
+def test_the_ranks_agree_and_every_rank_stamps_every_iteration(ranks2: Session) -> None:
+    run = ranks2.bench(SHORT)
+    assert [p.size_bytes for p in run.points] == list(SHORT.sizes())
+    for point in run.points:
+        assert point.samples is not None
+        assert [len(times) for times in point.samples.times_ns] == [point.iterations] * 2
+        assert sum(point.samples.rounds) == point.iterations
+        low, high = point.latency_interval_us
+        assert low <= point.latency_us <= high
+    assert run.conditions.seconds > 0
+    assert {floor.what for floor in run.floors} >= {"memory copy", "loopback TCP"}
+    assert all(floor.bandwidth_gb_per_s > 0 for floor in run.floors)
+    assert run.versions["torch"]
 
-    return measure(
-        PLAN.to_json(), "cpu", lambda done, total, value: reports.append([done, total, value])
+
+def test_parts_of_the_ranks_and_worlds_of_several_sizes(ranks4: Session) -> None:
+    run = ranks4.bench(SHORT, BenchOptions(ranks=(1, 3)))
+    assert run.curves[0].ranks == (1, 3)
+    sizes = Plan(max_bytes=2**16, factor=2**14, world_sizes=(2, 4), budget_s=1.0)
+    run = ranks4.bench(sizes)
+    assert [curve.ranks for curve in run.curves] == [(0, 1), (0, 1, 2, 3)]
+    assert all(p.wrong == 0 for curve in run.curves for p in curve.points)
+    ranks4.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 4").raise_for_error()
+
+
+def test_pipelined_collectives_are_right_too(ranks2: Session) -> None:
+    run = ranks2.bench(
+        Plan(modes=("blocking", "pipelined"), max_bytes=2**16, factor=2**14, budget_s=0)
+    )
+    assert [curve.mode for curve in run.curves] == ["blocking", "pipelined"]
+    assert all(p.wrong == 0 for curve in run.curves for p in curve.points)
+
+
+def test_what_is_timed_is_torchs_own_group(ranks2: Session) -> None:
+    body = "seen = globals().setdefault('groups', set())\nseen.add(type(named['group']).__name__)\n"
+    with planted(ranks2, body + "return real(tensor, *args, **named)"):
+        ranks2.bench(Plan(max_bytes=16, factor=4, budget_s=0))
+    assert set(map(tuple, values(ranks2, "sorted(groups)").values())) == {("ProcessGroup",)}
+    assert "ObservedGroup" in values(ranks2, "type(dist.group.WORLD).__name__").values()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
+def test_tuning_shows_before_and_after_and_leaves_the_thread_as_it_was(ranks2: Session) -> None:
+    body = (
+        "import os, pathlib\n"
+        "for task in pathlib.Path('/proc/self/task').iterdir():\n"
+        "    if (task / 'comm').read_text().strip() == 'gloo_tcp_loop':\n"
+        "        found = os.sched_getscheduler(int(task.name))\n"
+        "        globals().setdefault('policies', []).append(found)\n"
+        "return real(tensor, *args, **named)"
+    )
+    with planted(ranks2, body):
+        run = ranks2.bench(Plan(max_bytes=16, factor=4, budget_s=0, tune=True))
+    assert [curve.tuned for curve in run.curves] == [False, True]
+    assert any("SCHED_BATCH" in note for note in run.notes)
+    for policies in values(ranks2, "policies").values():
+        assert set(policies) == {os.SCHED_OTHER, os.SCHED_BATCH}
+    with planted(ranks2, body):
+        ranks2.run_cell("policies.clear()\ndist.all_reduce(torch.ones(1))").raise_for_error()
+    for policies in values(ranks2, "policies").values():
+        assert set(policies) == {os.SCHED_OTHER}
+
+
+# -- what is planted is found ------------------------------------------------------------
+
+
+def test_a_wrong_result_is_caught_at_the_size_it_happens_at(ranks2: Session) -> None:
+    body = (
+        "work = real(tensor, *args, **named)\n"
+        f"if tensor.nbytes == {BAD_BYTES} and not named.get('async_op'):\n"
+        "    tensor[-1] += 1\n"
+        "return work"
+    )
+    with planted(ranks2, body, (1,)):
+        run = ranks2.bench(SHORT)
+    wrong = {p.size_bytes: p.wrong for p in run.points if p.wrong}
+    assert set(wrong) == {BAD_BYTES}
+    assert run.notes[0].startswith("all_reduce gave wrong results")
+    assert all(p.wrong == 0 for p in ranks2.bench(SHORT).points)
+
+
+def test_a_rank_that_is_2_ms_late_is_found_and_named(ranks4: Session) -> None:
+    body = "time.sleep(0.002)\nreturn real(tensor, *args, **named)"
+    with planted(ranks4, body, (2,)):
+        (curve,) = ranks4.bench(Plan(max_bytes=2**16, factor=16, budget_s=2.0)).curves
+    assert curve.straggler == 2
+    assert curve.straggler_late_us > 1500
+    assert all(p.latency_us > 2000 for p in curve.points)
+
+
+def taking(milliseconds: float) -> str:
+    """An all_reduce that takes so long, as long as the real one is faster."""
+    return (
+        f"end = time.perf_counter() + {milliseconds / 1e3}\n"
+        "work = real(tensor, *args, **named)\n"
+        "time.sleep(max(0, end - time.perf_counter()))\n"
+        "return work"
     )
 
 
-def corrupt_all_reduce() -> None:
-    """From now on this rank's tensors of `BAD_SIZE` come out of all_reduce one too large."""
-    import torch
-    import torch.distributed as dist
-
-    real = dist.all_reduce
-
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        done = real(tensor, *args, **kwargs)
-        if tensor.nbytes == BAD_SIZE:
-            tensor[-1] += 1
-        return done
-
-    dist.all_reduce = all_reduce
-
-
-def torch_state() -> dict[str, Any]:
-    """What a benchmark must leave as it was."""
-    import torch
-
-    gc.collect()
-    return {
-        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()),
-        "threads": torch.get_num_threads(),
-        "default_dtype": str(torch.get_default_dtype()),
-        "grad": torch.is_grad_enabled(),
-        "torch_rng": torch.get_rng_state().tolist(),
-        "python_rng": repr(random.getstate()),
-    }
-
-
-# --------------------------------------------------------------------------- in the test
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
-    """What the ranks of one job wrote, by rank."""
-    directory = tmp_path_factory.mktemp("job")
-    run_ranks(directory)
-    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
-
-
-def run_ranks(directory: Path) -> None:
-    """Runs every rank to its end, which must be a good one; no process outlives this."""
-    home = Path(next(iter(ddp_notebook.__path__))).parent
-    env = {**os.environ, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(directory)],
-            env=env,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        for rank, process in enumerate(ranks):
-            _, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"rank {rank}: {errors}"
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-
-
-def test_every_rank_says_who_it_is_and_what_it_ran_on(job: list[Said]) -> None:
-    for rank, said in enumerate(job):
-        healthy = said["healthy"]
-        assert (healthy["rank"], healthy["world_size"]) == (rank, WORLD_SIZE)
-        assert healthy["backend"] == "gloo"
-
-
-def test_every_size_is_timed_on_every_rank(job: list[Said]) -> None:
-    for said in job:
-        times_ns = said["healthy"]["times_ns"]
-        assert list(times_ns) == [str(size) for size in PLAN.sizes()]
-        assert all(isinstance(t, int) and t > 0 for times in times_ns.values() for t in times)
-
-
-def test_all_ranks_agree_on_how_often_they_measure(job: list[Said]) -> None:
-    counts = [
-        {size: len(times) for size, times in said["healthy"]["times_ns"].items()} for said in job
-    ]
-    assert counts[0] == counts[1]
-    least, most = PLAN.rounds * PLAN.min_iterations, PLAN.rounds * PLAN.max_iterations
-    assert all(least <= count <= most for count in counts[0].values())
-
-
-def test_a_healthy_job_gets_every_sum_exactly_right(job: list[Said]) -> None:
-    for said in job:
-        assert said["healthy"]["wrong"] == {str(size): 0 for size in PLAN.sizes()}
-
-
-def test_a_rank_that_gets_wrong_results_says_so_for_the_size_it_happened_at(
-    job: list[Said],
+def test_a_slowdown_of_a_fifth_is_judged_against_a_baseline_and_no_change_is_not(
+    ranks2: Session,
 ) -> None:
-    for said in job:
-        wrong = said["broken"]["wrong"]
-        assert {size for size, count in wrong.items() if count} == {str(BAD_SIZE)}
+    plan = Plan(max_bytes=2**12, factor=4, budget_s=4.0)
+    with planted(ranks2, taking(20)):
+        # Where the tests run may be busy, and then nothing is judged; what sleeps is not busy.
+        before, same = (replace(ranks2.bench(plan), trust=Trust.GOOD) for _ in range(2))
+    with planted(ranks2, taking(24)):
+        slower = replace(ranks2.bench(plan), trust=Trust.GOOD)
+    assert [change.change for change in compare(same, before)] == [Change.SAME]
+    (change,) = compare(slower, before)
+    assert change.change is Change.SLOWER
+    assert change.ratio == pytest.approx(1.2, rel=0.08)
 
 
-def test_one_wrong_sum_per_round_is_rank_1s_and_wrong_zeros_reach_both(job: list[Said]) -> None:
-    assert job[0]["broken"]["wrong"][str(BAD_SIZE)] == PLAN.rounds
-    assert job[1]["broken"]["wrong"][str(BAD_SIZE)] == 2 * PLAN.rounds
+# -- bad input ---------------------------------------------------------------------------
 
 
-def test_every_measurement_is_reported(job: list[Said]) -> None:
-    total = PLAN.rounds * len(PLAN.sizes())
-    for said in job:
-        assert said["reports"] == [[done + 1, total, {}] for done in range(total)]
+def test_more_memory_than_there_is_is_refused_with_the_size_that_fits(ranks2: Session) -> None:
+    with pytest.raises(UsageMistake, match=r"What fits: --max \d+[GMK]"):
+        ranks2.bench(Plan(max_bytes=2**46))
+    assert ranks2.record.snapshot.ready
 
 
-def test_nothing_of_torch_is_changed_and_no_tensor_is_left(job: list[Said]) -> None:
-    for said in job:
-        assert said["state_after"] == said["state_before"]
+@pytest.mark.parametrize(
+    ("plan", "options", "message"),
+    [
+        (Plan(world_sizes=(2, 9)), BenchOptions(), "--world-sizes 9: there are 2 ranks"),
+        (Plan(), BenchOptions(backend="nccl"), "NCCL moves data between GPUs only"),
+        (Plan(), BenchOptions(device="cuda"), "started without GPUs"),
+        (Plan(), BenchOptions(ranks=(0, 5)), "Rank 5 does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_begins(
+    ranks2: Session, plan: Plan, options: BenchOptions, message: str
+) -> None:
+    with pytest.raises(UsageMistake, match=message):
+        ranks2.bench(plan, options)
 
 
-def test_what_the_ranks_return_can_be_summarised(job: list[Said]) -> None:
-    result = summarise([said["healthy"] for said in job], "cpu")
-    assert [p.size_bytes for p in result.points] == list(PLAN.sizes())
-    assert all(p.wrong == 0 and p.latency_us > 0 for p in result.points)
-    broken = summarise([said["broken"] for said in job], "cpu")
-    assert {p.size_bytes: p.wrong for p in broken.points}[BAD_SIZE] == 3 * PLAN.rounds
+def test_what_the_backend_lacks_is_said_and_the_session_goes_on(ranks2: Session) -> None:
+    with (
+        planted(ranks2, "raise RuntimeError('Invalid scalar type')"),
+        pytest.raises(UsageMistake, match=r"cannot measure this: ranks 0-1: .*Invalid scalar type"),
+    ):
+        ranks2.bench(SHORT)
+    assert ranks2.bench(SHORT).points
 
 
-if __name__ == "__main__":
-    run_rank(int(sys.argv[1]), Path(sys.argv[2]))
+# -- ends before its time ----------------------------------------------------------------
+
+
+class Meanwhile:
+    """Does something once, when so many visits were heard of."""
+
+    def __init__(self, act: Callable[[], None], after: int = 6) -> None:
+        self._act, self._left = act, after
+
+    def __call__(self, done: float, so_far: Callable[[], BenchRun]) -> None:
+        self._left -= 1
+        if not self._left:
+            assert so_far().points
+            self._act()
+
+
+def test_an_interrupt_keeps_what_is_measured_and_the_session_goes_on(ranks2: Session) -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    run = ranks2.bench(Plan(budget_s=300, precision=0), watch=Meanwhile(interrupt))
+    assert "interrupted" in run.ended
+    assert run.points
+    assert time.monotonic() - began < 120
+    ranks2.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2").raise_for_error()
+    assert ranks2.bench(SHORT).ended == ""
+
+
+def test_a_rank_that_dies_is_named_and_what_was_measured_is_kept() -> None:
+    session = Session()
+    try:
+        session.init(InitOptions(world_size=2, device="cpu"))
+        pid = session.record.snapshot.ranks[1].pid
+        run = session.bench(
+            Plan(budget_s=300, precision=0), watch=Meanwhile(lambda: os.kill(pid, signal.SIGKILL))
+        )
+        assert run.ended.startswith("rank 1 died (exit code -9): %ddp_restart --ranks 1")
+        assert run.points
+        session.restart(None)
+        assert session.bench(SHORT).ended == ""
+    finally:
+        session.shutdown()
+
+
+# -- what it leaves ----------------------------------------------------------------------
+
+_STATE = (
+    "{'tensors': sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()), "
+    "'groups': len(dist.distributed_c10d._world.pg_map), 'threads': torch.get_num_threads(), "
+    "'random': torch.get_rng_state().sum().item(), 'grad': torch.is_grad_enabled(), "
+    "'handler': str(signal.getsignal(signal.SIGINT))}"
+)
+
+
+def test_nothing_of_torch_is_changed_and_no_tensor_is_left(ranks2: Session) -> None:
+    ranks2.run_cell("import gc, signal\ngc.collect()").raise_for_error()
+    before = values(ranks2, _STATE)
+    ranks2.bench(Plan(max_bytes=64, budget_s=0, world_sizes=(1, 2)))
+    ranks2.run_cell("gc.collect()").raise_for_error()
+    assert values(ranks2, _STATE) == before
+
+
+def test_the_notebook_does_not_load_torch_for_it() -> None:
+    code = (
+        "import sys\n"
+        "from ddp_notebook.session import InitOptions, Session\n"
+        "from ddp_notebook.bench.plan import Plan\n"
+        "session = Session()\n"
+        "try:\n"
+        "    session.init(InitOptions(world_size=2, device='cpu'))\n"
+        "    assert session.bench(Plan(max_bytes=64, budget_s=0.1)).to_json()\n"
+        "    print('torch' in sys.modules)\n"
+        "finally:\n"
+        "    session.shutdown()\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"
+
+
+def test_a_result_says_how_it_was_run(ranks2: Session) -> None:
+    run = ranks2.bench(SHORT)
+    assert isinstance(run, BenchResult)
+    assert (run.backend, run.device, run.world_size) == ("gloo", "cpu", 2)
+    assert Plan.from_json(run.plan) == SHORT

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.model import BenchResult, Board
+from ddp_notebook.model import Board
+from ddp_notebook.session import BenchResult
 from ddp_notebook.views.ansi import strip_ansi
 
 
@@ -88,7 +89,7 @@ def test_bench_returns_a_result_that_shows_figure_and_table(
     shell.run_cell("%ddp_init --world-size 2 --device cpu")
     capsys.readouterr()
     began = time.monotonic()
-    result = shell.run_cell("%ddp_bench --max 64K --budget 3").result
+    result = shell.run_cell("%ddp_bench --max 64K --step 4 --budget 3s").result
     assert time.monotonic() - began < 60
     assert isinstance(result, BenchResult)
     assert [point.size_bytes for point in result.points][:2] == [4, 16]

@@ -31,7 +31,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["magics", "session", "session.setup", "cluster", "listener", "views.notebook", "views.plots"],
+    [
+        "magics",
+        "session",
+        "session.setup",
+        "cluster",
+        "listener",
+        "views.notebook",
+        "views.bench_plots",
+    ],
 )
 def test_the_notebook_kernel_never_loads_torch(module: str) -> None:
     assert "torch" not in imported_by(f"import ddp_notebook.{module}")

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.plan import Plan, parse_bytes
+from ddp_notebook.bench.plan import (
+    DTYPE_BYTES,
+    OPS,
+    CurvePlan,
+    Plan,
+    parse_bytes,
+    parse_names,
+    parse_seconds,
+)
 from ddp_notebook.model import format_bytes
 
 
@@ -75,31 +83,87 @@ def test_what_is_shown_is_never_more_than_a_twentieth_off(count: int) -> None:
     assert float(shown) * worth == pytest.approx(count, rel=0.05)
 
 
-def test_the_sizes_run_from_4_bytes_to_64_mebibytes_by_factors_of_4() -> None:
+def test_the_sizes_are_the_powers_of_two_from_4_bytes_to_64_mebibytes() -> None:
     sizes = Plan().sizes()
-    assert (len(sizes), sizes[0], sizes[1], sizes[-1]) == (13, 4, 16, 64 * 2**20)
+    assert (len(sizes), sizes[0], sizes[1], sizes[-1]) == (25, 4, 8, 64 * 2**20)
 
 
 def test_no_size_is_larger_than_the_largest_asked_for() -> None:
     assert Plan(min_bytes=1024, max_bytes=5000, factor=2).sizes() == (1024, 2048, 4096)
 
 
-@given(st.integers(1, 5), st.integers(0, 1000))
-def test_every_round_measures_every_size_once(rounds: int, seed: int) -> None:
-    plan = Plan(rounds=rounds, seed=seed)
-    count = len(plan.sizes())
-    schedule = plan.schedule()
-    assert len(schedule) == rounds * count
-    for start in range(0, len(schedule), count):
-        assert tuple(sorted(schedule[start : start + count])) == plan.sizes()
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("30s", 30), ("2m", 120), ("0.5 s", 0.5), (15, 15), (".5", 0.5)],
+)
+def test_a_time_can_be_written_in_these_ways(text: str | float, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
 
 
-def test_rounds_differ_in_order_and_all_ranks_have_the_same() -> None:
+@pytest.mark.parametrize("text", ["", "s", "fast", "-3s", "1h", "3 minutes", "nan", "inf"])
+def test_what_is_not_a_time_is_refused_with_what_to_type(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time: write 30s or 2m"):
+        parse_seconds(text)
+
+
+def test_names_are_listed_with_commas_each_once() -> None:
+    assert parse_names("broadcast, all_reduce,broadcast", OPS, "operation") == (
+        "broadcast",
+        "all_reduce",
+    )
+    with pytest.raises(ValueError, match="'allreduce' is no operation: there are all_reduce, "):
+        parse_names("allreduce", OPS, "operation")
+    with pytest.raises(ValueError, match="no operation is named"):
+        parse_names(" , ", OPS, "operation")
+
+
+def test_every_combination_is_a_curve_and_the_barrier_is_one() -> None:
+    plan = Plan(
+        ops=("all_reduce", "barrier"),
+        dtypes=("float32", "bfloat16"),
+        modes=("blocking", "pipelined"),
+        world_sizes=(2, 4),
+    )
+    curves = plan.curves(4)
+    assert len(curves) == 8 + 2
+    assert [c.world_size for c in curves if c.op == "barrier"] == [2, 4]
+    assert [c.world_size for c in Plan().curves(3)] == [3]
+    assert [c.tuned for c in Plan(tune=True).curves(2)] == [False, True]
+
+
+@given(
+    st.sampled_from(OPS),
+    st.sampled_from(sorted(DTYPE_BYTES)),
+    st.integers(1, 9),
+    st.lists(st.integers(1, 10_000), min_size=1).map(sorted),
+)
+def test_a_size_is_shared_equally_and_is_none_that_was_not_asked_for(
+    op: str, dtype: str, world_size: int, wanted: list[int]
+) -> None:
+    sizes = CurvePlan(op, dtype, "blocking", world_size).sizes(tuple(wanted))
+    if op == "barrier":
+        assert sizes == (0,)
+        return
+    shares = world_size if op in ("all_gather", "reduce_scatter", "all_to_all") else 1
+    assert list(sizes) == sorted(set(sizes))
+    for size in sizes:
+        assert size > 0
+        assert size % (shares * DTYPE_BYTES[dtype]) == 0
+        assert any(0 <= asked - size < shares * DTYPE_BYTES[dtype] for asked in wanted)
+
+
+def test_memory_is_counted_before_it_is_taken() -> None:
+    assert Plan(max_bytes=2**20).memory_bytes(2) == 2 * 2**20
+    assert Plan(max_bytes=2**20, modes=("pipelined",)).memory_bytes(2) == 5 * 2**20
+    assert Plan(max_bytes=2**20, ops=("all_reduce", "all_to_all")).memory_bytes(2) == 3 * 2**20
+
+
+@given(st.integers(0, 2**40))
+def test_the_largest_size_that_fits_fits_and_twice_it_does_not(memory_bytes: int) -> None:
     plan = Plan()
-    count = len(plan.sizes())
-    assert plan.schedule()[:count] != plan.schedule()[count : 2 * count]
-    assert plan.schedule() == Plan().schedule()
-    assert plan.schedule() != Plan(seed=1).schedule()
+    fits = plan.largest_that_fits(2, memory_bytes)
+    assert plan.memory_bytes(2, fits) <= memory_bytes
+    assert plan.memory_bytes(2, max(1, 2 * fits)) > memory_bytes
 
 
 def test_a_plan_survives_the_wire() -> None:
@@ -115,12 +179,17 @@ def test_something_else_is_not_taken_for_a_plan() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"min_bytes": 0}, "min_bytes is 0: it must be at least 4"),
+        ({"min_bytes": 0}, "min_bytes is 0: it must be at least 1"),
         ({"min_bytes": 6}, "smallest size is 6 B: it must be a multiple of 4 bytes"),
         ({"min_bytes": 64, "max_bytes": 16}, "max_bytes is 16, less than min_bytes, 64"),
         ({"factor": 1}, "factor is 1: it must be at least 2"),
         ({"rounds": 0}, "rounds is 0: it must be at least 1"),
         ({"budget_s": float("nan")}, "budget_s is nan: it must be at least 0"),
+        ({"budget_s": float("inf")}, "budget_s must be a number of seconds"),
+        ({"ops": ["reduce"]}, "'reduce' is no operation"),
+        ({"dtypes": ["float8"]}, "'float8' is no dtype"),
+        ({"modes": ["async"]}, "'async' is no mode"),
+        ({"dtypes": ["float64"]}, "smallest size is 4 B: it must be a multiple of 8 bytes"),
         ({"max_iterations": 1}, "max_iterations is 1, less than min_iterations, 3"),
     ],
 )
@@ -139,17 +208,3 @@ def test_warm_up_ends_even_if_it_never_settles() -> None:
     plan = Plan(warmup=2, max_warmup=6)
     assert not plan.has_settled([100, 900] * 2)
     assert plan.has_settled([100, 900] * 3)
-
-
-def test_the_budget_is_shared_among_the_measurements_that_are_left() -> None:
-    plan = Plan(min_iterations=3, max_iterations=200)
-    assert plan.iterations(each_ns=1e6, left_ns=1e9, measurements=10) == 100
-
-
-@given(st.floats(0, 1e12), st.floats(0, 1e12), st.integers(1, 100))
-def test_there_are_always_some_iterations_and_never_too_many(
-    each_ns: float, left_ns: float, measurements: int
-) -> None:
-    plan = Plan()
-    iterations = plan.iterations(each_ns, left_ns, measurements)
-    assert plan.min_iterations <= iterations <= plan.max_iterations

@@ -1,275 +1,269 @@
-"""A benchmark as text, HTML and a figure."""
+"""A benchmark as a table, as a figure, and while it runs."""
 
 from __future__ import annotations
 
+import html
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
-from itertools import pairwise
-from pathlib import Path
-from textwrap import dedent
+from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from bench_runs import SOCKET, bench_run
+from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib import rcParams
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-import ddp_notebook
-from ddp_notebook.model import BenchPoint, BenchResult
-from ddp_notebook.views.bench import table_html, table_text
-from ddp_notebook.views.plots import all_reduce_figure
+from ddp_notebook.bench.baseline import compare
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.model.bench import BenchRun, Trust
+from ddp_notebook.views import bench
+from ddp_notebook.views.bench_live import format_us, live_bundle
+from ddp_notebook.views.bench_plots import _time_range, figure
 
-
-def point(size_bytes: int, latency_us: float, busbw: float, wrong: int = 0) -> BenchPoint:
-    """A size whose band is from 10 % below to 50 % above the median."""
-    return BenchPoint(
-        size_bytes=size_bytes,
-        iterations=600,
-        latency_us=latency_us,
-        mean_us=latency_us * 1.1,
-        p10_us=latency_us * 0.9,
-        p90_us=latency_us * 1.5,
-        algbw_gb_per_s=busbw / 1.5,
-        busbw_gb_per_s=busbw,
-        wrong=wrong,
-    )
+RUN = bench_run(floors=[SOCKET], buckets_bytes=(2**20, 4 * 2**20), noise=0.05)
+NOTHING = replace(RUN, curves=())
+SEVERAL = bench_run(Plan(ops=("all_reduce", "broadcast", "barrier"), factor=16))
 
 
-RESULT = BenchResult(
-    op="all_reduce",
-    backend="gloo",
-    device="cpu",
-    dtype="float32",
-    world_size=4,
-    points=(point(4, 150, 0), point(2**10, 290, 0.006), point(2**26, 36_000, 2.8125, wrong=2)),
-    notes=("4 ranks on 2 cores: patience.",),
-)
-EMPTY = replace(RESULT, points=(), notes=())
+# -- the table ---------------------------------------------------------------------------
 
 
-def test_the_table_is_exactly_this() -> None:
-    assert table_text(RESULT) == dedent(
-        """\
-        all_reduce of float32, 4 ranks, gloo on cpu
-
-          size  iterations  latency (µs)       p10 – p90 (µs)  algbw (GB/s)  busbw (GB/s)  wrong
-           4 B         600         150.0        135.0 – 225.0       0             0            0
-         1 KiB         600         290.0        261.0 – 435.0       0.00400       0.00600      0
-        64 MiB         600      36,000.0  32,400.0 – 54,000.0       1.88          2.81         2
-
-        Note: 4 ranks on 2 cores: patience."""
-    )
+def test_the_table_has_a_line_for_each_size_in_columns() -> None:
+    text = bench.table_text(RUN)
+    lines = [line for line in text.splitlines() if re.match(r"\s*\d+ \w*B ", line)]
+    assert len(lines) == len(RUN.points)
+    assert len({len(line) for line in lines}) == 1
+    assert lines[0].split()[:2] == ["4", "B"]
+    assert "all_reduce of float32, 2 ranks, gloo on cpu" in text
+    assert "Trust: good" in text
+    assert "This machine: loopback TCP 20 µs, 2.4 GB/s (a plain socket)." in text
 
 
-@pytest.mark.parametrize(
-    ("busbw", "shown"),
-    [
-        (0.0, "0"),
-        (1e-12, "0.000000000"),
-        (0.0000138, "0.0000138"),
-        (0.00042, "0.000420"),
-        (0.9996, "1.00"),
-        (2.8125, "2.81"),
-        (99.96, "100"),
-        (450.2, "450"),
-        (1234.5, "1,234"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_a_bandwidth_has_three_digits_however_small_it_is(busbw: float, shown: str) -> None:
-    result = replace(RESULT, points=(point(4, 1, busbw),), notes=())
-    assert table_text(result).split()[-2] == shown
-    assert Cells(table_html(result)).rows[-1][-2].strip() == shown
+def test_medians_that_are_not_known_well_have_a_question_mark() -> None:
+    vague = bench.table_text(bench_run(drift=0.3, seed=1))
+    assert vague.count("?") >= 10
+    assert "?" not in bench.table_text(bench_run(noise=0.01))
 
 
-def test_bandwidths_are_in_line_on_their_points() -> None:
-    points = tuple(point(4, 1, busbw) for busbw in (1234.5, 0.0000138, 2.8125))
-    lines = table_text(replace(RESULT, points=points, notes=())).splitlines()[3:]
-    first = lines[1].rindex(".")
-    assert lines[0][first - 5 : first + 1] == "1,234 "
-    assert lines[2].rindex(".") == first
+def test_several_curves_are_several_tables() -> None:
+    text = bench.table_text(SEVERAL)
+    assert "all_reduce, broadcast, barrier: 3 curves, gloo on cpu" in text
+    assert text.count("median (µs)") == 3
+    assert "\nbarrier, 2 ranks\n" in text
 
 
 def test_a_table_of_nothing_says_so() -> None:
-    assert table_text(EMPTY).splitlines()[-1] == "Nothing was measured."
-    assert "Nothing was measured." in table_html(EMPTY)
+    assert "Nothing was measured." in bench.table_text(NOTHING)
+    assert "Nothing was measured." in bench.table_html(NOTHING)
 
 
-def test_one_rank_is_not_called_ranks() -> None:
-    assert table_text(replace(EMPTY, world_size=1)).startswith("all_reduce of float32, 1 rank, ")
+def test_the_html_has_the_same_cells_and_sentences_as_the_text() -> None:
+    shown = html.unescape(re.sub(r"<[^>]+>", " ", bench.table_html(RUN)))
+    for point in RUN.points:
+        assert f"{point.latency_us:,.1f}" in shown
+    for sentence in (*RUN.notes, *RUN.reasons):
+        assert sentence in shown
 
 
-class Cells(HTMLParser):
-    """The text of each table row."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data
+def test_wrong_results_stand_out() -> None:
+    shown = bench.table_html(bench_run(wrong={16: 3}))
+    assert shown.count("background: #b3261e") == 2  # the badge and the cell
+    assert bench.table_html(RUN).count("background: #b3261e") == 0
 
 
-def test_the_html_table_has_the_same_cells_as_the_text() -> None:
-    rows = Cells(table_html(replace(RESULT, notes=()))).rows
-    assert rows[0][0] == "size"
-    assert [cell.rstrip("\u2007") for cell in rows[-1]] == [
-        "64 MiB", "600", "36,000.0", "32,400.0 – 54,000.0", "1.88", "2.81", "2",
-    ]  # fmt: skip
-    assert len(rows) == 4
+def test_nothing_in_a_run_can_become_markup() -> None:
+    evil = "<script>&\"'"
+    run = replace(
+        RUN,
+        backend=evil,
+        device=evil,
+        ended=evil,
+        notes=(evil,),
+        reasons=(evil,),
+        floors=(replace(RUN.floors[0], what=evil, source=evil),),
+        curves=(replace(RUN.curves[0], op=evil, dtype=evil),),
+    )
+    for shown in (bench.table_html(run), live_bundle(run, 0.5, 3.0)["text/html"]):
+        assert "<script" not in shown
 
 
-def test_wrong_results_stand_out_in_the_html_table() -> None:
-    html = table_html(RESULT)
-    assert html.count("font-weight: bold") == 1
-    assert "font-weight: bold" not in table_html(replace(RESULT, points=RESULT.points[:2]))
+def test_a_run_that_was_cut_short_says_so_first() -> None:
+    cut = replace(RUN, ended="rank 1 died")
+    assert "Ended early: rank 1 died" in bench.table_text(cut).splitlines()[2]
+    assert "Ended early" in bench.table_html(cut)
 
 
-def test_nothing_in_a_result_can_become_markup() -> None:
-    html = table_html(replace(RESULT, backend="<script>", notes=("<b>&",)))
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
-    assert "<p>&lt;b&gt;&amp;</p>" in html
+def test_a_change_against_the_baseline_is_told_in_words() -> None:
+    slower = bench_run(slower=1.2, noise=0.01, seed=1)
+    text = bench.table_text(slower, compare(slower, bench_run(noise=0.01)))
+    assert "Against the baseline all_reduce of float32, 2 ranks is slower: 1.2" in text
+    assert "at 13 of 13 sizes, whose 95 % intervals do not touch" in text
+    same = bench.table_text(RUN, compare(RUN, RUN))
+    assert "no difference that the intervals allow to state" in same
 
 
-def panels(result: BenchResult) -> tuple[Axes, Axes]:
-    """The latency and the bandwidth panel."""
-    latency, bandwidth = all_reduce_figure(result).axes
-    return latency, bandwidth
+@pytest.mark.parametrize("trust", Trust)
+def test_a_badge_says_in_words_what_its_colour_says(trust: Trust) -> None:
+    run = replace(RUN, trust=trust)
+    assert trust in bench.table_html(run)
+    assert trust in bench.table_text(run)
 
 
-def drawn(line: Line2D) -> list[tuple[float, float]]:
-    """The points of a line."""
-    return [(x, y) for x, y in np.asarray(line.get_xydata()).tolist()]
+# -- the figure --------------------------------------------------------------------------
 
 
-def test_the_figure_is_titled_with_what_was_measured() -> None:
-    figure = all_reduce_figure(RESULT)
-    assert figure.get_suptitle() == "all_reduce of float32, 4 ranks, gloo on cpu"
-    assert [axes.get_title() for axes in figure.axes] == [
-        "Time of one all_reduce on the slowest rank",
-        "Bus bandwidth in GB/s",
-    ]
+def drawn(run: BenchRun, kind: str = "size", baseline: BenchRun | None = None) -> Any:
+    """The figure, laid out as it will be seen."""
+    made = figure(run, kind, baseline)
+    made.savefig(io.BytesIO(), format="png")
+    return made
 
 
-def test_the_panels_show_the_numbers_of_the_result() -> None:
-    latency, bandwidth = panels(RESULT)
-    sizes = [4, 2**10, 2**26]
-    assert drawn(latency.lines[0]) == list(zip(sizes, [150, 290, 36_000], strict=True))
-    assert drawn(bandwidth.lines[0]) == list(zip(sizes, [0, 0.006, 2.8125], strict=True))
-    band = np.asarray(latency.collections[0].get_paths()[0].vertices).tolist()
-    for corner in ([4, 135], [4, 225], [2**26, 32_400], [2**26, 54_000]):
-        assert corner in band
+def words(axes: Any) -> str:
+    """All that is written in a panel."""
+    legend = axes.get_legend()
+    entries = [text.get_text() for text in legend.get_texts()] if legend else []
+    return "\n".join([axes.get_title(), *(text.get_text() for text in axes.texts), *entries])
 
 
-def test_latency_is_log_log_and_bandwidth_starts_at_zero() -> None:
-    latency, bandwidth = panels(RESULT)
-    assert (latency.get_xscale(), latency.get_yscale()) == ("log", "log")
-    assert (bandwidth.get_xscale(), bandwidth.get_yscale()) == ("log", "linear")
-    assert bandwidth.get_ylim()[0] == 0
+def test_the_panels_show_the_numbers_of_the_run() -> None:
+    left, right = drawn(RUN).axes
+    medians = [p.latency_us for p in RUN.points]
+    assert any(list(line.get_ydata()) == medians for line in left.lines)
+    rates = [p.busbw_gb_per_s for p in RUN.points]
+    assert any(list(line.get_ydata()) == rates for line in right.lines)
+    assert (left.get_xscale(), left.get_yscale(), right.get_yscale()) == ("log", "log", "linear")
+    assert right.get_ylim()[0] == 0
 
 
-def test_sizes_and_times_are_labelled_for_people() -> None:
-    latency, bandwidth = panels(RESULT)
-    for axes in (latency, bandwidth):
-        assert [t.get_text() for t in axes.get_xticklabels()] == ["4 B", "1 KiB", "64 MiB"]
-    form = latency.yaxis.get_major_formatter()
-    assert [form(us, 0) for us in (0.5, 100, 1e3, 1e4, 2e6)] == [
-        "0.5 µs",
-        "100 µs",
-        "1 ms",
-        "10 ms",
-        "2 s",
-    ]
+def test_axes_are_labelled_with_their_units() -> None:
+    left, right = drawn(RUN).axes
+    assert (left.get_xlabel(), right.get_xlabel()) == ("tensor size", "tensor size")
+    assert right.get_ylabel() == "bus bandwidth in GB/s"
+    shown = [t.get_text() for t in left.get_yticklabels() if t.get_text()]
+    assert {"1 ms", "10 ms"} <= set(shown)
 
 
-@settings(max_examples=30, deadline=None)  # each draws a figure
-@given(st.floats(0.01, 1e7), st.floats(1, 100))
-def test_the_time_axis_holds_all_times_and_at_least_two_labels(low: float, ratio: float) -> None:
-    points = (point(4, low, 0), point(16, low * ratio, 0))
-    bottom, top = panels(replace(RESULT, points=points))[0].get_ylim()
-    assert bottom < points[0].p10_us < points[1].p90_us < top
-    assert sum(bottom <= 10.0**power <= top for power in range(-4, 12)) >= 2
+def test_the_fit_its_floor_the_ceiling_and_the_users_buckets_are_marked() -> None:
+    left, right = drawn(RUN).axes
+    assert "latency 30" in words(left) or "latency 29" in words(left)
+    assert "half of the\nbandwidth" in words(left)
+    assert "fit, off by" in words(left)
+    assert "loopback TCP 2.4 GB/s" in words(right)
+    assert "buckets of your model" in words(right)
 
 
-def test_labels_of_many_sizes_do_not_run_into_each_other() -> None:
-    result = replace(RESULT, points=tuple(point(4**n, 100 + n, n) for n in range(1, 14)))
-    figure = all_reduce_figure(result)
-    figure.canvas.draw()
-    for axes in figure.axes:
-        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
-        assert len(boxes) == 7
-        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+def test_a_ceiling_far_above_is_named_and_does_not_flatten_the_curve() -> None:
+    run = replace(RUN, floors=(replace(RUN.floors[0], bandwidth_gb_per_s=900.0),))
+    _, right = drawn(run).axes
+    assert "900 GB/s ↑" in words(right)
+    assert right.get_ylim()[1] < 10
+
+
+def test_curves_differ_by_colour_and_by_marker() -> None:
+    left, _ = drawn(SEVERAL).axes
+    lines = [line for line in left.lines if line.get_marker() not in ("None", "_", "|", "")]
+    assert len({line.get_color() for line in lines}) == 2
+    assert len({line.get_marker() for line in lines}) == 2
+    assert "broadcast of float32, 2 ranks" in words(left)
+
+
+def test_a_baseline_is_drawn_beside_the_run() -> None:
+    left, right = drawn(RUN, baseline=bench_run(seed=1)).axes
+    assert "baseline" in words(left)
+    assert "baseline" in words(right)
 
 
 def test_wrong_results_are_marked_in_both_panels() -> None:
-    for axes in panels(RESULT):
-        marks = [line for line in axes.lines if line.get_label() == "wrong results"]
-        assert [[x for x, _ in drawn(line)] for line in marks] == [[2**26]]
-    for axes in panels(replace(RESULT, points=RESULT.points[:2])):
-        assert len(axes.lines) == 1
+    for axes in drawn(bench_run(wrong={64: 1})).axes:
+        assert any(line.get_label() == "wrong results" for line in axes.lines)
 
 
-def test_one_rank_is_told_why_there_is_no_bus_bandwidth() -> None:
-    _, bandwidth = panels(replace(RESULT, world_size=1, points=(point(4, 9, 0), point(8, 9, 0))))
-    assert [t.get_text() for t in bandwidth.texts] == ["one rank sends nothing"]
+def test_iterations_and_arrivals_are_drawn() -> None:
+    left, right = drawn(bench_run(world_size=3, late={1: 2e-3}), "iterations").axes
+    assert left.get_ylabel() == "share of iterations that took less"
+    assert "rank 1 comes late" in words(right)
 
 
-def test_a_figure_of_nothing_says_so() -> None:
-    for axes in panels(EMPTY):
-        assert [t.get_text() for t in axes.texts] == ["nothing was measured"]
+@pytest.mark.parametrize("kind", ["size", "iterations"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        NOTHING,
+        bench_run(world_size=1),
+        bench_run(Plan(max_bytes=4)),
+        bench_run(Plan(ops=("barrier",))),
+        bench_run(rounds=1, iterations=1),
+        bench_run(latency_s=0.0, bytes_per_s=1e18),
+        SEVERAL,
+    ],
+)
+def test_every_run_can_be_drawn(kind: str, run: BenchRun) -> None:
+    assert drawn(run, kind).axes
 
 
-@pytest.mark.parametrize("result", [RESULT, EMPTY, replace(RESULT, points=(point(4, 0, 0),))])
-def test_every_figure_can_be_written_as_an_image(result: BenchResult) -> None:
-    image = io.BytesIO()
-    all_reduce_figure(result).savefig(image, format="png")
-    assert image.getvalue().startswith(b"\x89PNG")
+def test_a_kind_that_there_is_not_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match="there are size, iterations"):
+        figure(RUN, "pie")
 
 
-def test_a_figure_that_is_given_is_drawn_over() -> None:
-    figure = Figure()
-    assert all_reduce_figure(RESULT, figure) is figure
-    all_reduce_figure(replace(RESULT, points=RESULT.points[:2]), figure)
-    assert len(figure.axes) == 2
-    assert len(drawn(figure.axes[0].lines[0])) == 2
+@given(st.floats(0, 1e9), st.floats(1, 1e6))
+def test_the_time_axis_holds_all_times_and_at_least_two_labels(low: float, ratio: float) -> None:
+    bottom, top = _time_range([low, low * ratio], ())
+    assert 0 < bottom <= max(low, 1e-3)
+    assert top >= low * ratio
+    assert sum(bottom <= 10.0**n <= top for n in range(-6, 20)) >= 2
 
 
-def test_drawing_changes_nothing_global() -> None:
-    before = dict(rcParams)
-    all_reduce_figure(RESULT)
-    assert dict(rcParams) == before
+# -- while it runs -----------------------------------------------------------------------
 
 
-def test_importing_the_plots_does_not_load_matplotlib() -> None:
-    code = "import sys, ddp_notebook.views.plots; sys.exit('matplotlib' in sys.modules)"
-    home = Path(next(iter(ddp_notebook.__path__))).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=home, check=False, timeout=60)
-    assert done.returncode == 0
+def test_what_is_measured_so_far_is_drawn_point_by_point() -> None:
+    first = replace(RUN, curves=(replace(RUN.curves[0], points=RUN.points[:2]),))
+    assert live_bundle(first, 0.1, 12.0)["text/html"].count("<circle") == 2
+    assert live_bundle(RUN, 0.9, 1.0)["text/html"].count("<circle") == len(RUN.points)
 
 
-def test_drawing_does_not_load_pyplot() -> None:
+def test_the_bar_tells_the_share_and_the_time_left() -> None:
+    shown = live_bundle(RUN, 0.5, 7.4)
+    assert shown["text/plain"].endswith("50%, about 7 s left")
+    assert '<progress max="1" value="0.500"' in shown["text/html"]
+    assert "what is measured is kept" in shown["text/html"]
+    assert "left" not in live_bundle(RUN, 1.0, None)["text/plain"]
+
+
+def test_before_anything_is_known_there_is_a_bar_alone() -> None:
+    for run in (None, NOTHING):
+        assert "<svg" not in live_bundle(run, 0.0, 15.0)["text/html"]
+
+
+def test_the_live_plot_has_the_pages_own_ink_and_stays_inside_its_box() -> None:
+    shown = live_bundle(SEVERAL, 0.5, None)["text/html"]
+    assert "currentColor" in shown
+    assert "nan" not in shown
+    for x in re.findall(r'c?x="(-?[0-9.]+)"', shown):
+        assert 0 <= float(x) <= 640
+    for y in re.findall(r'c?y="(-?[0-9.]+)"', shown):
+        assert 0 <= float(y) <= 250
+
+
+@pytest.mark.parametrize(("time_us", "text"), [(50, "50 µs"), (1e4, "10 ms"), (2e6, "2 s")])
+def test_times_are_written_in_the_unit_that_suits(time_us: float, text: str) -> None:
+    assert format_us(time_us) == text
+
+
+# -- what it costs -----------------------------------------------------------------------
+
+
+def test_importing_the_views_does_not_load_matplotlib_and_drawing_no_pyplot() -> None:
     code = (
         "import sys\n"
-        "from ddp_notebook.model import BenchResult\n"
-        "from ddp_notebook.views.plots import all_reduce_figure\n"
-        "all_reduce_figure(BenchResult('all_reduce', 'gloo', 'cpu', 'float32', 2, ()))\n"
-        "sys.exit('matplotlib.pyplot' in sys.modules)\n"
+        "import ddp_notebook.views.bench_plots as plots\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "from ddp_notebook.model.bench import BenchRun\n"
+        "plots.figure(BenchRun('gloo', 'cpu', 2, ()))\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    home = Path(next(iter(ddp_notebook.__path__))).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=home, check=False, timeout=60)
-    assert done.returncode == 0
+    subprocess.run([sys.executable, "-c", code], check=True)

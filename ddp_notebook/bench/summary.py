@@ -1,0 +1,106 @@
+"""From what the ranks said to the whole of what was measured. Pure, standard library only."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_notebook.bench import trust, words
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.bench.stats import curve_of
+from ddp_notebook.model.bench import BenchRun, Conditions, Floor
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a plan was run."""
+
+    plan: Plan
+    ranks: tuple[int, ...]
+    backend: str
+    device: str
+    cores: int
+    """CPU cores the ranks of one host may use; 0 when that is not known."""
+    started: str
+    versions: Mapping[str, str]
+    buckets_bytes: tuple[int, ...] = ()
+
+
+def summarise(
+    setting: Setting,
+    visits: Mapping[int, Sequence[Mapping[str, Any]]],
+    answers: Mapping[int, Mapping[str, Any]],
+    ended: str = "",
+    *,
+    fitted: bool = True,
+) -> BenchRun:
+    """What all ranks measured together.
+
+    `visits` are by rank, as far as they were heard; `answers` are what `agent.tasks.bench`
+    returned, of the ranks that came to its end. `ended` says why the run was cut short. A fit
+    takes a twentieth of a second, which a run that still goes on would notice: not `fitted`.
+    """
+    plans = setting.plan.curves(len(setting.ranks))
+    curves = []
+    for number, plan in enumerate(plans):
+        ranks = setting.ranks[: plan.world_size]
+        mine = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
+        curves.append(curve_of(plan, ranks, mine, setting.plan, fitted=fitted))
+    measured = tuple(curve for curve in curves if curve.points)
+    conditions = _conditions(setting, visits, answers)
+    badge, reasons = trust.judge(measured, conditions)
+    floors = tuple(Floor(**floor) for answer in answers.values() for floor in answer["floors"])
+    return BenchRun(
+        backend=setting.backend,
+        device=setting.device,
+        world_size=len(setting.ranks),
+        curves=measured,
+        trust=badge,
+        reasons=reasons,
+        notes=words.notes(measured, conditions, floors),
+        floors=floors,
+        conditions=conditions,
+        ended=ended,
+        buckets_bytes=setting.buckets_bytes,
+        started=setting.started,
+        plan=setting.plan.to_json(),
+        versions=dict(setting.versions),
+    )
+
+
+def _conditions(
+    setting: Setting,
+    visits: Mapping[int, Sequence[Mapping[str, Any]]],
+    answers: Mapping[int, Mapping[str, Any]],
+) -> Conditions:
+    """What the ranks' clocks said; the host with the most to say speaks for all."""
+    hosts: dict[str, list[Mapping[str, Any]]] = {}
+    for answer in answers.values():
+        hosts.setdefault(answer["host"], []).append(answer)
+    others = [other for here in hosts.values() if (other := _others(here)) is not None]
+    return Conditions(
+        cores=setting.cores,
+        ranks_per_host=max(map(len, hosts.values()), default=len(setting.ranks)),
+        others_cpu=max(others, default=None),
+        loop_cpu=_loop_cpu(visits),
+        seconds=max((answer["seconds"] for answer in answers.values()), default=0.0),
+    )
+
+
+def _loop_cpu(visits: Mapping[int, Sequence[Mapping[str, Any]]]) -> float | None:
+    """Cores that gloo's loop threads kept busy at small sizes, on the rank with the most."""
+    shares = [
+        [v["loop_cpu"] for v in mine if v["size_bytes"] <= words.SMALL_BYTES and v["loop_cpu"]]
+        for mine in visits.values()
+    ]
+    return max((statistics.median(each) for each in shares if each), default=None)
+
+
+def _others(here: Sequence[Mapping[str, Any]]) -> float | None:
+    """Cores kept busy by others on one host; None where that is not known."""
+    seconds, busy_s = here[0]["seconds"], here[0]["host_cpu_s"]
+    if busy_s is None or not seconds:
+        return None
+    return max(0.0, float((busy_s - sum(answer["cpu_s"] for answer in here)) / seconds))

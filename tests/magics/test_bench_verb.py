@@ -1,0 +1,106 @@
+"""`%ddp_bench` in a real shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Kernel, seen_in
+
+from ddp_notebook.session import BenchResult
+
+QUICK = "%ddp_bench --max 4K --step 8 --budget 0s"
+
+
+@pytest.fixture(scope="module")
+def benched(nothing_left_behind_by_the_module: None) -> Any:
+    """A shell with two ranks, shared by the tests of this module."""
+    from support import ipython_shell, session_of, spared
+
+    with ipython_shell() as shell:
+        shell.run_cell("%ddp_init --world-size 2 --device cpu")
+        with spared(session_of(shell)):
+            yield shell
+
+
+def test_options_reach_the_plan(benched: Any) -> None:
+    line = f"{QUICK} --op broadcast,barrier --dtype bfloat16 --mode pipelined --world-sizes 1,2"
+    result = benched.run_cell(line).result
+    assert isinstance(result, BenchResult)
+    assert {(c.op, c.mode, c.world_size) for c in result.curves} == {
+        ("broadcast", "pipelined", 1),
+        ("broadcast", "pipelined", 2),
+        ("barrier", "blocking", 1),
+        ("barrier", "blocking", 2),
+    }
+    assert {c.dtype for c in result.curves} == {"bfloat16"}
+    assert [p.size_bytes for p in result.points] == [4, 32, 256, 2048]
+
+
+def test_a_dtype_of_more_than_4_bytes_begins_with_one_element(benched: Any) -> None:
+    assert benched.run_cell(f"{QUICK} --dtype float64").result.points[0].size_bytes == 8
+
+
+def test_a_run_is_exported_and_is_the_next_ones_baseline(
+    benched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "before.json"
+    benched.run_cell(f"{QUICK} --export {kept}")
+    assert f"sizes → {kept}" in capsys.readouterr().out
+    assert BenchResult.read(kept).points
+    result = benched.run_cell(f"{QUICK} --baseline {kept}").result
+    assert result.baseline.points == BenchResult.read(kept).points
+    assert "Against the baseline all_reduce of float32, 2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--max 1X", "'1X' is not a number of bytes"),
+        ("--min 6", "must be a multiple of 4 bytes"),
+        ("--min 1M --max 1K", "less than min_bytes"),
+        ("--step 1", "factor is 1: it must be at least 2"),
+        ("--op allreduce", "'allreduce' is no operation: there are all_reduce, broadcast"),
+        ("--dtype fp32", "'fp32' is no dtype: there are float32"),
+        ("--mode fast", "'fast' is no mode"),
+        ("--budget soon", "'soon' is not a time: write 30s or 2m"),
+        ("--world-sizes two", "write numbers of ranks, such as 2,4"),
+        ("--world-sizes 9", "--world-sizes 9: there are 2 ranks to take part"),
+        ("--ranks 7", "Rank 7 does not exist"),
+        ("--backend mpi", "invalid choice"),
+        ("--backend nccl", "NCCL moves data between GPUs only"),
+        ("--max 100000G", "What fits: --max "),
+        ("--export table.xlsx", "the name says the form"),
+        ("--export /nowhere/at/all.json", "there is no folder"),
+        ("--baseline /nowhere/at/all.json", "cannot be read"),
+    ],
+)
+def test_bad_input_says_what_is_wrong_and_what_to_type(
+    benched: Any, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    capsys.readouterr()
+    assert not benched.run_cell(f"%ddp_bench {options}").success
+    shown = capsys.readouterr()
+    assert message in shown.out + shown.err
+    assert "Traceback" not in shown.out + shown.err
+
+
+def test_the_plot_grows_while_it_runs_and_an_interrupt_keeps_what_is_measured() -> None:
+    with Kernel() as kernel:
+        kernel.init(2)
+        sent = kernel.send("result = %ddp_bench --budget 300s")
+        points = []
+        for message in kernel.listen(sent, 60):
+            seen = seen_in(message)
+            if "<progress" in seen:
+                points.append(seen.count("<circle"))
+            if len(set(points)) >= 3:
+                break
+        assert points == sorted(points)
+        kernel.manager.interrupt_kernel()
+        reply = kernel.finish(sent)
+        assert reply.status == "ok", reply.evalue
+        assert kernel.ask("result.ended") == "it was interrupted"
+        assert kernel.ask("len(result.points)") >= max(points)
+        kernel.run_well("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

@@ -1,0 +1,123 @@
+"""What a machine is said to have and to do, from files as Linux writes them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.bench import gloothread
+from ddp_notebook.bench.conditions import Meter, busy_s
+from ddp_notebook.bench.links import links, nvlink_gb_per_s, pcie_gb_per_s
+
+NVLINK = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+"""
+STAT = """cpu  1000 0 0 9000 0 0 0 0 0 0
+cpu0 100 20 30 400 50 6 7 8 0 0
+cpu1 900 0 0 100 0 0 0 0 0 0
+intr 12345
+"""
+
+
+def write(path: Path, text: str) -> None:
+    """A file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_nvlinks_are_added_up() -> None:
+    assert nvlink_gb_per_s(NVLINK) == pytest.approx(53.124)
+    assert nvlink_gb_per_s("") == 0
+    assert nvlink_gb_per_s("\t Link 0: <inactive>") == 0
+
+
+@pytest.mark.parametrize(
+    ("speed", "width", "gb_per_s"),
+    [("32.0 GT/s PCIe", "16", 63.0), ("16.0 GT/s PCIe", "8", 15.75), ("5.0 GT/s PCIe", "4", 2.0)],
+)
+def test_a_pcie_link_carries_its_rate_less_what_the_encoding_takes(
+    tmp_path: Path, speed: str, width: str, gb_per_s: float
+) -> None:
+    write(tmp_path / "current_link_speed", speed + "\n")
+    write(tmp_path / "current_link_width", width + "\n")
+    assert pcie_gb_per_s(tmp_path) == pytest.approx(gb_per_s, rel=0.01)
+
+
+def test_a_link_that_does_not_tell_is_not_made_up(tmp_path: Path) -> None:
+    assert pcie_gb_per_s(tmp_path) == 0
+    write(tmp_path / "current_link_speed", "Unknown")
+    write(tmp_path / "current_link_width", "0")
+    assert pcie_gb_per_s(tmp_path) == 0
+    assert links("cpu", "", tmp_path) == []
+
+
+def test_network_cards_that_are_up_are_named_with_their_source(tmp_path: Path) -> None:
+    write(tmp_path / "class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n")
+    for name, state, speed in (
+        ("eth0", "up", "25000"),
+        ("eth1", "down", "-1"),
+        ("eth2", "up", "-1"),
+    ):
+        write(tmp_path / f"class/net/{name}/operstate", f"{state}\n")
+        write(tmp_path / f"class/net/{name}/speed", f"{speed}\n")
+        (tmp_path / f"class/net/{name}/device").mkdir()
+    write(tmp_path / "class/net/lo/operstate", "unknown\n")
+    found = {link["what"]: link for link in links("cpu", "", tmp_path)}
+    assert {what: link["bandwidth_gb_per_s"] for what, link in found.items()} == {
+        "network card mlx5_0": 50.0,
+        "network card eth0": 3.125,
+    }
+    assert found["network card eth0"]["source"].endswith("class/net/eth0/speed")
+
+
+def test_busy_time_is_of_the_cores_that_may_be_used(tmp_path: Path) -> None:
+    write(tmp_path / "stat", STAT)
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    assert busy_s(tmp_path / "stat", frozenset({0})) == pytest.approx(171 * tick_s)
+    assert busy_s(tmp_path / "stat", frozenset({0, 1})) == pytest.approx(1071 * tick_s)
+    assert busy_s(tmp_path / "stat", frozenset({7})) is None
+    assert busy_s(tmp_path / "none") is None
+
+
+def test_what_this_process_does_is_its_own() -> None:
+    began = Meter.read()
+    end_s = time.process_time() + 0.05
+    while time.process_time() < end_s:
+        pass
+    spent = began.until(Meter.read())
+    assert spent["cpu_s"] >= 0.05
+    assert spent["seconds"] > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
+def test_a_loop_thread_is_known_by_its_name_and_gets_its_policy_back() -> None:
+    done = threading.Event()
+    named = threading.Event()
+
+    def loop() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
+        named.set()
+        done.wait(10)
+
+    assert gloothread.threads() == []
+    assert gloothread.cpu_s() is None
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        assert named.wait(10)
+        (found,) = gloothread.threads()
+        assert found == thread.native_id
+        usual = gloothread.policies()
+        gloothread.batch()
+        assert gloothread.policies() == {found: os.SCHED_BATCH}
+        gloothread.restore(usual)
+        assert gloothread.policies() == usual
+        assert gloothread.cpu_s() is not None
+    finally:
+        done.set()
+        thread.join()

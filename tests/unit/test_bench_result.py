@@ -1,0 +1,143 @@
+"""What `%ddp_bench` returns: kept, read back, and written for other tools."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_runs import SOCKET, bench_run
+
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model.bench import Change
+from ddp_notebook.session import BenchResult
+from ddp_notebook.session.benchresult import check_export
+
+
+def result(**told: Any) -> BenchResult:
+    """A result of a made-up run."""
+    return BenchResult.of(bench_run(floors=[SOCKET], **told))
+
+
+def test_a_result_is_kept_in_a_file_and_read_back_whole(tmp_path: Path) -> None:
+    made = result(buckets_bytes=(1024, 2048))
+    made.to_json(tmp_path / "run.json")
+    again = BenchResult.read(tmp_path / "run.json")
+    assert again == made
+    assert again.points[0].samples is not None
+
+
+def test_samples_can_be_left_out(tmp_path: Path) -> None:
+    made = result()
+    short = made.to_json(samples=False)
+    assert len(short) < len(made.to_json()) / 2
+    (tmp_path / "run.json").write_text(short)
+    assert BenchResult.read(tmp_path / "run.json").points[0].samples is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "is no result of %ddp_bench"),
+        ('{"kind": "other"}', "is no result of %ddp_bench"),
+        ('{"kind": "ddp_notebook bench", "version": 99}', "is of version 99"),
+        ('{"kind": "ddp_notebook bench", "version": 1, "run": {"curves": 3}}', "is damaged"),
+        ('{"kind": "ddp_notebook bench", "version": 1}', "is damaged"),
+    ],
+)
+def test_a_file_that_is_no_result_says_so(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageMistake, match=message):
+        BenchResult.read(path)
+
+
+def test_a_baseline_is_compared_with_and_one_that_cannot_be_is_noted() -> None:
+    before = bench_run(noise=0.01)
+    slower = BenchResult.of(bench_run(noise=0.01, slower=1.2, seed=1), before)
+    assert [c.change for c in slower.compared()] == [Change.SLOWER]
+    other = BenchResult.of(bench_run(world_size=3), before)
+    assert other.compared() == ()
+    assert other.notes[0].startswith("There is no comparison: the baseline has no size")
+
+
+def test_csv_has_a_line_for_each_size_of_each_curve() -> None:
+    made = result(plan=Plan(ops=("all_reduce", "broadcast"), factor=16))
+    lines = list(csv.DictReader(io.StringIO(made.to_csv())))
+    assert len(lines) == len(made.rows()) == 2 * len(Plan(factor=16).sizes())
+    assert lines[0]["op"] == "all_reduce"
+    assert float(lines[0]["latency_us"]) == made.points[0].latency_us
+
+
+def test_a_dataframe_without_pandas_says_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageMistake, match=r"pip install pandas.*result\.rows\(\)"):
+        result().dataframe()
+
+
+# -- nccl-tests' forms -------------------------------------------------------------------
+
+
+def test_nccls_json_holds_what_its_readers_look_for() -> None:
+    told = json.loads(result(world_size=3).to_nccl_json())
+    assert told["version"] == 2
+    assert told["config"]["step_factor"] == 4
+    first = told["results"][0]
+    assert (first["size"], first["count"], first["type"], first["redop"]) == (4, 1, "float", "sum")
+    each = first["in_place_per_iter"]
+    rows = each["per_process_max_times_us"]
+    assert len(rows) == 3
+    assert each["times_us"] == pytest.approx([max(column) for column in zip(*rows, strict=True)])
+    assert each["min_us"] <= each["p50_us"] <= each["p95_us"] <= each["p99_us"] <= each["max_us"]
+    assert first["in_place"]["time"] == pytest.approx(each["avg_us"])
+    assert told["out_of_bounds"] == {"count": 0, "okay": "true"}
+
+
+def test_what_has_a_tensor_of_its_own_to_receive_is_out_of_place() -> None:
+    told = json.loads(result(plan=Plan(ops=("all_gather", "all_to_all"), factor=16)).to_nccl_json())
+    assert all("out_of_place" in r and "in_place" not in r for r in told["results"])
+    assert told["results"][0]["redop"] == "none"
+    assert {r["experiment_name"].split()[0] for r in told["results"]} == {"all_gather", "alltoall"}
+
+
+def test_nccls_table_has_its_columns_where_they_belong() -> None:
+    text = result(wrong={4: 1}).to_nccl_text()
+    data = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(data) == len(Plan(factor=4).sizes())
+    words = data[0].split()
+    assert words[:5] == ["4", "1", "float", "sum", "-1"]
+    assert words[-1] == "5"
+    assert len({line.index("float") for line in data}) == 1
+    assert "# Out of bounds values : 5 FAILED" in text
+    assert "# Avg bus bandwidth    : " in text
+
+
+# -- files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["a.json", "a.csv", "a.txt", "a.nccl.json", "a.nccl.txt", "a.png", "a.svg", "a.pdf"]
+)
+def test_a_result_is_written_in_the_form_of_its_name(tmp_path: Path, name: str) -> None:
+    assert check_export(tmp_path / name) == ""
+    assert name in result().save(tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 500
+
+
+def test_a_name_without_a_form_and_a_folder_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    assert "ends in one of .json" in check_export(tmp_path / "result.xlsx")
+    assert "there is no folder" in check_export(tmp_path / "none" / "a.json")
+    with pytest.raises(UsageMistake, match="the name says the form"):
+        result().save(tmp_path / "result.xlsx")
+    with pytest.raises(UsageMistake, match="cannot be written"):
+        result().save(tmp_path / "none" / "a.json")
