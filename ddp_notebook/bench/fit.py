@@ -1,0 +1,209 @@
+"""From measured times to a latency and a bandwidth: pure, standard library only.
+
+The model is Hockney's, ``time = latency + size / bandwidth`` (R. W. Hockney, "The communication
+challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994), whose half-bandwidth
+size is his n1/2. Errors are relative: sizes span eight powers of ten, and by ordinary least
+squares the largest one alone would decide. Where a library changes its algorithm with the size
+one line cannot follow; a second one is added when that is worth its three parameters by the
+corrected information criterion of Akaike.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from ddp_notebook.model.fit import Fit, Interval, Regime
+
+MOST_ERROR = 0.25
+"""A model that is typically off by more than this share of a time explains nothing."""
+LEAST_SIZES = 4
+"""With fewer points any line fits."""
+_LEAST_IN_REGIME = 3
+_PARAMETERS = {1: 3, 2: 6}
+"""By the number of lines: two for each, where one gives way to the other, and the noise."""
+_RESAMPLES = 500
+_LEAST_NOISE = 1e-6
+"""Times are not known better than this share of them: keeps a perfect fit's logarithm finite."""
+_LEAST_FACTOR = 0.05
+"""A drawn error never makes a time less than this share of what the model says."""
+
+
+class NoFit(ValueError):
+    """The times do not have a latency and a bandwidth; `str()` says why, for the user."""
+
+
+def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) -> Fit:
+    """The latency and bandwidth that give `times_s` at `sizes_bytes`, by relative least squares.
+
+    Sizes are different from each other and more than 0, in any order; times are in seconds and
+    more than 0, one for each size (the median of its iterations, say). Leave out sizes that are
+    known to be another thing, such as fewer elements than ranks.
+
+    Intervals are 95 % by bootstrap: the relative errors are drawn again `_RESAMPLES` times and
+    each time everything is fitted anew, `seed` deciding the draws. Raises NoFit when there are
+    too few sizes, when the model is off by more than `MOST_ERROR` (root mean square), or when
+    the times hardly grow with the size, so that there is no telling a bandwidth.
+    """
+    if len(sizes_bytes) != len(times_s) or len(set(sizes_bytes)) != len(sizes_bytes):
+        raise ValueError("fit needs one time for each of its sizes, and each size once")
+    points = sorted(zip(sizes_bytes, times_s, strict=True))
+    if len(points) < LEAST_SIZES:
+        raise NoFit(f"a fit needs at least {LEAST_SIZES} sizes, and there are {len(points)}")
+    if points[0][0] <= 0 or min(times_s) <= 0:
+        raise NoFit("a fit needs sizes and times of more than 0")
+    sizes, times = [p[0] for p in points], [p[1] for p in points]
+    regimes = _best(sizes, times)
+    errors = _relative_errors(regimes, sizes, times)
+    typical = math.sqrt(statistics.fmean(e * e for e in errors))
+    if typical > MOST_ERROR:
+        raise NoFit(
+            f"no latency and bandwidth explain these times: the best are off by {typical:.0%}"
+        )
+    draws = random.Random(seed)  # noqa: S311 - draws errors, keeps no secret
+    latency, bandwidth, half = _intervals(regimes, sizes, errors, draws)
+    if not regimes[-1].s_per_byte or math.isinf(bandwidth[1]):
+        raise NoFit("the times hardly grow with the size, so there is no telling a bandwidth")
+    return Fit(
+        regimes=regimes,
+        latency_s=regimes[0].latency_s,
+        latency_interval_s=latency,
+        bandwidth_bytes_per_s=1 / regimes[-1].s_per_byte,
+        bandwidth_interval_bytes_per_s=bandwidth,
+        half_bandwidth_bytes=_half_bandwidth(regimes),
+        half_bandwidth_interval_bytes=half,
+        from_bytes=sizes[0],
+        to_bytes=sizes[-1],
+        median_error=statistics.median(abs(e) for e in errors),
+        max_error=max(abs(e) for e in errors),
+    )
+
+
+def _best(sizes: Sequence[int], times: Sequence[float]) -> tuple[Regime, ...]:
+    """One line, or two when they are worth it."""
+    count = len(sizes)
+    # Each point divided by its time is (1/t, x/t), and wants alpha/t + beta*x/t to be 1.
+    each = [_Sums.of(1 / t, x / t) for x, t in zip(sizes, times, strict=True)]
+    before = list(accumulate(each))
+    after = list(accumulate(reversed(each)))[::-1]
+    whole = before[-1].line()
+    best, lines = _criterion(before[-1].error(*whole), count, 1), [(sizes[0], whole)]
+    for cut in range(_LEAST_IN_REGIME, count - _LEAST_IN_REGIME + 1):
+        small, large = before[cut - 1].line(), after[cut].line()
+        error = before[cut - 1].error(*small) + after[cut].error(*large)
+        criterion = _criterion(error, count, 2)
+        if criterion < best:
+            best, lines = criterion, [(sizes[0], small), (sizes[cut], large)]
+    return tuple(Regime(start, *line) for start, line in lines)
+
+
+def _criterion(squared_error: float, count: int, lines: int) -> float:
+    """Akaike's information criterion, corrected for few points; less is better."""
+    parameters = _PARAMETERS[lines]
+    free = count - parameters - 1
+    if free <= 0 and lines > 1:
+        return math.inf
+    noise = max(squared_error / count, _LEAST_NOISE**2)
+    correction = 2 * parameters * (parameters + 1) / max(free, 1)
+    return count * math.log(noise) + 2 * parameters + correction
+
+
+class _Sums(NamedTuple):
+    """Of some points (a, b), each of which wants ``alpha*a + beta*b`` to be 1."""
+
+    points: float
+    a: float
+    b: float
+    aa: float
+    ab: float
+    bb: float
+
+    @classmethod
+    def of(cls, a: float, b: float) -> _Sums:
+        """The sums of one point."""
+        return cls(1, a, b, a * a, a * b, b * b)
+
+    def __add__(self, other: _Sums) -> _Sums:  # type: ignore[override]  # not a tuple's sum
+        return _Sums(*(x + y for x, y in zip(self, other, strict=True)))
+
+    def line(self) -> tuple[float, float]:
+        """Latency and time per byte of the least relative error; neither is negative."""
+        determinant = self.aa * self.bb - self.ab * self.ab
+        if determinant > 1e-12 * self.aa * self.bb:
+            alpha = (self.a * self.bb - self.b * self.ab) / determinant
+            beta = (self.b * self.aa - self.a * self.ab) / determinant
+            if alpha >= 0 and beta >= 0:
+                return alpha, beta
+        # On one of the two edges: the one that explains more.
+        if self.a * self.a * self.bb > self.b * self.b * self.aa:
+            return self.a / self.aa, 0.0
+        return 0.0, self.b / self.bb
+
+    def error(self, alpha: float, beta: float) -> float:
+        """The sum of the squares of the relative errors of a line."""
+        squares = alpha * alpha * self.aa + 2 * alpha * beta * self.ab + beta * beta * self.bb
+        return max(0.0, self.points - 2 * (alpha * self.a + beta * self.b) + squares)
+
+
+def _predict(regimes: Sequence[Regime], size_bytes: float) -> float:
+    line = max((r for r in regimes if r.from_bytes <= size_bytes), key=lambda r: r.from_bytes)
+    return line.latency_s + size_bytes * line.s_per_byte
+
+
+def _relative_errors(
+    regimes: Sequence[Regime], sizes: Sequence[int], times: Sequence[float]
+) -> list[float]:
+    """By how much of each time the model misses it."""
+    return [1 - _predict(regimes, x) / t for x, t in zip(sizes, times, strict=True)]
+
+
+def _intervals(
+    regimes: tuple[Regime, ...],
+    sizes: Sequence[int],
+    errors: Sequence[float],
+    draws: random.Random,
+) -> tuple[Interval, Interval, Interval]:
+    """Latency, bandwidth and half-bandwidth size: where 95 % of the fits to drawn times lie.
+
+    The sizes stay as they are and the errors are drawn, since few sizes are the large ones: a
+    draw of whole points would often miss them all. The errors that a fit leaves are smaller
+    than those it was made of, by the parameters it had to choose.
+    """
+    free = max(len(sizes) - 2 * len(regimes), 1)
+    scale = math.sqrt(len(sizes) / free)
+    model = [_predict(regimes, x) for x in sizes]
+    found: list[tuple[float, float, float]] = []
+    for _ in range(_RESAMPLES):
+        drawn = [
+            m * max(_LEAST_FACTOR, 1 + scale * e)
+            for m, e in zip(model, draws.choices(errors, k=len(model)), strict=True)
+        ]
+        again = _best(sizes, drawn)
+        per_byte = again[-1].s_per_byte
+        bandwidth = 1 / per_byte if per_byte else math.inf
+        found.append((again[0].latency_s, bandwidth, _half_bandwidth(again)))
+    latencies, bandwidths, halves = (sorted(values) for values in zip(*found, strict=True))
+    return _middle(latencies), _middle(bandwidths), _middle(halves)
+
+
+def _middle(ordered: Sequence[float]) -> Interval:
+    """The middle 95 % of sorted values."""
+    tail = len(ordered) // 40
+    return ordered[tail], ordered[-1 - tail]
+
+
+def _half_bandwidth(regimes: Sequence[Regime]) -> float:
+    """The smallest size whose bandwidth is half of what the last line comes near to, in bytes."""
+    wanted = 2 * regimes[-1].s_per_byte  # seconds per byte at half of the bandwidth
+    for number, line in enumerate(regimes):
+        end = regimes[number + 1].from_bytes if number + 1 < len(regimes) else math.inf
+        if wanted > line.s_per_byte:
+            size = line.latency_s / (wanted - line.s_per_byte)
+            start = line.from_bytes if number else 0
+            if size < end:
+                return max(size, start)
+    return math.inf
