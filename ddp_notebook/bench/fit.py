@@ -26,6 +26,9 @@ LEAST_SIZES = 4
 _LEAST_IN_REGIME = 3
 _PARAMETERS = {1: 3, 2: 6}
 """By the number of lines: two for each, where one gives way to the other, and the noise."""
+_WORTH = 6.0
+"""By how much the criterion must be better with two lines: where to cut is searched for, and
+noise alone finds a cut of some use."""
 _RESAMPLES = 500
 _LEAST_NOISE = 1e-6
 """Times are not known better than this share of them: keeps a perfect fit's logarithm finite."""
@@ -96,8 +99,8 @@ def _best(sizes: Sequence[int], times: Sequence[float]) -> tuple[Regime, ...]:
         small, large = before[cut - 1].line(), after[cut].line()
         error = before[cut - 1].error(*small) + after[cut].error(*large)
         criterion = _criterion(error, count, 2)
-        if criterion < best:
-            best, lines = criterion, [(sizes[0], small), (sizes[cut], large)]
+        if criterion + _WORTH < best:
+            best, lines = criterion + _WORTH, [(sizes[0], small), (sizes[cut], large)]
     return tuple(Regime(start, *line) for start, line in lines)
 
 
