@@ -54,13 +54,14 @@ def ask(
     function: str,
     arguments: Mapping[str, Any],
     give_up: Callable[[], bool] = lambda: False,
+    grace_s: float = INTERRUPT_GRACE_S,
 ) -> Answers:
     """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
     from a rank that cannot.
 
     Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
-    `give_up` says so or the user interrupts: then the ranks are interrupted too. Raises
-    SessionLost.
+    `give_up` says so or the user interrupts: then the ranks are interrupted too, and have
+    `grace_s` to come to their end. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, function, lambda _: arguments)
@@ -71,7 +72,7 @@ def ask(
             answers.interrupted = True
             for rank in answers.pending:
                 cluster.signal(rank, signal.SIGINT)
-            gathering.collect(time.monotonic() + INTERRUPT_GRACE_S)
+            gathering.collect(time.monotonic() + grace_s)
 
     def idle() -> bool:
         states = record.snapshot.ranks

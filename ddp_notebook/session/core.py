@@ -43,6 +43,7 @@ from ddp_notebook.session.running import stop_started
 from ddp_notebook.session.saving import SaveVerbs
 from ddp_notebook.session.scriptverbs import ScriptVerbs
 from ddp_notebook.session.setupverbs import SetupVerbs
+from ddp_notebook.session.stepbench import StepBenchVerbs
 
 if TYPE_CHECKING:
     from ddp_notebook.faults import Fault
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs):
+class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, SaveVerbs, StepBenchVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;
