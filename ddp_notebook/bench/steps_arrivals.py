@@ -40,7 +40,8 @@ class Hooked:
 
     @classmethod
     def of(cls, blocks: Sequence[list[Block]]) -> Hooked:
-        steps, began, buckets, logged, rounds = [], [], [], [], []
+        steps, began, buckets, logged = [], [], [], []
+        rounds: list[int] = []
         for block in blocks:
             steps += [max(map(sum, each)) for each in beside(block, "hooked")]
             began += [list(each) for each in beside(block, "backward_began")]

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_notebook.model import format_bytes
+from ddp_notebook.model.stepbench import DEFAULT_BUCKET
 
-DEFAULT_BUCKET = "default"
-"""What DDP does when no size is given: first a bucket of 1 MiB, then of 25."""
 _MOST_MB = 2**20
 _LEAST_REDUCE_BYTES = 4096
 _MOST_REDUCES = 64

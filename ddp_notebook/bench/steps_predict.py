@@ -31,6 +31,8 @@ class Ground:
     world_size: int
     cores: int
     threads: int
+    busy_cores: float
+    """Of each rank, while it communicates."""
     shares_cores: bool
     """The ranks compute on the cores that communication needs too: CPUs, one host."""
 
@@ -44,22 +46,26 @@ class Ground:
         sending = ((theirs - 1) / theirs) / ((ours - 1) / ours)
         return (
             latency_us * (theirs - 1) / (ours - 1) + (whole_us - latency_us) * sending
-        ) * self.crowding(theirs)
+        ) * self.crowding(theirs, self.busy_cores)
 
-    def crowding(self, world_size: int) -> float:
-        """How much slower `world_size` ranks run than those measured, for want of cores."""
+    def crowding(self, world_size: int, busy_cores: float) -> float:
+        """How much slower `world_size` ranks are than those measured, for want of cores.
+
+        `busy_cores` is how many each of them would keep busy.
+        """
         if not self.shares_cores:
             return 1.0
-        return self._load(world_size) / self._load(self.world_size)
-
-    def _load(self, world_size: int) -> float:
-        return max(1.0, world_size * self.threads / self.cores)
+        now, then = (
+            max(1.0, ranks * busy_cores / self.cores) for ranks in (self.world_size, world_size)
+        )
+        return then / now
 
     def spare(self, world_size: int) -> float:
         """The part of communication for which there is a core free, 0 to 1."""
         if not self.shares_cores:
             return 1.0
-        return min(1.0, max(0.0, (self.cores - world_size * self.threads) / world_size))
+        free = self.cores - world_size * self.threads
+        return min(1.0, max(0.0, free / (world_size * self.busy_cores)))
 
 
 def predict(result: StepBenchResult, ground: Ground, world_size: int) -> Prediction:
@@ -82,7 +88,7 @@ def predict(result: StepBenchResult, ground: Ground, world_size: int) -> Predict
 
 def step_us(point: StepPoint, ground: Ground, world_size: int) -> float:
     """A step of `point` on `world_size` ranks, in microseconds."""
-    slower = ground.crowding(world_size)
+    slower = ground.crowding(world_size, ground.threads)
     sizes = [each.size_bytes for each in point.arrivals]
     takes = [ground.reduce_us(size, world_size) for size in sizes]
     tail = exposed_us(_ready(point, slower), takes, point.backward_us * slower)

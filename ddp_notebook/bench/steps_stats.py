@@ -10,12 +10,12 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from ddp_notebook.bench.steps_arrivals import Block, Hooked, beside
-from ddp_notebook.model.stepbench import ReducePoint, StepBenchResult, StepPoint
+from ddp_notebook.model.stepbench import ReducePoint, StepBenchResult, StepPoint, name_bucket
 
 _RESAMPLES = 400
 
@@ -40,8 +40,7 @@ def summarise(about: About, per_rank: Sequence[Sequence[Block]]) -> StepBenchRes
     """The result of the blocks that every rank has. Without any, a result without points."""
     blocks = list(_together(per_rank))
     points = tuple(_points(blocks, len(per_rank)))
-    first = [p for p in points if p.bucket == points[0].bucket]
-    return StepBenchResult(
+    result = StepBenchResult(
         model=about.model,
         parameters=about.parameters,
         gradient_bytes=about.gradient_bytes,
@@ -53,10 +52,10 @@ def summarise(about: About, per_rank: Sequence[Sequence[Block]]) -> StepBenchRes
         threads=about.threads,
         points=points,
         reduces=tuple(_reduces(blocks, about.gradient_bytes)),
-        break_even=break_even(first) if len(per_rank) > 1 else None,
         notes=(*about.notes, *_notes(points, about, len(per_rank))),
         problem=about.problem,
     )
+    return replace(result, break_even=break_even(result.main_points))
 
 
 def _together(per_rank: Sequence[Sequence[Block]]) -> Iterator[list[Block]]:
@@ -165,6 +164,7 @@ def _reduces(blocks: Sequence[list[Block]], gradient_bytes: int) -> Iterator[Red
             size_bytes=size,
             each_us=each_us,
             total_us=each_us * gradient_bytes / size,
+            busy_cores=statistics.median(b["busy"] for block in each for b in block),
             scaled=round(gradient_bytes / size) > at_once,
         )
 
@@ -176,7 +176,7 @@ def break_even(points: Sequence[StepPoint]) -> float | None:
     of the batch.
     """
     gains = [(p.batch, p.efficiency * p.world_size - 1) for p in points]
-    if not gains or gains[-1][1] < 0:
+    if not gains or points[0].world_size < 2 or gains[-1][1] < 0:
         return None
     for (low, below), (high, above) in reversed(list(pairwise(gains))):
         if below < 0:
@@ -217,7 +217,7 @@ def _difference(points: Sequence[StepPoint], name: str, seen: str) -> Iterator[s
         return
     point = known[len(known) // 2]
     value, (low, high) = getattr(point, seen), point.exposed_interval_us
-    at = f"at batch {point.batch} with {point.bucket} buckets"
+    at = f"at batch {point.batch} with {name_bucket(point.bucket)}"
     said = f"Exposed communication {at}: {point.exposed_us / 1e3:.1f} ms by no_sync, "
     said += f"{value / 1e3:.1f} ms by {name}"
     if low <= value <= high:

@@ -16,6 +16,7 @@ from ddp_notebook.magics.doctor import doctor_parser
 from ddp_notebook.magics.fault import fault_parser
 from ddp_notebook.magics.save import replay_parser, save_parser
 from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
+from ddp_notebook.magics.stepbench import add_step_options
 from ddp_notebook.magics.where import where_parser
 from ddp_notebook.magics.wrap import wrap_parser
 from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS, STORES
@@ -139,6 +140,7 @@ def _bench() -> Parser:
     parser.add_argument("--min", default="4", help="smallest tensor, in bytes (default 4)")
     parser.add_argument("--max", default="64M", help="largest tensor (default 64M)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds (default 20)")
+    add_step_options(parser)
     return parser
 
 

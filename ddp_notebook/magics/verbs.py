@@ -19,6 +19,7 @@ from ddp_notebook.magics.parsing import HelpShown, parser_of
 from ddp_notebook.magics.running import RunningCells, is_news
 from ddp_notebook.magics.save import SaveVerb
 from ddp_notebook.magics.setup import SetupVerbMagics
+from ddp_notebook.magics.stepbench import StepBenchVerb, wants_steps
 from ddp_notebook.magics.where import WhereVerb
 from ddp_notebook.magics.wrap import WrapVerb
 from ddp_notebook.model import (
@@ -30,6 +31,7 @@ from ddp_notebook.model import (
     name_ranks,
     parse_ranks,
 )
+from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.options import parse_settings
 from ddp_notebook.views.live import (
@@ -48,6 +50,7 @@ class DDPMagics(
     FaultVerb,
     SaveVerb,
     SetupVerbMagics,
+    StepBenchVerb,
     WhereVerb,
     WrapVerb,
     RunningCells,
@@ -190,11 +193,16 @@ class DDPMagics(
         return self.session.restart(ranks)
 
     @line_magic
-    def ddp_bench(self, line: str) -> BenchResult | None:
-        """Measure all_reduce against tensor size: %ddp_bench [--max 64M] [--budget 20]"""
+    def ddp_bench(self, line: str) -> BenchResult | StepBenchResult | None:
+        """Measure all_reduce against tensor size: %ddp_bench [--max 64M] [--budget 20]
+
+        Or the training steps of a model: %ddp_bench --model net --batch 8,16,32
+        """
         return self._verb("ddp_bench", line, self._bench)
 
-    def _bench(self, args: argparse.Namespace) -> BenchResult:
+    def _bench(self, args: argparse.Namespace) -> BenchResult | StepBenchResult:
+        if wants_steps(args):
+            return self._bench_steps(args)
         self._require_ranks("%ddp_bench")
         try:
             plan = Plan(

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_BUCKET = "default"
+"""The bucket size of which DDP is told nothing: first a bucket of 1 MiB, then of 25."""
+
+
+def name_bucket(bucket: str) -> str:
+    """A bucket size in a sentence: ``default buckets``, ``5 MiB buckets``."""
+    return f"{bucket} buckets" if bucket == DEFAULT_BUCKET else f"{bucket} MiB buckets"
+
 
 @dataclass(frozen=True, slots=True)
 class BucketArrival:
@@ -105,6 +113,8 @@ class ReducePoint:
     size_bytes: int
     each_us: float
     total_us: float
+    busy_cores: float = 1.0
+    """CPU cores that a rank keeps busy meanwhile, with all its threads."""
     scaled: bool = False
     """True when only some of them were timed, and `total_us` is worked out from those."""
 
@@ -178,8 +188,18 @@ class StepBenchResult:
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """The bucket sizes, as they were asked for, in that order."""
+        """The bucket sizes as they were asked for, smallest first, the default last."""
         return tuple(dict.fromkeys(point.bucket for point in self.points))
+
+    @property
+    def main_bucket(self) -> str:
+        """The bucket size that is shown where one must do: the default, where it was measured."""
+        return DEFAULT_BUCKET if DEFAULT_BUCKET in self.buckets else self.buckets[0]
+
+    @property
+    def main_points(self) -> tuple[StepPoint, ...]:
+        """The points of that bucket size, smallest batch first."""
+        return self.of_bucket(self.main_bucket) if self.points else ()
 
     @property
     def straggler(self) -> Straggler | None:

@@ -241,6 +241,7 @@ def predicted(result: StepBenchResult, world_size: int) -> Prediction:
         world_size=result.world_size,
         cores=result.cores,
         threads=result.threads,
+        busy_cores=max(0.1, used[-1].busy_cores),
         shares_cores=result.device == "cpu",
     )
     return steps_predict.predict(result, ground, world_size)
