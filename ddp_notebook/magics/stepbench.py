@@ -82,7 +82,9 @@ class StepBenchVerb:
                     f"%ddp_bench --model {args.model or 'cnn'} --predict --world-size 8"
                 )
             return None
-        ranks = args.world_size or 2 * self.session.record.snapshot.world_size
+        ranks = args.world_size
+        if ranks is None:
+            ranks = 2 * self.session.record.snapshot.world_size
         if not 1 <= ranks <= MAX_WORLD_SIZE**2:
             raise UsageMistake(f"--world-size {ranks} is not a number of ranks, such as 8.")
         return int(ranks)

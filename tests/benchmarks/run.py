@@ -28,6 +28,7 @@ from observing import Observing
 from printing import Printing
 from rows import Measurement, Numbers, medians, table
 from starting import Starting
+from stepping import Stepping
 from support import RUN_TAG
 
 MEASUREMENTS: tuple[type[Measurement], ...] = (
@@ -37,6 +38,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Flood,
     Memory,
     Observing,
+    Stepping,
 )
 NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
 
