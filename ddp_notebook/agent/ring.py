@@ -43,6 +43,11 @@ class RingWriter:
         self._text_bytes = 0
         ring.HEADER.pack_into(self._map, 0, ring.MAGIC, run, 0, 0)
 
+    @property
+    def written(self) -> int:
+        """How many records the run has, those that were overwritten too."""
+        return int(self._words[_WRITTEN])
+
     def text(self, key: Hashable, value: Any) -> int:
         """The number of a text, by which records name it; 0 when there is no room."""
         number = self._texts.get(key)

@@ -46,19 +46,26 @@ def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
 
     Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents`` as
     `model.wrap.fingerprint_from_json` reads them), ``memory`` as `steps_plan.Memory` has it,
-    the batches that ``work``, and what was ``raised`` with the next one.
+    the batches that ``work``, and what was ``raised`` with the next one. ``communicates`` is
+    True for a model whose own forward or backward calls collectives.
     """
     global _ready
     forget()
     return _answer(lambda _: _prepare(plan, device))
 
 
-def measure(batches: list[int]) -> dict[str, Any]:
+def measure(batches: list[int], alone: bool) -> dict[str, Any]:
     """Measure what was prepared, with these of its batches. All ranks must call it.
 
-    Tells each block through the beacon, as Progress, and gives ``{"finished": bool}``.
+    With `alone` rank 0 by itself too. Tells each block through the beacon, as Progress, and
+    gives ``{"finished": bool}``.
     """
-    return _answer(lambda stopped: _measure(batches, stopped))
+
+    def work(stopped: Callable[[], bool]) -> dict[str, Any]:
+        with observer.observer.paused():
+            return _measure(batches, alone, stopped)
+
+    return _answer(work)
 
 
 def forget() -> dict[str, Any]:
@@ -89,11 +96,13 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
         feed = data.feed(subject, plan_.loss, plan_.data, names)
     except models.Unusable as error:
         return {"failed": "error", "text": str(error)}
+    before = _collectives()
     needs = memories.memory(subject, feed, ranks, min(plan_.batches))
     fits = [each for each in plan_.batches if needs.needs(each) <= needs.available_bytes]
     works, raised = loop.try_batches(subject, feed, fits)
     _ready = _Ready(plan_, subject, feed)
     return {
+        "communicates": _collectives() > before,
         "title": subject.title,
         "parameters": subject.parameters(),
         "gradient_bytes": subject.gradient_bytes(),
@@ -109,6 +118,12 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     }
 
 
+def _collectives() -> int:
+    """How many this rank has issued in its run, as far as they are observed."""
+    ring = observer.observer.ring
+    return ring.written if ring is not None else 0
+
+
 def _notes(value: Any, name: str) -> list[str]:
     hooks = torch_private.hook_names(value)
     if not hooks:
@@ -116,7 +131,7 @@ def _notes(value: Any, name: str) -> list[str]:
     return [f"{name} has a communication hook, {', '.join(hooks)}: it was measured without it."]
 
 
-def _measure(batches: list[int], stopped: Callable[[], bool]) -> dict[str, Any]:
+def _measure(batches: list[int], alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
     global _ready
     ready, _ready = _ready, None
     if ready is None:
@@ -131,7 +146,7 @@ def _measure(batches: list[int], stopped: Callable[[], bool]) -> dict[str, Any]:
     private = loop.Private(torch_private.log_each_step, torch_private.logged_step_ns)
     try:
         result: dict[str, Any] = loop.measure(
-            plan, ready.subject, ready.feed, private, report, stopped
+            plan, ready.subject, ready.feed, private, report, stopped, alone=alone
         )
     finally:
         voice.flush()
@@ -153,7 +168,7 @@ def _answer(work: Callable[[Callable[[], bool]], dict[str, Any]]) -> dict[str, A
     """
     with _busy() as stopped:
         try:
-            with observer.observer.paused(), training.paused(), _random_kept(), torch.enable_grad():
+            with training.paused(), _random_kept(), torch.enable_grad():
                 try:
                     return work(stopped)
                 finally:

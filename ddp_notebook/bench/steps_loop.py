@@ -86,12 +86,15 @@ def measure(
     private: Private,
     report: Callable[[int, int, Record], None],
     stopped: Callable[[], bool],
+    *,
+    alone: bool = True,
 ) -> Record:
     """Time the steps of `subject` on this rank; all ranks must call it.
 
     `report(done, total, record)` is called after each block. Once `stopped` is True on one rank
-    all of them stop before the next block. Raises Failed for what the model raises; the other
-    ranks then wait for this one. Returns ``{"finished": bool}``.
+    all of them stop before the next block. Without `alone` rank 0 takes no steps by itself, which
+    a model that communicates in its own forward cannot. Raises Failed for what the model raises;
+    the other ranks then wait for this one. Returns ``{"finished": bool}``.
     """
     run = _Run(
         plan=plan,
@@ -106,7 +109,11 @@ def measure(
         optimizer=torch.optim.SGD(subject.module.parameters(), lr=0.0),
     )
     sizes = reduce_sizes(subject.gradient_bytes()) if run.ranks > 1 else ()
-    schedule = plan.schedule(plan.batches, sizes, run.ranks)
+    schedule = [
+        block
+        for block in plan.schedule(plan.batches, sizes, run.ranks)
+        if alone or block.kind != "alone"
+    ]
     try:
         with _little_garbage():
             for done, block in enumerate(schedule):

@@ -200,6 +200,11 @@ def _notes(points: Sequence[StepPoint], about: About, ranks: int) -> Iterator[st
             f"{ranks} ranks compute on all {about.cores} cores, so none is free to communicate "
             "beside it: what overlaps slows the backward down, and little is hidden."
         )
+    if about.device == "cuda" and ranks > 1:
+        yield (
+            "On a GPU a rank comes to an all_reduce when its host has issued it, which is before "
+            "the GPU has the gradients: arrivals tell of the hosts."
+        )
     for name, seen in (("a hook", "hook_exposed_us"), ("DDP's logger", "logger_exposed_us")):
         yield from _difference(points, name, seen)
     unsure = [p for p in points if ranks > 1 and p.exposed_interval_us[0] <= 0]

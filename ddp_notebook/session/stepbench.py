@@ -75,7 +75,8 @@ class StepBenchVerbs:
         heard = _Heard(members, progress)
         unsubscribe = self.record.subscribe(heard.take)
         try:
-            answers = self._ask(processes, members, "measure", {"batches": batches})
+            told = {"batches": batches, "alone": not _communicates(prepared)}
+            answers = self._ask(processes, members, "measure", told)
             problem = self._end(answers, heard)
         finally:
             unsubscribe()
@@ -199,8 +200,20 @@ def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[i
 def _left_out(
     prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan, batches: Sequence[int]
 ) -> list[str]:
+    said = []
     missing = [str(each) for each in plan.batches if each not in batches]
-    return [f"Not measured: batch {', '.join(missing)}. {_raised(prepared)}"] if missing else []
+    if missing:
+        said.append(f"Not measured: batch {', '.join(missing)}. {_raised(prepared)}")
+    if _communicates(prepared):
+        said.append(
+            f"{plan.model} calls collectives itself, so no rank can take a step alone: efficiency "
+            "is against the step under no_sync."
+        )
+    return said
+
+
+def _communicates(prepared: Mapping[int, Mapping[str, Any]]) -> bool:
+    return any(each["communicates"] for each in prepared.values())
 
 
 def _raised(prepared: Mapping[int, Mapping[str, Any]]) -> str:

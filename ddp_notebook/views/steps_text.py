@@ -124,8 +124,9 @@ def notes(result: StepBenchResult) -> list[str]:
 
 
 def tables(result: StepBenchResult) -> list[Table]:
-    """The steps, the arrival of the buckets, and the prediction, as far as there are any."""
+    """The steps, three ways of looking, arrivals, the prediction: as far as there are any."""
     found = [_steps(result)]
+    found += list(_ways(result))
     found += list(_arrivals(result))
     if result.prediction is not None:
         found += list(_prediction(result))
@@ -155,6 +156,24 @@ def _steps(result: StepBenchResult) -> Table:
         for p in result.points
     )
     return Table("Where a step's time goes (ms)", (head, *rows))
+
+
+def _ways(result: StepBenchResult) -> Iterator[Table]:
+    """What three ways of looking take for exposed communication."""
+    points = [p for p in result.points if p.hook_exposed_us or p.logger_exposed_us]
+    if not points:
+        return
+    head = ("batch", "bucket (MiB)", "by no_sync", "by a hook", "by DDP's logger", "step with hook")
+    rows = (
+        (
+            f"{p.batch:,}",
+            p.bucket,
+            *(ms(each) for each in (p.exposed_us, p.hook_exposed_us, p.logger_exposed_us)),
+            ms(p.hook_step_us),
+        )
+        for p in points
+    )
+    yield Table("Exposed communication (ms): the truth, and what stamps say", (head, *rows))
 
 
 def _arrivals(result: StepBenchResult) -> Iterator[Table]:

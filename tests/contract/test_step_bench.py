@@ -124,6 +124,25 @@ def test_a_loss_without_targets_gets_some_that_fit(ranks2: Session) -> None:
     assert "targets: class 0" in result.inputs
 
 
+def test_a_model_that_calls_collectives_itself_is_not_run_on_one_rank_alone(
+    ranks2: Session,
+) -> None:
+    run(
+        ranks2,
+        f"{NET}class Together(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.net = net\n"
+        "    def forward(self, x):\n"
+        "        total = torch.ones(1)\n        dist.all_reduce(total)\n"
+        "        return self.net(x) * total\n"
+        "together = Together()\nsample = torch.randn(4, 8)",
+    )
+    result = measure(ranks2, "together", data="sample", rounds=1)
+    assert not result.problem
+    assert any("calls collectives itself" in note for note in result.notes)
+    assert result.points[0].alone_us == result.points[0].local_us
+    assert still_works(ranks2)
+
+
 # -- a rank that is late ---------------------------------------------------------------
 
 LATE = (
