@@ -26,6 +26,7 @@ ABOUT = About(
     device="cpu",
     cores=8,
     threads=1,
+    rounds=3,
 )
 
 

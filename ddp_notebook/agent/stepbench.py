@@ -7,7 +7,6 @@ numbers) is as it was afterwards, whatever comes in between.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import random
 import signal
@@ -58,7 +57,7 @@ def measure(batches: list[int], alone: bool) -> dict[str, Any]:
     """Measure what was prepared, with these of its batches. All ranks must call it.
 
     With `alone` rank 0 by itself too. Tells each block through the beacon, as Progress, and
-    gives ``{"finished": bool}``.
+    gives ``{"finished": bool, "blocks": how many}``.
     """
 
     def work(stopped: Callable[[], bool]) -> dict[str, Any]:
@@ -72,7 +71,6 @@ def forget() -> dict[str, Any]:
     """Let go of what was prepared."""
     global _ready
     _ready = None
-    gc.collect()
     return {}
 
 
@@ -169,19 +167,12 @@ def _answer(work: Callable[[Callable[[], bool]], dict[str, Any]]) -> dict[str, A
     with _busy() as stopped:
         try:
             with training.paused(), _random_kept(), torch.enable_grad():
-                try:
-                    return work(stopped)
-                finally:
-                    gc.collect()  # while nothing is counted: DDP objects of ours are not told of
+                return work(stopped)
         except Exception as error:  # noqa: BLE001  # the user's model may raise anything
             kind = "memory" if is_out_of_memory(error) else "error"
-            text = str(error) if type(error).__name__ == "Failed" else _told(error)
+            raised_by_model = isinstance(error, _bench("hooks").Failed)
+            text: str = str(error) if raised_by_model else _bench("models").told(error)
             return {"failed": kind, "text": text}
-
-
-def _told(error: BaseException) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said}"[:300] if said else type(error).__name__
 
 
 @contextlib.contextmanager

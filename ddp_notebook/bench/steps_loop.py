@@ -94,7 +94,8 @@ def measure(
     `report(done, total, record)` is called after each block. Once `stopped` is True on one rank
     all of them stop before the next block. Without `alone` rank 0 takes no steps by itself, which
     a model that communicates in its own forward cannot. Raises Failed for what the model raises;
-    the other ranks then wait for this one. Returns ``{"finished": bool}``.
+    the other ranks then wait for this one. Once the budget is spent the round is finished and
+    no other begun. Returns ``{"finished": bool, "blocks": how many}``.
     """
     run = _Run(
         plan=plan,
@@ -114,18 +115,20 @@ def measure(
         for block in plan.schedule(plan.batches, sizes, run.ranks)
         if alone or block.kind != "alone"
     ]
-    try:
-        with _little_garbage():
+    with _little_garbage():
+        try:
             for done, block in enumerate(schedule):
+                if done and block.round != schedule[done - 1].round and _is_spent(run):
+                    return {"finished": True, "blocks": done}
                 run.left = len(schedule) - done
                 record = _KINDS[block.kind](run, block)
                 if record is None:
-                    return {"finished": False}
+                    return {"finished": False, "blocks": done}
                 told = {"block": block.number, "kind": block.kind, "round": block.round}
                 report(done + 1, len(schedule), {**told, **record})
-    finally:
-        _unwrap(run)
-    return {"finished": True}
+        finally:
+            _unwrap(run)
+    return {"finished": True, "blocks": len(schedule)}
 
 
 @contextlib.contextmanager
@@ -323,6 +326,14 @@ def _agree(run: _Run, estimate_ns: float, kinds: int = 1) -> int:
     dist.all_reduce(said, op=dist.ReduceOp.MAX)
     stop, count = (int(each) for each in said.tolist())
     return _STOPPED if stop else count
+
+
+def _is_spent(run: _Run) -> bool:
+    """True on all ranks when the budget is, by rank 0's clock."""
+    spent = run.rank == 0 and time.perf_counter_ns() > run.deadline_ns
+    said = torch.tensor([int(spent)], device=run.subject.device)
+    dist.all_reduce(said, op=dist.ReduceOp.MAX)
+    return bool(said.item())
 
 
 def _wait_for_all(run: _Run) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _SEED = 0
-_TOKENS, _WIDTH = 32, 256
+_TOKENS, _WIDTH = 16, 256
 _FEATURES = 256
 _CLASSES = 10
 

@@ -83,7 +83,7 @@ class StepPlan:
     """Samples per rank, smallest first."""
     buckets: tuple[str, ...] = (DEFAULT_BUCKET,)
     budget_s: float = 30.0
-    """What the whole run should take, in seconds. The least of everything is run even so."""
+    """What the whole run should take, in seconds. One round of the least is run even so."""
     rounds: int = 3
     min_steps: int = 4
     """Timed steps of each kind in a block, however short the budget."""
@@ -100,6 +100,8 @@ class StepPlan:
         for name in ("rounds", "min_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+        if self.max_steps < self.min_steps:
+            raise ValueError(f"max_steps is {self.max_steps}: it must be at least min_steps.")
 
     def bucket_mb(self, bucket: str) -> float | None:
         """The size of a bucket in MiB; None for what DDP does by itself."""

@@ -32,6 +32,8 @@ class About:
     device: str
     cores: int
     threads: int
+    rounds: int
+    """Of the plan; a budget may be spent before."""
     notes: tuple[str, ...] = ()
     problem: str = ""
 
@@ -52,7 +54,11 @@ def summarise(about: About, per_rank: Sequence[Sequence[Block]]) -> StepBenchRes
         threads=about.threads,
         points=points,
         reduces=tuple(_reduces(blocks, about.gradient_bytes)),
-        notes=(*about.notes, *_notes(points, about, len(per_rank))),
+        notes=(
+            *about.notes,
+            *_budget_notes(blocks, about),
+            *_notes(points, about, len(per_rank)),
+        ),
         problem=about.problem,
     )
     return replace(result, break_even=break_even(result.main_points))
@@ -183,6 +189,15 @@ def break_even(points: Sequence[StepPoint]) -> float | None:
             part = below / (below - above)
             return float(low * (high / low) ** part)
     return 0.0 if gains[0][1] >= 0 else None
+
+
+def _budget_notes(blocks: Sequence[list[Block]], about: About) -> Iterator[str]:
+    rounds = len({block[0]["round"] for block in blocks})
+    if rounds < about.rounds and not about.problem:
+        yield (
+            f"The budget was enough for {rounds} of {about.rounds} rounds: a disturbance of a "
+            "moment may have fallen on one point alone. A larger --budget gives the others."
+        )
 
 
 def _notes(points: Sequence[StepPoint], about: About, ranks: int) -> Iterator[str]:

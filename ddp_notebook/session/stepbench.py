@@ -90,6 +90,7 @@ class StepBenchVerbs:
             device=first["device"],
             cores=cores(),
             threads=first["threads"],
+            rounds=plan.rounds,
             notes=(*first["notes"], *_left_out(prepared, plan, batches)),
             problem=problem,
         )
@@ -139,7 +140,8 @@ class StepBenchVerbs:
         """How it ended, in words, empty when well; the ranks can go on working after it."""
         if answers.complete:
             # The last word of a rank travels apart from its answer.
-            self.record.wait_for(heard.has_all, _LAST_WORD_S)
+            blocks = {rank: each["blocks"] for rank, each in answers.values.items()}
+            self.record.wait_for(lambda: heard.has(blocks), _LAST_WORD_S)
             return ""
         how = _how(answers)
         if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
@@ -159,7 +161,6 @@ class _Heard:
 
     def __init__(self, members: Ranks, progress: Tell) -> None:
         self.blocks: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
-        self._done: dict[int, tuple[int, int]] = {}
         self._progress = progress
 
     def take(self, events: Sequence[Event]) -> None:
@@ -167,15 +168,12 @@ class _Heard:
         for event in events:
             if isinstance(event, Progress) and event.task == _TASK and event.rank in self.blocks:
                 self.blocks[event.rank].append(event.value)
-                self._done[event.rank] = event.done, event.total
                 if event.rank == min(self.blocks):
                     self._progress(event.done, event.total)
 
-    def has_all(self) -> bool:
-        """True when each rank has told of its last block."""
-        return len(self._done) == len(self.blocks) and all(
-            done == total for done, total in self._done.values()
-        )
+    def has(self, counts: Mapping[int, int]) -> bool:
+        """True when each rank has told of so many blocks."""
+        return all(len(self.blocks[rank]) >= count for rank, count in counts.items())
 
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:

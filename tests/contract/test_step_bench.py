@@ -23,7 +23,8 @@ NET = (
     "torch.manual_seed(0)\n"
     "net = nn.Sequential(nn.Linear(8, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 4))\n"
 )
-SHORT: dict[str, Any] = {"batches": (4, 16), "budget_s": 0.1, "rounds": 2, "min_steps": 4}
+SHORT: dict[str, Any] = {"batches": (4, 16), "budget_s": 120.0, "rounds": 2, "max_steps": 4}
+"""The budget is more than any machine needs, so that what is run does not depend on its speed."""
 
 
 def run(session: Session, source: str, ranks: tuple[int, ...] | None = None) -> None:
@@ -57,7 +58,7 @@ def test_a_step_is_split_for_every_batch_and_bucket_size(ranks2: Session) -> Non
     assert result.gradient_bytes == 4 * result.parameters
     assert "random inputs, [batch, 8], as Linear takes them" in result.inputs
     for point in result.points:
-        assert point.steps >= SHORT["rounds"] * SHORT["min_steps"]
+        assert point.steps == SHORT["rounds"] * SHORT["max_steps"]
         assert min(point.forward_us, point.backward_us, point.optimizer_us, point.alone_us) > 0
         assert point.exposed_us == pytest.approx(point.step_us - point.local_us)
         low, high = point.exposed_interval_us
@@ -169,7 +170,7 @@ LATE = (
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_is_2_ms_late_before_each_bucket_is_named(ranks2: Session, late: int) -> None:
     run(ranks2, f"late = {late}\n{LATE}")
-    result = measure(ranks2, buckets=("0.01",), min_steps=12)
+    result = measure(ranks2, buckets=("0.01",), max_steps=12, min_steps=12)
     named = result.straggler
     assert named is not None
     assert (named.rank, named.where) == (late, "backward")
@@ -293,8 +294,9 @@ def test_what_was_measured_is_kept_when_a_rank_fails_and_the_others_are_freed(
     result = measure(ranks2, data="", batches=(4,), rounds=8)
     assert "rank 1 raised ValueError: enough of it (batch 4)" in result.problem
     assert result.points[0].steps > 0
-    assert set(ranks2.pull("kept").values()) == {10, 11}
     assert still_works(ranks2)
+    if not ranks2.record.snapshot.notes:  # which tell of a rank that had to have a new process
+        assert set(ranks2.pull("kept").values()) == {10, 11}
 
 
 def test_a_failure_before_anything_was_measured_is_an_error(ranks2: Session) -> None:
@@ -329,7 +331,7 @@ def test_an_interrupt_keeps_what_is_measured_and_the_session_goes_on(ranks2: Ses
     run(ranks2, NET)
     result = after_some_blocks(ranks2, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert result.problem == "The benchmark was interrupted."
-    assert 0 < result.points[0].steps < 12 * SHORT["min_steps"]
+    assert 0 < result.points[0].steps < 12 * SHORT["max_steps"]
     assert still_works(ranks2)
     again = measure(ranks2, rounds=1)
     assert not again.problem

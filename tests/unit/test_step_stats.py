@@ -98,6 +98,12 @@ def test_a_crowded_machine_is_said() -> None:
     assert not any("cores" in note for note in summarise(ABOUT, ranks(plan((8,)))).notes)
 
 
+def test_a_budget_that_was_too_small_for_all_rounds_is_said() -> None:
+    first = [[b for b in blocks if b["round"] == 0] for blocks in ranks(plan((8,)))]
+    assert "enough for 1 of 3 rounds" in " ".join(summarise(ABOUT, first).notes)
+    assert "rounds" not in " ".join(summarise(ABOUT, ranks(plan((8,)))).notes)
+
+
 # -- a rank that is late ---------------------------------------------------------------
 
 
