@@ -21,7 +21,7 @@ from IPython.core.getipython import get_ipython
 
 from ddp_notebook.agent import beacon, ddp, observer, torch_private, training
 from ddp_notebook.agent.wrap_stage import is_out_of_memory
-from ddp_notebook.model import CellFinished, CellStarted, Progress
+from ddp_notebook.model import CellFinished, CellStarted, Progress, format_bytes
 
 TASK = "steps"
 _COPIES = 4
@@ -87,8 +87,8 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
         needs = _COPIES * memories.model_bytes(value)
         free = memories.free_bytes(device, ranks)
         if needs > free:
-            text = f"a copy of {plan_.model} to train needs {needs:,} bytes, and {free:,} are free"
-            return {"failed": "memory", "text": text}
+            text = f"to train a copy of it takes {format_bytes(needs)}"
+            return {"failed": "memory", "text": f"{text}, and {format_bytes(free)} are free"}
     try:
         subject = models.prepare(plan_.model, names, device)
         feed = data.feed(subject, plan_.loss, plan_.data, names)

@@ -39,6 +39,8 @@ from ddp_notebook.bench.steps_plan import Block, StepPlan, reduce_sizes, reduces
 
 _WARM_UP = 3
 """Steps before a DDP object's buckets are those that it keeps."""
+_LEAST_STAMPED = 8
+"""Steps with stamps in a block: with fewer nobody can be told to be late."""
 _PARTS = 4
 """Stamps of a step: before the forward, the backward, the optimizer, and after it."""
 _STOPPED = -1
@@ -176,6 +178,7 @@ def _hooked(run: _Run, block: Block) -> Record | None:
     count = _agree(run, _untimed(run, wrapped, batch, block.batch))
     if count == _STOPPED:
         return None
+    count = max(count, _LEAST_STAMPED)
     _wait_for_all(run)
     times, begins, buckets, logged = [], [], [], []
     run.stamps.take()

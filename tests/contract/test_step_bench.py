@@ -223,7 +223,8 @@ def test_what_cannot_be_measured_is_refused_with_what_to_type(ranks2: Session) -
         "        self.w = nn.Parameter(torch.ones(3))\n"
         "    def forward(self, x):\n        return x['a'] * self.w\n"
         "opaque = Opaque()\n"
-        "stuck = nn.Linear(2, 2)\nstuck.extra = stuck.weight * 2\n",
+        "stuck = nn.Linear(2, 2)\nstuck.extra = stuck.weight * 2\n"
+        "huge = nn.Module()\nhuge.w = nn.Parameter(torch.zeros(1).expand(2**40))\n",
     )
     for model, words in {
         "nothing_there": "ranks 0-1: there is no 'nothing_there'",
@@ -232,6 +233,7 @@ def test_what_cannot_be_measured_is_refused_with_what_to_type(ranks2: Session) -
         "odd": "odd is not the same on all ranks.*rank 1 has",
         "opaque": "give samples with --data batch",
         "stuck": "stuck cannot be copied.*--model make_stuck",
+        "huge": "to train a copy of it takes 16384 GiB, and .* are free",
     }.items():
         with pytest.raises(UsageMistake, match=words):
             measure(ranks2, model)
