@@ -12,7 +12,8 @@ from ddp_notebook.bench import steps_predict, steps_stats
 from ddp_notebook.bench.fit import LEAST_SIZES, NoFit, fit
 from ddp_notebook.bench.steps_plan import Memory, StepPlan
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
-from ddp_notebook.model import Board, Event, Progress, Ranks, format_ranks, name_ranks
+from ddp_notebook.launch.patience import stretched
+from ddp_notebook.model import Board, Event, Progress, Ranks, Status, format_ranks, name_ranks
 from ddp_notebook.model.stepbench import Prediction, StepBenchResult
 from ddp_notebook.model.wrap import fingerprint_from_json
 from ddp_notebook.session.asking import Answers, ask
@@ -28,6 +29,8 @@ _TASK = "steps"
 _STOP_WITHIN_S = 15.0
 """How long interrupted ranks may take to finish the steps that they are in."""
 _LAST_WORD_S = 2.0
+_DEATH_KNOWN_S = 0.5
+"""After its peers have noticed, on a quiet machine."""
 _BUCKETS_FROM_BYTES = 64 * 2**10
 
 Tell = Callable[[int, int], None]
@@ -143,6 +146,7 @@ class StepBenchVerbs:
             blocks = {rank: each["blocks"] for rank, each in answers.values.items()}
             self.record.wait_for(lambda: heard.has(blocks), _LAST_WORD_S)
             return ""
+        self._see_dead(answers)
         how = _how(answers)
         if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
             return how
@@ -154,6 +158,18 @@ class StepBenchVerbs:
         if answers.dead:
             how += f" Bring it back: %ddp_restart --ranks {format_ranks(answers.dead)}"
         return how
+
+    def _see_dead(self, answers: Answers) -> None:
+        """Count a rank as dead whose end is known only now: its peers notice it in a moment."""
+        if not answers.failed or not answers.pending:
+            return
+        self.record.wait_for(
+            lambda: bool(self.record.snapshot.with_status(Status.DEAD)), stretched(_DEATH_KNOWN_S)
+        )
+        for rank in self.record.snapshot.with_status(Status.DEAD):
+            if rank in answers.pending:
+                answers.dead[rank] = self.record.snapshot.ranks[rank].exit_code or 0
+        answers.pending = tuple(rank for rank in answers.pending if rank not in answers.dead)
 
 
 class _Heard:
