@@ -115,7 +115,7 @@ class StepPlan:
         kinds = [
             {"round": number, **each}
             for number in range(self.rounds)
-            for each in self._round(order, batches, reduce_sizes, world_size)
+            for each in self._round(order, batches, reduce_sizes, world_size, first=not number)
         ]
         return tuple(Block(number=number, **each) for number, each in enumerate(kinds))
 
@@ -125,6 +125,8 @@ class StepPlan:
         batches: Sequence[int],
         reduce_sizes: Sequence[int],
         world_size: int,
+        *,
+        first: bool,
     ) -> Iterator[dict[str, Any]]:
         groups: list[list[dict[str, Any]]] = [
             # One DDP object serves a group: to make one takes longer than a short step.
@@ -137,7 +139,10 @@ class StepPlan:
         ]
         groups += [[{"kind": "alone", "batch": batch}] for batch in batches]
         groups += [[{"kind": "reduce", "size_bytes": size}] for size in reduce_sizes]
-        for group in order.sample(groups, k=len(groups)):
+        shuffled = order.sample(groups, k=len(groups))
+        if first:  # what matters most is there soon, and so kept when somebody interrupts
+            shuffled.sort(key=lambda group: group[0]["kind"] != "plain")
+        for group in shuffled:
             yield from group
 
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:

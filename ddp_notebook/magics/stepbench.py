@@ -72,7 +72,9 @@ class StepBenchVerb:
         try:
             return self.session.bench_steps(plan, predict_for=predict_for, progress=progress)
         finally:
-            region.close({"text/plain": f"training steps of {plan.model}: {bar.done}/{bar.total}"})
+            region.close(
+                {"text/plain": f"training steps of {plan.model}: {bar.done} of {bar.total} blocks"}
+            )
 
     def _predict_for(self, args: argparse.Namespace) -> int | None:
         if not args.predict:

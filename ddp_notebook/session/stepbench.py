@@ -99,6 +99,7 @@ class StepBenchVerbs:
         )
         result = steps_stats.summarise(about, [heard.blocks[rank] for rank in members])
         if not result.points:
+            problem = f"{problem} Nothing was measured."
             raise (CellInterrupted(problem, ()) if answers.interrupted else DDPError(problem))
         if predict_for is None:
             return result

@@ -61,18 +61,19 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
     if result.world_size == 1 or not result.points:
         return
     low, high = result.main_points[0], result.main_points[-1]
-    yield (
-        f"At batch {low.batch} communication adds {ms(low.exposed_us)} of {ms(low.step_us)} ms "
-        f"to a step ({low.exposed_share:.0%})"
-        + (
-            f", at batch {high.batch} {ms(high.exposed_us)} of {ms(high.step_us)} ms "
-            f"({high.exposed_share:.0%})."
-            if high is not low
-            else "."
-        )
-    )
+    yield f"At batch {low.batch} {_adds(low)}."
+    if high is not low:
+        yield f"At batch {high.batch} {_adds(high)}."
     yield _break_even(result)
     yield from _best_bucket(result)
+
+
+def _adds(point: StepPoint) -> str:
+    """What communication adds to a step, as far as that can be told."""
+    step = f"a step of {ms(point.step_us)} ms"
+    if point.exposed_interval_us[0] <= 0:
+        return f"what communication adds to {step} cannot be told from noise"
+    return f"communication adds {ms(point.exposed_us)} ms to {step} ({point.exposed_share:.0%})"
 
 
 def _break_even(result: StepBenchResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_results import ABOUT, LATENCY_US, SIZES, US_PER_BYTE, plan, ranks
 
@@ -78,6 +78,7 @@ def test_one_rank_sends_nothing() -> None:
     assert GPU.reduce_us(2**20, 1) == 0
 
 
+@settings(deadline=None)
 @given(st.integers(2, 64), st.integers(2, 64), st.integers(1, 2**28))
 def test_more_ranks_never_reduce_faster(few: int, many: int, size: int) -> None:
     few, many = sorted((few, many))
@@ -85,6 +86,7 @@ def test_more_ranks_never_reduce_faster(few: int, many: int, size: int) -> None:
         assert ground.reduce_us(size, few) <= ground.reduce_us(size, many) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(TIMES, TIMES)
 def test_exposed_is_between_the_last_bucket_and_all_of_them(
     ready: list[float], takes: list[float]

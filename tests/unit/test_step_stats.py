@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_results import (
     ABOUT,
@@ -149,6 +149,7 @@ SPANS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(SPANS)
 def test_exposed_and_overlapped_are_together_the_union_of_the_spans(
     buckets: list[list[int]],
@@ -160,6 +161,7 @@ def test_exposed_and_overlapped_are_together_the_union_of_the_spans(
     assert before == len([t for t in covered if t < last_ready])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=3, max_size=3), min_size=1))
 def test_the_parts_of_the_middle_half_add_up_to_its_mean(steps: list[list[int]]) -> None:
     totals = sorted(map(sum, steps))
@@ -168,6 +170,7 @@ def test_the_parts_of_the_middle_half_add_up_to_its_mean(steps: list[list[int]])
     assert sum(middle_parts(steps)) == pytest.approx(statistics.fmean(middle))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-100, 100), min_size=1, max_size=60))
 def test_the_lower_end_is_not_above_the_median(values: list[int]) -> None:
     low = low_of_median(values)

@@ -69,6 +69,14 @@ def test_there_is_a_row_for_each_batch_and_bucket_and_all_rows_are_in_line() -> 
     assert len(head) == len(rule)
 
 
+def test_what_cannot_be_told_from_noise_is_not_given_as_a_number() -> None:
+    assert "At batch 8 communication adds" in text(RESULT)
+    vague = tuple(replace(each, exposed_interval_us=(-10.0, 10.0)) for each in RESULT.points)
+    said = " ".join(text(replace(RESULT, points=vague)).split())
+    assert "At batch 8 what communication adds to a step of" in said
+    assert "cannot be told from noise" in said
+
+
 def test_a_bucket_size_that_is_best_beyond_the_noise_is_named() -> None:
     slow = tuple(
         replace(point, step_us=point.step_us * 2) if point.bucket == "5" else point
