@@ -29,6 +29,7 @@ class Hooked:
     """The steps with stamps at each bucket. Times in ns, by step and then by rank."""
 
     steps_ns: list[int]
+    forward_ns: list[list[int]]
     began_ns: list[list[int]]
     buckets: list[list[list[list[int]]]]
     """By step, rank and bucket: ready, issued, done."""
@@ -40,17 +41,25 @@ class Hooked:
 
     @classmethod
     def of(cls, blocks: Sequence[list[Block]]) -> Hooked:
-        steps, began, buckets, logged = [], [], [], []
+        steps, forward, began, buckets, logged = [], [], [], [], []
         rounds: list[int] = []
         for block in blocks:
             steps += [max(map(sum, each)) for each in beside(block, "hooked")]
+            forward += [[parts[0] for parts in each] for each in beside(block, "hooked")]
             began += [list(each) for each in beside(block, "backward_began")]
             buckets += [list(each) for each in beside(block, "buckets")]
             rounds += [int(block[0]["round"])] * (len(steps) - len(rounds))
             logged += [(int(all_), int(beside)) for b in block for all_, beside in b["logged"]]
         first = blocks[0][0]
         return cls(
-            steps, began, buckets, list(first["sizes"]), logged, rounds, bool(first["on_host"])
+            steps,
+            forward,
+            began,
+            buckets,
+            list(first["sizes"]),
+            logged,
+            rounds,
+            bool(first["on_host"]),
         )
 
     def fields(self, step_ns: float) -> dict[str, Any]:
@@ -116,8 +125,21 @@ class Hooked:
 
     def _straggler(self, step_ns: float) -> Straggler | None:
         last = len(self.sizes) - 1
-        at_last = [self._issued(step, last) for step in self._indexes]
-        return straggler(at_last, self.began_ns, self.rounds, step_ns)
+        # Since its own step began: all_reduce does not end at once on all ranks, and who began late
+        # for that is not to blame.
+        at_last = [
+            [
+                at - began + forward
+                for at, began, forward in zip(
+                    self._issued(step, last),
+                    self.began_ns[step],
+                    self.forward_ns[step],
+                    strict=True,
+                )
+            ]
+            for step in self._indexes
+        ]
+        return straggler(at_last, self.forward_ns, self.rounds, step_ns)
 
 
 def split_spans(buckets: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -155,10 +177,10 @@ def straggler(
 ) -> Straggler | None:
     """The rank for which the others wait; None when there is none, or too little is known.
 
-    By step, when each rank came to the last all_reduce, when its backward began, and in which
-    round that was. All_reduce ends at the same time for all, so only who comes last can be told,
-    and by how much. A rank is named when the 95 % interval of its median time after the
-    next-to-last rank is above 0, the median is more than a fiftieth of the step, and it is so in
+    By step, how long each rank took to come to the last all_reduce and to begin its backward, and
+    in which round that was. All_reduce makes whole steps equally long on all ranks, so only this
+    tells. A rank is named when the 95 % interval of its median time beyond the
+    next slowest rank is above 0, the median is more than a fiftieth of the step, and it is so in
     every round: what another process takes from one rank for a second is not the rank's doing.
     """
     if len(arrived_ns) < _MANY_STEPS or len(arrived_ns[0]) < 2:

@@ -54,9 +54,9 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
     late = result.straggler
     if late is not None:
         yield (
-            f"Rank {late.rank} is late: it comes last to the all_reduces in {late.share:.0%} of "
-            f"the steps, {ms(late.late_us)} ms after the next one, and the others wait for it. "
-            f"It loses the time in its {late.where}."
+            f"Rank {late.rank} is late: in {late.share:.0%} of the steps it is the slowest to come "
+            f"to the last all_reduce, by {ms(late.late_us)} ms, and the others wait for it. It "
+            f"loses the time in its {late.where}."
         )
     if result.world_size == 1 or not result.points:
         return

@@ -122,6 +122,19 @@ def test_nobody_is_named_where_all_are_alike(seed: int) -> None:
     assert summarise(ABOUT, ranks(plan(), 4, seed=100 * seed)).straggler is None
 
 
+def test_nobody_is_named_whose_step_only_begins_late() -> None:
+    both = ranks(plan())
+    for block in both[1]:
+        if block["kind"] == "hooked":
+            block["backward_began"] = [at + 5 * MS for at in block["backward_began"]]
+            block["buckets"] = [
+                [[at + 5 * MS for at in bucket] for bucket in step] for step in block["buckets"]
+            ]
+    result = summarise(ABOUT, both)
+    assert result.points[0].arrivals[0].late_us[1] > 4000, "it does arrive late"
+    assert result.straggler is None
+
+
 def test_nobody_is_named_for_being_late_in_one_round_only() -> None:
     draw = random.Random(3)
     rounds = [number for number in range(3) for _ in range(10)]
