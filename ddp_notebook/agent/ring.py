@@ -51,6 +51,11 @@ class RingWriter:
         """What records have in common: it names texts by their numbers, and goes with them."""
         ring.HEADER.pack_into(self._map, 0, ring.MAGIC, run, 0, 0)
 
+    @property
+    def written(self) -> int:
+        """How many records the run has, those that were overwritten too."""
+        return int(self._words[_WRITTEN])
+
     def text(self, key: Hashable, value: Any) -> int:
         """The number of a text, by which records name it; 0 when there is no room."""
         number = self._texts.get(key)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -74,6 +74,17 @@ class _ours(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as 
 def _failed(error: Exception) -> None:
     tracker.take_out(error)
     observer.observer.on_bucket = None
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Within, nothing is counted: what trains is a benchmark of ours, not the user's job."""
+    before = tracker.broken
+    tracker.broken = before or "paused"
+    try:
+        yield
+    finally:
+        tracker.broken = before
 
 
 def _off() -> bool:

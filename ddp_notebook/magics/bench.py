@@ -19,8 +19,10 @@ from ddp_notebook.bench.plan import (
     parse_seconds,
 )
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics.stepbench import StepBenchVerb, add_step_options, wants_steps
 from ddp_notebook.model import Ranks
 from ddp_notebook.model.bench import BenchRun
+from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session import Session
 from ddp_notebook.session.benchresult import BenchResult, check_export
 from ddp_notebook.session.benchverbs import BenchOptions
@@ -31,6 +33,10 @@ from ddp_notebook.views.live import LiveRegion
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
 
+_OF_COLLECTIVES = (
+    *("ranks", "op", "min", "max", "step", "dtype", "mode", "world_sizes"),
+    *("backend", "device", "tune", "export", "baseline"),
+)
 _PAINT_EVERY_S = 0.5
 """The ranks that are measured need the cores."""
 _CPU_MAX, _GPU_MAX = "64M", "1G"
@@ -57,10 +63,11 @@ def bench_parser() -> Parser:
     add("--tune", action="store_true", help="before and after SCHED_BATCH on gloo's loop thread")
     add("--export", default="", help="a file to write: .json .csv .txt .nccl.json .png .svg .pdf")
     add("--baseline", default="", help="a .json that was exported, to compare with")
+    add_step_options(parser)
     return parser
 
 
-class BenchVerb:
+class BenchVerb(StepBenchVerb):
     """The verb, for the class of all verbs to inherit."""
 
     shell: Any
@@ -78,12 +85,18 @@ class BenchVerb:
         def _require_ranks(self, verb: str) -> None: ...
 
     @line_magic
-    def ddp_bench(self, line: str) -> BenchResult | None:
-        """What collectives cost against tensor size: %ddp_bench [--op broadcast] [--max 64M]"""
+    def ddp_bench(self, line: str) -> BenchResult | StepBenchResult | None:
+        """What collectives cost against tensor size: %ddp_bench [--op broadcast] [--max 64M]
+
+        Or the training steps of a model: %ddp_bench --model net --batch 8,16,32
+        """
         return self._verb("ddp_bench", line, self._bench)
 
-    def _bench(self, args: argparse.Namespace) -> BenchResult:
+    def _bench(self, args: argparse.Namespace) -> BenchResult | StepBenchResult:
         self._require_ranks("%ddp_bench")
+        if wants_steps(args):
+            _check_all_are_about_steps(args)
+            return self._bench_steps(args)
         plan = _plan(args, on_gpu=self._on_gpu(args.device))
         problem = check_export(args.export) if args.export else ""
         if problem:
@@ -109,6 +122,18 @@ class BenchVerb:
 
     def _on_gpu(self, device: str) -> bool:
         return device != "cpu" and "cuda" in str(self.session.bench_device)
+
+
+def _check_all_are_about_steps(args: argparse.Namespace) -> None:
+    """Raises UsageMistake when an option is about collectives alone."""
+    defaults = bench_parser().parse_args([])
+    for name in _OF_COLLECTIVES:
+        if getattr(args, name) != getattr(defaults, name):
+            option = "--" + name.replace("_", "-")
+            raise UsageMistake(
+                f"{option} is for collectives, and this measures training steps: leave {option} "
+                "out, or --model, --batch and what goes with them."
+            )
 
 
 class _Painting:

@@ -40,6 +40,7 @@ from ddp_notebook.session.running import stop_started
 from ddp_notebook.session.saving import SaveVerbs
 from ddp_notebook.session.scriptverbs import ScriptVerbs
 from ddp_notebook.session.setupverbs import SetupVerbs
+from ddp_notebook.session.stepbench import StepBenchVerbs
 from ddp_notebook.session.underway import Detached
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _VALUE_TIMEOUT_S = 60.0
 
 
-class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs):
+class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs, StepBenchVerbs):
     """Ranks, and what can be done with them.
 
     `on_change` callbacks are called, from any thread, whenever something new is known;

@@ -19,7 +19,8 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.bench import BenchRun, CurveChange
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.views import bench, bench_plots, doctor, findings, html, stacks, text
+from ddp_notebook.model.stepbench import StepBenchResult
+from ddp_notebook.views import bench, bench_plots, doctor, findings, html, stacks, steps, text
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
@@ -105,6 +106,7 @@ class Displays:
         formatter = self._shell.display_formatter.ipython_display_formatter
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
+        formatter.for_type(StepBenchResult, self._show_steps)
         for shown in (Diagnosis, StepTable):
             formatter.for_type(shown, self._show_finding)
         formatter.for_type(StackTree, self._show_stacks)
@@ -132,6 +134,10 @@ class Displays:
     def _show_doctor(self, report: DoctorReport) -> None:
         data = {"text/plain": doctor.text(report), "text/html": doctor.html(report)}
         self._shell.display_pub.publish(data=data, metadata={})
+
+    def _show_steps(self, result: StepBenchResult) -> None:
+        for bundle in steps.bundles(result):
+            self._shell.display_pub.publish(data=bundle, metadata={})
 
     def _show_bench(self, run: BenchRun) -> None:
         baseline = getattr(run, "baseline", None)

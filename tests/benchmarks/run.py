@@ -30,6 +30,7 @@ from printing import Printing
 from rows import Measurement, Numbers, medians, table
 from scripts import Scripts
 from starting import Starting
+from stepping import Stepping
 from support import RUN_TAG
 
 MEASUREMENTS: tuple[type[Measurement], ...] = (
@@ -41,6 +42,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Observing,
     Communication,
     Scripts,
+    Stepping,
 )
 NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
 

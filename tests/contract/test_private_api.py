@@ -313,3 +313,36 @@ print("ok")
 def test_torch_still_has_what_tells_the_workers_of_a_loader() -> None:
     done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True)
     assert done.stdout.strip() == "ok", done.stderr
+
+
+LOGGED = """
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from ddp_notebook.agent import torch_private as p
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+net = DDP(torch.nn.Linear(64, 64))
+assert p.log_each_step(net)
+assert p.logged_step_ns(net) is None, "no step yet"
+for _ in range(15):   # beyond the ten that DDP looks at anyway
+    net(torch.ones(4, 64)).sum().backward()
+    said = p.logged_step_ns(net)
+whole, beside = said
+assert whole > 0 and 0 <= beside <= whole, said
+assert p.hook_names(net) == []
+def my_hook(state, bucket):
+    raise NotImplementedError
+net = DDP(torch.nn.Linear(2, 2))
+net.register_comm_hook(None, my_hook)
+assert p.hook_names(net) == ["my_hook"]
+assert not p.log_each_step(object()) and p.logged_step_ns(object()) is None
+assert p.hook_names(object()) == []
+print("ok")
+"""
+
+
+def test_ddps_logger_still_tells_of_each_step() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", LOGGED]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "ok", done.stderr

@@ -1,0 +1,173 @@
+"""The model whose steps are timed: one that ships, or a copy of the user's. Runs on a rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_SEED = 0
+_TOKENS, _WIDTH = 16, 256
+_FEATURES = 256
+_CLASSES = 10
+
+
+class Unusable(Exception):
+    """The user's model, loss or data cannot be used; `str()` says why and what to type."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A model of ours alone, and how the user's own DDP object treats it."""
+
+    module: nn.Module
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """For `DistributedDataParallel`."""
+    notes: tuple[str, ...] = ()
+    default_data: str = ""
+    """What a model that ships is fed with; empty for the user's."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its first parameter lives."""
+        return next(self.module.parameters()).device
+
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(
+            p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad
+        )
+
+    def parameters(self) -> int:
+        """How many numbers DDP reduces."""
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+
+def cnn() -> nn.Module:
+    """A small convolutional network for 8 x 8 images: 0.5 million parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 8 * 8, 128),
+        nn.ReLU(),
+        nn.Linear(128, _CLASSES),
+    )
+
+
+def mlp() -> nn.Module:
+    """Four linear layers: 2.4 million parameters, little computation for each."""
+    return nn.Sequential(
+        nn.Linear(_FEATURES, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, _CLASSES),
+    )
+
+
+def transformer() -> nn.Module:
+    """One block of an encoder, width 256: 0.8 million parameters, much computation for each."""
+    return nn.TransformerEncoderLayer(_WIDTH, 4, 4 * _WIDTH, dropout=0.0, batch_first=True)
+
+
+SHIPPED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "cnn": (cnn, "digits"),
+    "mlp": (mlp, "random classes"),
+    "transformer": (transformer, "random tokens"),
+}
+"""By name: what makes it, and what it is fed with."""
+
+SHAPES = {"random classes": (_FEATURES,), "random tokens": (_TOKENS, _WIDTH)}
+
+
+def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
+    """A copy of the model `name` of the user's `names`, or a model that ships, to do anything to.
+
+    Raises Unusable.
+    """
+    if name not in names and name in SHIPPED:
+        make, data = SHIPPED[name]
+        torch.manual_seed(_SEED)
+        return Subject(make().to(device).train(), name, default_data=data)
+    if name not in names:
+        raise Unusable(
+            f"there is no {name!r} on this rank, and no such model ships ({', '.join(SHIPPED)})"
+        )
+    value = names[name]
+    if isinstance(value, nn.Module):
+        return _copied(value, name)
+    if not callable(value):
+        raise Unusable(
+            f"{name} is of type {type(value).__name__}: a torch module is needed, or a function "
+            "without arguments that makes one"
+        )
+    return _made(value, name)
+
+
+def _made(make: Callable[[], Any], name: str) -> Subject:
+    try:
+        made = make()
+    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
+        raise Unusable(f"{name}() raised {told(error)}") from None
+    if not isinstance(made, nn.Module):
+        raise Unusable(f"{name}() gave a {type(made).__name__}, not a torch module")
+    _check(made, name)
+    if isinstance(made, DistributedDataParallel):
+        return Subject(made.module.train(), f"{name}()", _options(made))
+    return Subject(made.train(), f"{name}()")
+
+
+def _copied(value: nn.Module, name: str) -> Subject:
+    options: Mapping[str, Any] = {}
+    module = value
+    if isinstance(value, DistributedDataParallel):
+        options, module = _options(value), value.module
+    _check(module, name)
+    try:
+        made = copy.deepcopy(module)
+    except Exception as error:  # noqa: BLE001  # the user's classes may raise anything
+        raise Unusable(
+            f"{name} cannot be copied, and the model itself is not to be changed: {told(error)}. "
+            f"Give a function that makes it: --model make_{name}"
+        ) from None
+    made.zero_grad(set_to_none=True)
+    return Subject(made.train(), name, options)
+
+
+def _check(module: nn.Module, name: str) -> None:
+    for part, tensor in module.named_parameters():
+        if nn.parameter.is_lazy(tensor):
+            raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
+    if not any(each.requires_grad for each in module.parameters()):
+        raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
+
+
+def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
+    """How the user made the DDP object; its bucket size too, where one was given."""
+    names = (
+        "find_unused_parameters",
+        "broadcast_buffers",
+        "gradient_as_bucket_view",
+        "static_graph",
+    )
+    options = {name: getattr(wrapped, name) for name in names if hasattr(wrapped, name)}
+    if not getattr(wrapped, "bucket_bytes_cap_default", True):
+        options["bucket_cap_mb"] = wrapped.bucket_bytes_cap / 2**20
+    return options
+
+
+def told(error: BaseException) -> str:
+    """An error on one line."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}"[:300] if said else type(error).__name__

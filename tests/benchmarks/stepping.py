@@ -1,0 +1,178 @@
+"""Training steps: the split against a bare loop, the model against what it predicts, a late rank.
+
+The rival of the split is a loop as anybody would write it, in a cell on the same ranks just before
+and just after: the whole step, and no stamp within it.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+from observing import Ranks
+from rows import Measurement, Numbers, Row
+
+from ddp_notebook.bench.steps_plan import StepPlan
+from ddp_notebook.model.stepbench import StepBenchResult
+from ddp_notebook.session import Session
+
+MODELS = ("cnn", "mlp", "transformer")
+WORLD_SIZES = (2, 4)
+BATCHES = (8, 32, 128)
+BUDGET_S = 15.0
+LATE_RANK = 1
+
+BARE = """
+import time
+from ddp_notebook.agent import observer, training
+from ddp_notebook.bench import steps_data, steps_models
+
+def bare(model, batches, steps):
+    subject = steps_models.prepare(model, {}, "cpu")
+    feed = steps_data.feed(subject, "", "", {})
+    net = DDP(subject.module)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    found = {}
+    for size in batches:
+        batch = feed.batch(size)
+        times = []
+        for number in range(steps + 3):
+            began = time.perf_counter_ns()
+            feed.run(net, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append((time.perf_counter_ns() - began) / 1e3)
+        found[size] = times[3:]
+    return found
+
+with observer.observer.paused(), training.paused():
+    bare_us = bare(model, batches, 30)
+"""
+
+# 2 ms before each bucket is ready, on one rank.
+LATE = """
+import time
+from torch import nn
+
+class Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.002 if rank == late else 0)
+        return grad
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(Late.apply(x)).relu()
+        return x
+
+net = Net()
+"""
+
+
+class Stepping(Measurement):
+    """`Session.bench_steps` on two and four ranks, with the models that ship."""
+
+    name = "stepping"
+
+    def round(self) -> Numbers:
+        """Every model at every number of ranks, and a late rank at each."""
+        numbers: dict[str, float] = {}
+        for world_size in WORLD_SIZES:
+            with Ranks(world_size) as session:
+                for model in MODELS:
+                    numbers.update(_measure(session, model, world_size))
+                numbers.update(_late(session, world_size))
+        return numbers
+
+    def rows(self, medians: Numbers) -> list[Row]:
+        """The bars, and what they are made of."""
+        rows = []
+        for world_size in WORLD_SIZES:
+            for model in MODELS:
+                rows += _rows(model, world_size, medians)
+            named = medians[f"late {world_size}"]
+            what = f"rank {LATE_RANK} of {world_size}, 2 ms late before each bucket, is named"
+            text = f"{medians[f'late ms {world_size}']:.1f} ms late" if named == 1 else "not named"
+            rows.append(Row(what, text, wanted="named", met=named == 1))
+        return rows
+
+
+def _measure(session: Session, model: str, world_size: int) -> dict[str, float]:
+    before = _bare_us(session, model)
+    plan = StepPlan(model=model, batches=BATCHES, budget_s=BUDGET_S)
+    result = session.bench_steps(plan, predict_for=2 * world_size)
+    after = _bare_us(session, model)
+    numbers = {}
+    for point in result.points:
+        key = f"{model} {world_size} {point.batch}"
+        numbers[f"{key} parts"] = point.parts_us
+        numbers[f"{key} step"] = point.step_us
+        numbers[f"{key} bare"] = median([*before[point.batch], *after[point.batch]])
+    return {**numbers, **_predicted(result, model, world_size)}
+
+
+def _bare_us(session: Session, model: str) -> dict[int, list[float]]:
+    """By batch, the time of each step on its slowest rank."""
+    source = f"model, batches = {model!r}, {BATCHES!r}\n{BARE}"
+    session.run_cell(source).raise_for_error()
+    ranks: Any = list(session.pull("bare_us").values())
+    return {b: [max(each) for each in zip(*(r[b] for r in ranks), strict=True)] for b in BATCHES}
+
+
+def _predicted(result: StepBenchResult, model: str, world_size: int) -> dict[str, float]:
+    """How far off the model is, at its median and its worst point; nan when it refuses."""
+    prediction = result.prediction
+    errors = prediction.errors if prediction is not None else ()
+    return {
+        f"{model} {world_size} off": median(errors) if errors else math.nan,
+        f"{model} {world_size} worst": max(errors) if errors else math.nan,
+    }
+
+
+def _late(session: Session, world_size: int) -> dict[str, float]:
+    session.run_cell(f"late = {LATE_RANK}\n{LATE}").raise_for_error()
+    plan = StepPlan(model="net", batches=(32,), buckets=("1",), budget_s=5.0)
+    named = session.bench_steps(plan).straggler
+    right = named is not None and named.rank == LATE_RANK
+    return {
+        f"late {world_size}": float(right),
+        f"late ms {world_size}": named.late_us / 1e3 if named is not None else 0.0,
+    }
+
+
+def _rows(model: str, world_size: int, medians: Numbers) -> list[Row]:
+    rows = []
+    for batch in BATCHES:
+        key = f"{model} {world_size} {batch}"
+        parts, step, bare = (medians[f"{key} {name}"] for name in ("parts", "step", "bare"))
+        off = abs(parts / step - 1)
+        rows.append(
+            Row(
+                f"{model}, {world_size} ranks, batch {batch}: the split adds up",
+                f"{parts / 1e3:.1f} of {step / 1e3:.1f} ms",
+                f"bare loop {bare / 1e3:.1f} ms",
+                step / bare,
+                "within 5 % of the step",
+                off <= 0.05,
+            )
+        )
+    off, worst = medians[f"{model} {world_size} off"], medians[f"{model} {world_size} worst"]
+    rows.append(
+        Row(
+            f"{model}, {world_size} ranks: prediction off by",
+            "refused" if math.isnan(off) else f"median {off:.0%}, worst {worst:.0%}",
+            wanted="within 20 %",
+            met=not math.isnan(worst) and worst <= 0.20,
+        )
+    )
+    return rows

@@ -1,0 +1,71 @@
+"""`%ddp_bench --model`: in a real shell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_notebook.magics.parsing import parser_of
+from ddp_notebook.magics.stepbench import wants_steps
+from ddp_notebook.model.stepbench import StepBenchResult
+
+
+def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
+    """What the user reads after a call that fails."""
+    capsys.readouterr()
+    assert not shell.run_cell(source).success, f"{source} should have failed"
+    shown = capsys.readouterr()
+    lines = (shown.out + shown.err).strip()
+    assert "Traceback" not in lines
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("line", "steps"),
+    [
+        ("", False),
+        ("--max 4M --budget 5", False),
+        ("--model net", True),
+        ("--batch 8,16", True),
+        ("--bucket-mb 1,default", True),
+        ("--predict", True),
+    ],
+)
+def test_options_about_a_model_ask_for_training_steps(line: str, steps: bool) -> None:
+    assert wants_steps(parser_of("ddp_bench").read(line)) is steps
+
+
+def test_training_steps_without_ranks_say_what_to_type(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = "UsageError: %ddp_bench needs ranks, and there are none. Start them first: "
+    assert said(shell, capsys, "%ddp_bench --model net").startswith(expected)
+
+
+def test_training_steps_are_measured_shown_and_returned(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.run_cell("%ddp_init --world-size 2 --device cpu").success
+    for call, expected in (
+        ("%ddp_bench --batch 8,x", "UsageError: '8,x' is not a list of batch sizes"),
+        ("%ddp_bench --bucket-mb 0", "UsageError: '0' is not a list of bucket sizes"),
+        ("%ddp_bench --model no-name", "UsageError: 'no-name' is not the name of a variable."),
+        ("%ddp_bench --model net --world-size 8", "UsageError: --world-size is what --predict"),
+        ("%ddp_bench --model net", "UsageError: net cannot be measured (ranks 0-1: there is no"),
+        (
+            "%ddp_bench --predict --world-size 0",
+            "UsageError: --world-size 0 is not a number of ranks",
+        ),
+    ):
+        assert said(shell, capsys, call).startswith(expected), call
+    assert shell.run_cell("%%ddp\nnet = torch.nn.Linear(6, 3)").success
+    capsys.readouterr()
+    call = "%ddp_bench --model net --batch 4 --bucket-mb 1,default --budget 0.1"
+    result = shell.run_cell(call)
+    assert result.success
+    shown = capsys.readouterr().out
+    assert "Training steps of net: 21 parameters" in shown
+    assert isinstance(result.result, StepBenchResult)
+    assert result.result.buckets == ("1", "default")
+    assert result.result.batches == (4,)

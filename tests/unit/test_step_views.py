@@ -1,0 +1,211 @@
+"""A benchmark of training steps as text, HTML and a figure."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from matplotlib import rcParams
+from matplotlib.figure import Figure
+from step_results import ABOUT, plan, ranks
+
+from ddp_notebook.bench.steps_stats import summarise
+from ddp_notebook.model.stepbench import StepBenchResult
+from ddp_notebook.session.stepbench import predicted
+from ddp_notebook.views import steps_panels, steps_plots
+from ddp_notebook.views.steps import bundles
+from ddp_notebook.views.steps_html import html
+from ddp_notebook.views.steps_plots import panels, step_figure
+from ddp_notebook.views.steps_text import ms, text
+
+PNG = b"\x89PNG\r\n\x1a\n"
+EVIL = '<script>alert("&")</script>'
+
+
+def whole(world_size: int = 4, **changes: Any) -> StepBenchResult:
+    """A result with everything in it: two bucket sizes, a late rank, a prediction."""
+    found = summarise(ABOUT, ranks(plan((8, 32, 128), ("default", "5")), world_size, late=1))
+    return replace(found, prediction=predicted(found, 8), **changes)
+
+
+RESULT = whole()
+ALONE = summarise(ABOUT, ranks(plan((8,)), 1))
+CUT = summarise(replace(ABOUT, problem="Rank 1 died."), [ranks(plan((8,)))[0], []])
+
+
+def drawn(figure: Figure) -> list[str]:
+    """Every text in a figure."""
+    from matplotlib.text import Text
+
+    return [each.get_text() for each in figure.findobj(Text) if each.get_text()]
+
+
+# -- text ------------------------------------------------------------------------------
+
+
+def test_the_text_begins_with_what_matters() -> None:
+    lines = text(RESULT).splitlines()
+    assert lines[0] == (
+        "Training steps of net: 2,097,152 parameters, 8 MiB of gradients, 4 ranks, gloo on cpu"
+    )
+    said = " ".join(lines)
+    assert "Rank 1 is late: in 100% of the steps it is the slowest to come to the last" in said
+    assert "It loses the time in its backward." in said
+    assert "4 ranks work off more samples per second than one rank alone, at every batch" in said
+    assert "Between bucket sizes there is no difference beyond the noise at batch 128." in said
+
+
+def test_there_is_a_row_for_each_batch_and_bucket_and_all_rows_are_in_line() -> None:
+    shown = text(RESULT)
+    table = shown.partition("Where a step's time goes (ms)\n")[2].partition("\n\n")[0].splitlines()
+    head, rule, *rows = table
+    assert [row.split()[:2] for row in rows] == [
+        [batch, bucket] for bucket in ("5", "default") for batch in ("8", "32", "128")
+    ]
+    assert {len(row) for row in rows} == {len(rule)}
+    assert len(head) == len(rule)
+
+
+def test_what_cannot_be_told_from_noise_is_not_given_as_a_number() -> None:
+    assert "At batch 8 communication adds" in text(RESULT)
+    vague = tuple(replace(each, exposed_interval_us=(-10.0, 10.0)) for each in RESULT.points)
+    said = " ".join(text(replace(RESULT, points=vague)).split())
+    assert "At batch 8 what communication adds to a step of" in said
+    assert "cannot be told from noise" in said
+
+
+def test_a_bucket_size_that_is_best_beyond_the_noise_is_named() -> None:
+    slow = tuple(
+        replace(point, step_us=point.step_us * 2) if point.bucket == "5" else point
+        for point in RESULT.points
+    )
+    assert "At batch 128 default buckets are best" in text(replace(RESULT, points=slow))
+
+
+def test_the_prediction_says_that_it_is_a_model_and_how_far_off() -> None:
+    shown = text(RESULT)
+    assert "Predicted step, a model: off by at most" in shown
+    assert "This is a model, not a measurement" in shown
+    assert "8 ranks" in shown
+    assert RESULT.prediction is not None
+    refused = replace(RESULT.prediction, checked=(), steps=(), refused="the times make no sense")
+    assert "No prediction: the times make no sense." in text(replace(RESULT, prediction=refused))
+
+
+def test_break_even_is_said_in_words() -> None:
+    for value, words in (
+        (None, "fewer samples per second than one rank alone, at every batch"),
+        (0.0, "more samples per second than one rank alone, at every batch"),
+        (17.4, "From batch 17 on, 4 ranks work off more samples"),
+    ):
+        assert words in " ".join(text(replace(RESULT, break_even=value)).split())
+
+
+def test_what_ended_it_early_comes_first() -> None:
+    assert text(CUT).splitlines()[2].startswith("Rank 1 died. What was measured until then:")
+    assert "Rank 1 died." in html(CUT)
+
+
+def test_times_are_written_with_three_digits() -> None:
+    assert [ms(us) for us in (None, 0.0, 520.4, 20_130.0, 1_204_000.0, -5_000.0)] == [
+        "",
+        "0.00",
+        "0.52",
+        "20.1",
+        "1,204",
+        "-5.00",
+    ]
+
+
+# -- HTML ------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """The text, the tags and what does not belong there."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("result", [RESULT, ALONE, CUT])
+def test_the_page_says_what_the_text_says(result: StepBenchResult) -> None:
+    page = " ".join(" ".join(Reader(html(result)).words).split())
+    only_text = {"Note:"}
+    said = [word for word in text(result).split() if set(word) != {"─"} and word not in only_text]
+    assert [word for word in said if word not in page] == []
+
+
+def test_what_others_wrote_is_escaped() -> None:
+    result = whole(model=EVIL, inputs=EVIL, notes=(EVIL,), problem=EVIL)
+    reader = Reader(html(result))
+    assert "script" not in reader.tags
+    assert EVIL in "".join(reader.words)
+
+
+# -- figures ---------------------------------------------------------------------------
+
+
+def test_each_panel_is_drawn_where_there_is_something_to_draw() -> None:
+    assert len(panels(RESULT)) == 7
+    assert steps_plots.draw_exposed_share not in panels(summarise(ABOUT, ranks(plan((8,)))))
+    assert panels(ALONE) == [steps_plots.draw_steps, steps_panels.draw_distribution]
+    assert panels(CUT) == []
+
+
+@pytest.mark.parametrize("result", [RESULT, ALONE, CUT, whole(2), whole(12)])
+def test_a_figure_can_be_made_of_any_result(result: StepBenchResult) -> None:
+    before = dict(rcParams)
+    figure = step_figure(result)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    assert buffer.getvalue().startswith(PNG)
+    assert dict(rcParams) == before
+    assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0), "white in dark notebooks too"
+    for axes in figure.axes:
+        assert axes.get_title()
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+
+
+def test_the_figure_names_units_the_late_rank_and_the_model() -> None:
+    shown = " ".join(drawn(step_figure(RESULT)))
+    for words in (
+        "efficiency (%)",
+        "ms after the first rank",
+        "rank 1 (late)",
+        "model, 8 ranks: not measured",
+        "exposed communication",
+        "parameters per all_reduce",
+        "Exposed communication, % of the step",
+    ):
+        assert words in shown
+
+
+def test_parts_are_told_apart_without_colour() -> None:
+    figure = step_figure(RESULT)
+    hatches = {patch.get_hatch() for patch in figure.axes[0].patches}
+    assert len(hatches) == 4
+
+
+def test_a_notebook_gets_a_figure_and_tables() -> None:
+    figure, tables = bundles(RESULT)
+    assert set(figure) == {"image/png", "text/plain"}
+    assert set(tables) == {"text/html", "text/plain"}
