@@ -30,7 +30,7 @@ SHORT = Plan(min_bytes=2**10, max_bytes=16 * 2**20, factor=4, budget_s=3.0)
 METHODS = ("bare", "param", "stas00")
 UNCHANGED = 20
 TURNS = 60
-TURN_SIZES = (64 * 2**10, 4 * 2**20, 16 * 2**20)
+TURN_SIZES = (4 * 2**20, 16 * 2**20)
 _BADGES = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
 
 _SLOWER = """
@@ -104,7 +104,7 @@ class Communication(Measurement):
     def rows(self, medians: Numbers) -> list[Row]:
         """Against the bars."""
         rows = [
-            compare_both_ways(f"the timed region alone, {size // 2**10:,} KiB", medians, size)
+            compare_both_ways(f"the timed region alone, {size // 2**20} MiB", medians, size)
             for size in TURN_SIZES
         ]
         for method in METHODS:
