@@ -6,6 +6,7 @@ stacks.py         a tree of stacks, in both forms: stacks_text.py, stacks_html.p
 doctor.py         what the doctor found
 bench.py          a benchmark as a table
 plots.py          a benchmark as a figure
+steps.py          training steps as a figure and tables; steps_*.py are its parts
 live.py           a region of a cell's output that is painted again
 notebook.py       how IPython shows our values
 ansi.py           escape codes in text a rank wrote
