@@ -180,35 +180,39 @@ def straggler(
     By step, how long each rank took to come to the last all_reduce and to begin its backward, and
     in which round that was. All_reduce makes whole steps equally long on all ranks, so only this
     tells. A rank is named when the 95 % interval of its median time beyond the
-    next slowest rank is above 0, the median is more than a fiftieth of the step, and it is so in
+    others' is above 0, the median is more than a fiftieth of the step, and it is so in
     every round: what another process takes from one rank for a second is not the rank's doing.
     """
     if len(arrived_ns) < _MANY_STEPS or len(arrived_ns[0]) < 2:
         return None
+    found = []
     for rank in range(len(arrived_ns[0])):
-        margins = [_after_others(at, rank) for at in arrived_ns]
+        margins = [_beyond_others(at, rank) for at in arrived_ns]
         low, late = low_of_median(margins), statistics.median(margins)
         if low > 0 and late > _LATE_SHARE * step_ns and _in_every_round(margins, rounds):
-            by_then = statistics.median(_after_others(at, rank) for at in began_ns)
-            return Straggler(
-                rank=rank,
-                late_us=late / 1e3,
-                low_us=low / 1e3,
-                where="forward" if by_then > late / 2 else "backward",
-                share=sum(margin > 0 for margin in margins) / len(margins),
+            by_then = statistics.median(_beyond_others(at, rank) for at in began_ns)
+            found.append(
+                Straggler(
+                    rank=rank,
+                    late_us=late / 1e3,
+                    low_us=low / 1e3,
+                    where="forward" if by_then > late / 2 else "backward",
+                    share=sum(margin > 0 for margin in margins) / len(margins),
+                )
             )
-    return None
+    return max(found, key=lambda each: each.late_us, default=None)
 
 
-def _in_every_round(margins: Sequence[int], rounds: Sequence[int]) -> bool:
-    by_round: dict[int, list[int]] = {}
+def _in_every_round(margins: Sequence[float], rounds: Sequence[int]) -> bool:
+    by_round: dict[int, list[float]] = {}
     for margin, number in zip(margins, rounds, strict=True):
         by_round.setdefault(number, []).append(margin)
     return all(statistics.median(each) > 0 for each in by_round.values())
 
 
-def _after_others(at_ns: Sequence[int], rank: int) -> int:
-    return at_ns[rank] - max(at for other, at in enumerate(at_ns) if other != rank)
+def _beyond_others(at_ns: Sequence[int], rank: int) -> float:
+    """How much longer a rank took than the others, of whom one may be held up for a moment."""
+    return at_ns[rank] - statistics.median(at for r, at in enumerate(at_ns) if r != rank)
 
 
 def low_of_median(values: Sequence[float]) -> float:

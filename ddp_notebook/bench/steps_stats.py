@@ -136,13 +136,13 @@ def slowest(block: Sequence[Block], kind: str) -> list[Sequence[int]]:
 
 
 def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
-    """The parts of a step as they typically are: their means over the middle half of the steps.
+    """The parts of a step as they typically are: their means over the middle fifth of the steps.
 
     Medians of parts do not add up to the median of the whole; these add up to what is close to it.
     """
     ordered = sorted(steps, key=sum)
-    quarter = len(ordered) // 4
-    middle = ordered[quarter : len(ordered) - quarter]
+    outside = 2 * len(ordered) // 5
+    middle = ordered[outside : len(ordered) - outside]
     return [statistics.fmean(parts) for parts in zip(*middle, strict=True)]
 
 

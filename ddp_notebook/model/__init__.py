@@ -15,6 +15,7 @@ everything here can be written as JSON and read back.
     wrap.py       DDP's construction: its stages, models, buckets
     doctor.py     what the doctor found
     bench.py      what a benchmark measured
+    stepbench.py  what a benchmark of training steps measured
     fit.py        the latency and bandwidth that explain it
     saved.py      a run that is kept in a file
     codec.py      values as JSON and back, checked against their types

@@ -28,9 +28,10 @@ class BucketArrival:
 class Straggler:
     """A rank that the others wait for: it comes last to the all_reduces, time after time.
 
-    `late_us` is the median of how much longer it takes to the last bucket of a step than the next
-    slowest rank; `low_us` the lower end of its 95 % interval. `where` is the part of the step it
-    is lost in: ``forward`` or ``backward``. `share` of the steps it was the slowest in.
+    `late_us` is the median of how much longer it takes to the last bucket of a step than the
+    others, taken at their median; `low_us` the lower end of its 95 % interval. `where` is the
+    part of the step it is lost in: ``forward`` or ``backward``. `share` of the steps it takes
+    longer in.
     """
 
     rank: int

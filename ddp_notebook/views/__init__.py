@@ -8,6 +8,7 @@ bench.py          a benchmark as a table
 bench_plots.py    a benchmark as a figure
 bench_live.py     a benchmark while it runs
 bench_export.py   a benchmark in the forms that other tools read
+steps.py          training steps as a figure and tables; steps_*.py are its parts
 live.py           a region of a cell's output that is painted again
 notebook.py       how IPython shows our values
 ansi.py           escape codes in text a rank wrote

@@ -54,8 +54,8 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
     late = result.straggler
     if late is not None:
         yield (
-            f"Rank {late.rank} is late: in {late.share:.0%} of the steps it is the slowest to come "
-            f"to the last all_reduce, by {ms(late.late_us)} ms, and the others wait for it. It "
+            f"Rank {late.rank} is late: in {late.share:.0%} of the steps it comes later than the "
+            f"others to the last all_reduce, by {ms(late.late_us)} ms, and they wait for it. It "
             f"loses the time in its {late.where}."
         )
     if result.world_size == 1 or not result.points:

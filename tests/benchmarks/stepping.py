@@ -141,7 +141,7 @@ def _predicted(result: StepBenchResult, model: str, world_size: int) -> dict[str
 
 def _late(session: Session, world_size: int) -> dict[str, float]:
     session.run_cell(f"late = {LATE_RANK}\n{LATE}").raise_for_error()
-    plan = StepPlan(model="net", batches=(32,), buckets=("1",), budget_s=5.0)
+    plan = StepPlan(model="net", batches=(32,), buckets=("1",), budget_s=BUDGET_S)
     named = session.bench_steps(plan).straggler
     right = named is not None and named.rank == LATE_RANK
     return {

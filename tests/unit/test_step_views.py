@@ -52,7 +52,7 @@ def test_the_text_begins_with_what_matters() -> None:
         "Training steps of net: 2,097,152 parameters, 8 MiB of gradients, 4 ranks, gloo on cpu"
     )
     said = " ".join(lines)
-    assert "Rank 1 is late: in 100% of the steps it is the slowest to come to the last" in said
+    assert "Rank 1 is late: in 100% of the steps it comes later than the others" in said
     assert "It loses the time in its backward." in said
     assert "4 ranks work off more samples per second than one rank alone, at every batch" in said
     assert "Between bucket sizes there is no difference beyond the noise at batch 128." in said
