@@ -33,7 +33,7 @@ MOST_EVIDENCE = 40
 MOST_CHARACTERS = 600
 """Of a text in a lane or a line of code; evidence and remedies may be four times as long."""
 
-_MAGIC = re.compile(r"%ddp_(?:step|why|where|abort|restart)\b(?: --\w+ [\w,-]+)*")
+_MAGIC = re.compile(r"%ddp_(?:step|why|where|abort|restart)\b(?: --\w+ [\w-]+(?:,[\w-]+)*)*")
 
 
 @dataclass(frozen=True)
