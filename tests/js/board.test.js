@@ -93,7 +93,7 @@ test("a held collective has not come to the others yet", () => {
     [0, 0, 0, 0, 100, 0, ISSUED],
     [1, 0, 0, 0, 700, 0, HELD],
   ]);
-  assert.deepEqual([...store.meetingOf(store.rows.get(0).list[0]).ranks], [0]);
+  assert.deepEqual([...store.rows.get(0).list[0][7].ranks], [0]);
 });
 
 test("messages of another run replace what was there; a gap is noticed", () => {

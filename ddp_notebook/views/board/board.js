@@ -103,6 +103,7 @@ export function brackets(lanes) {
 // ------------------------------------------------------------------------------- slices
 
 const [RANK, NUMBER, KIND, SLOT, ISSUED, DONE, PHASE] = [0, 1, 2, 3, 4, 5, 6];
+const MEETING = 7; // added here: where its ranks meet
 const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, PLACE, CODE, LABEL] =
   Array(13).keys();
 export const PHASES = ["held", "issued", "done", "failed", "refused"];
@@ -152,7 +153,8 @@ export class Store {
     const known = row.at.get(slice[NUMBER]);
     if (known) {
       this.pending += (isOpen(slice) ? 1 : 0) - (isOpen(known) ? 1 : 0);
-      known.splice(0, known.length, ...slice);
+      known.splice(0, slice.length, ...slice);
+      slice = known;
     } else {
       row.at.set(slice[NUMBER], slice);
       const before = row.list.at(-1);
@@ -182,15 +184,11 @@ export class Store {
     const key = `${kind[GROUP]}/${slice[SLOT]}`;
     let meeting = this.meetings.get(key);
     if (!meeting) this.meetings.set(key, (meeting = { ranks: new Set(), last: -Infinity, first: Infinity }));
+    slice[MEETING] = meeting;
     meeting.ranks.add(slice[RANK]);
     meeting.first = Math.min(meeting.first, slice[ISSUED]);
     if (slice[ISSUED] > meeting.last) [meeting.last, meeting.lastRank] = [slice[ISSUED], slice[RANK]];
     if (this.meetings.size > MOST_MEETINGS) this.meetings.delete(this.meetings.keys().next().value);
-  }
-
-  meetingOf(slice) {
-    const kind = this.kinds[slice[KIND]];
-    return kind && this.meetings.get(`${kind[GROUP]}/${slice[SLOT]}`);
   }
 
   /** The place of the first slice of a row that may reach into `from`. */
@@ -219,7 +217,7 @@ export class Store {
     if (what) lines.push(what);
     if (kind[PLACE]) lines.push(kind[CODE] ? `${kind[PLACE]}   ${kind[CODE]}` : kind[PLACE]);
     lines.push(`${isOpen(slice) ? "for" : "took"} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
-    const meeting = this.meetingOf(slice);
+    const meeting = slice[MEETING];
     if (meeting && meeting.ranks.size > 1 && meeting.last > slice[ISSUED])
       lines[lines.length - 1] += ` · waited ${formatSpan(meeting.last - slice[ISSUED])} for rank ${meeting.lastRank}`;
     else if (meeting && meeting.lastRank === slice[RANK] && meeting.last > meeting.first)
@@ -231,11 +229,14 @@ export class Store {
 const isOpen = (slice) => slice[PHASE] < 2;
 const endOf = (slice, now) => (isOpen(slice) ? now : slice[DONE] || slice[ISSUED]);
 
-/** Whether a slice of a row was issued before an earlier one was done. */
+/** Whether a slice was issued well before `until`: that the one before is done is seen a bit late. */
+const within = (slice, until, now) => slice[ISSUED] + 0.2 * (endOf(slice, now) - slice[ISSUED]) < until;
+
+/** Whether slices of a row were under way at once. */
 export function overlap(slices, now) {
   let until = -Infinity;
   for (const slice of slices) {
-    if (slice[ISSUED] < until) return true;
+    if (within(slice, until, now)) return true;
     until = Math.max(until, endOf(slice, now));
   }
   return false;
@@ -464,6 +465,8 @@ class Page {
     this.lanes.classList.toggle("ddpb-dense", dense);
     const drawn = show(this.lanes, [board.lanes, board.left_out, [...this.chosen]], () => {
       this.ages = [];
+      const widest = Math.max(...board.lanes.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
+      this.lanes.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
       this.wires = make("svg", { class: "ddpb-wires", "aria-hidden": "true" });
       const rows = board.lanes.map((lane) => this.lane(lane, board.stages));
       const more = board.left_out && make("div", { class: "ddpb-more" }, `and ${nameRanks(board.left_out)}`);
@@ -662,7 +665,7 @@ class Timeline {
     );
   }
 
-  button(text, act, label = text) {
+  button(text, act, label = null) {
     return make("button", { class: "ddpb-small", type: "button", "aria-label": label, title: label, onclick: act }, text);
   }
 
@@ -825,7 +828,9 @@ class Timeline {
       brush.lineTo(shift + 6, 0);
     }
     brush.stroke();
-    return { ...colours, hatch: tile, font: style.fontFamily };
+    // Lines too thin for a pattern have its mean colour.
+    const pale = `color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`;
+    return { ...colours, hatch: tile, pale, font: style.fontFamily };
   }
 
   drawCanvas() {
@@ -845,16 +850,27 @@ class Timeline {
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
     brush.clearRect(0, 0, this.width, height);
     const colours = this.theme();
-    colours.wait = brush.createPattern(colours.hatch, "repeat");
+    colours.wait = this.rowHeight > 2 ? brush.createPattern(colours.hatch, "repeat") : colours.pale;
     this.drawAxis(brush, colours, this.rowHeight * size);
     const now = page.now();
     brush.save();
     brush.beginPath();
     brush.rect(this.gutter, 0, this.width - this.gutter, this.rowHeight * size);
     brush.clip();
-    for (const [rank, row] of store.rows) if (rank < size) this.drawRow(brush, colours, rank, row.list, now);
+    this.marks = [];
+    // Of ranks that share a line of pixels one is drawn, and whoever has a part in what is found.
+    const told = this.tones();
+    let line = -1;
+    for (let rank = 0; rank < size; rank++) {
+      const list = store.rows.get(rank)?.list;
+      const here = Math.floor(rank * this.rowHeight);
+      if (!list || (here === line && told.get(rank) === told.get(rank - 1))) continue;
+      line = here;
+      this.drawRow(brush, colours, rank, list, now);
+    }
+    this.drawMarks(brush, colours);
     brush.restore();
-    this.drawLabels(brush, colours, size);
+    this.drawLabels(brush, colours, size, told);
   }
 
   drawAxis(brush, colours, bottom) {
@@ -873,16 +889,21 @@ class Timeline {
     }
   }
 
-  drawLabels(brush, colours, size) {
-    const roles = new Map();
-    for (const lane of this.page.board.lanes) for (const rank of parseRanks(lane.ranks)) roles.set(rank, lookOf(lane).tone);
+  /** The tone of each rank's lane. */
+  tones() {
+    const tones = new Map();
+    for (const lane of this.page.board.lanes) for (const rank of parseRanks(lane.ranks)) tones.set(rank, lookOf(lane).tone);
+    return tones;
+  }
+
+  drawLabels(brush, colours, size, tones) {
     const every = Math.max(1, Math.ceil(11 / this.rowHeight));
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find((each) => each >= every) ?? 256;
     brush.textAlign = "right";
     brush.textBaseline = "middle";
     for (let rank = 0; rank < size; rank++) {
       const y = rank * this.rowHeight;
-      brush.fillStyle = colours[roles.get(rank)] ?? colours.idle;
+      brush.fillStyle = colours[tones.get(rank)] ?? colours.idle;
       brush.fillRect(this.gutter - 5, y, 3, Math.max(this.rowHeight - 1, 0.6));
       if (rank % step) continue;
       brush.fillStyle = colours.ink;
@@ -902,7 +923,7 @@ class Timeline {
     const ends = [-Infinity, -Infinity];
     for (const slice of seen) {
       const until = endOf(slice, now);
-      const floor = floors > 1 && slice[ISSUED] < ends[0] ? 1 : 0;
+      const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
       ends[floor] = Math.max(ends[floor], until);
       const x0 = this.x(slice[ISSUED]);
       const x1 = Math.max(this.x(until), x0 + 1.5);
@@ -916,8 +937,8 @@ class Timeline {
     const kind = this.page.store.kinds[slice[KIND]];
     if (!kind) return;
     const phase = PHASES[slice[PHASE]];
-    const meeting = this.page.store.meetingOf(slice);
-    const met = meeting?.ranks.size > 1 ? meeting : null;
+    let from = x0;
+    const met = slice[MEETING]?.ranks.size > 1 ? slice[MEETING] : null;
     if (phase === "held") {
       brush.strokeStyle = colours.held;
       brush.setLineDash([3, 2]);
@@ -927,11 +948,11 @@ class Timeline {
       brush.fillStyle = colours.wait;
       brush.fillRect(x0, top, x1 - x0, tall);
     } else if (phase === "done") {
-      const from = met ? Math.min(Math.max(this.x(met.last), x0), x1) : x0;
+      if (met && this.x(met.last) > x0 + 1) from = Math.min(this.x(met.last), x1);
       brush.fillStyle = colours.wait;
-      if (from > x0 + 1) brush.fillRect(x0, top, from - x0, tall);
+      if (from > x0) brush.fillRect(x0, top, from - x0, tall);
       brush.fillStyle = colours[TONES[kind[OPERATION]] ?? "d"];
-      brush.fillRect(from > x0 + 1 ? from : x0, top, Math.max(x1 - from, 1.5), tall);
+      brush.fillRect(from, top, Math.max(x1 - from, 1.5), tall);
     } else {
       brush.fillStyle = colours.bad;
       brush.fillRect(x0, top, Math.max(x1 - x0, 3), tall);
@@ -942,18 +963,27 @@ class Timeline {
       brush.strokeRect(x0, top, x1 - x0, tall);
       brush.lineWidth = 1;
     }
-    this.drawWords(brush, colours, slice, kind, phase, x0, x1, top, tall);
-    if (met && met.lastRank === slice[RANK] && met.last - met.first > 0.03 * this.window.span && tall > 4) {
-      brush.fillStyle = colours.bad;
+    this.drawWords(brush, colours, kind, phase, from, x1, top, tall);
+    const late = met && met.lastRank === slice[RANK] && met.last - met.first > 0.02 * this.window.span;
+    if (late) this.marks.push([x0, top + tall / 2]);
+  }
+
+  /** Arrow heads at those that came last: on top, so that one rank of a thousand is seen. */
+  drawMarks(brush, colours) {
+    for (const [x, y] of this.marks) {
       brush.beginPath();
-      brush.moveTo(x0, top + tall / 2);
-      brush.lineTo(x0 - 7, top + tall / 2 - 4);
-      brush.lineTo(x0 - 7, top + tall / 2 + 4);
+      brush.moveTo(x, y);
+      brush.lineTo(x - 8, y - 5);
+      brush.lineTo(x - 8, y + 5);
+      brush.closePath();
+      brush.fillStyle = colours.bad;
       brush.fill();
+      brush.strokeStyle = colours.paper;
+      brush.stroke();
     }
   }
 
-  drawWords(brush, colours, slice, kind, phase, x0, x1, top, tall) {
+  drawWords(brush, colours, kind, phase, x0, x1, top, tall) {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     if (tall < 10 || right - left < 40) return;
     const mark = phase === "failed" || phase === "refused" ? "✗ " : phase === "held" ? "‖ " : phase === "issued" ? "… " : "";
