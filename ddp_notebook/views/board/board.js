@@ -857,20 +857,19 @@ class Timeline {
     brush.beginPath();
     brush.rect(this.gutter, 0, this.width - this.gutter, this.rowHeight * size);
     brush.clip();
-    this.marks = [];
-    // Of ranks that share a line of pixels one is drawn, and whoever has a part in what is found.
-    const told = this.tones();
+    // Of ranks that share a line of pixels one is drawn, and whoever differs from the one before.
+    const lanes = this.lanes();
     let line = -1;
     for (let rank = 0; rank < size; rank++) {
       const list = store.rows.get(rank)?.list;
       const here = Math.floor(rank * this.rowHeight);
-      if (!list || (here === line && told.get(rank) === told.get(rank - 1))) continue;
+      if (!list || (here === line && lanes.get(rank) === lanes.get(rank - 1))) continue;
       line = here;
       this.drawRow(brush, colours, rank, list, now);
     }
     this.drawMarks(brush, colours);
     brush.restore();
-    this.drawLabels(brush, colours, size, told);
+    this.drawLabels(brush, colours, size, lanes);
   }
 
   drawAxis(brush, colours, bottom) {
@@ -889,21 +888,22 @@ class Timeline {
     }
   }
 
-  /** The tone of each rank's lane. */
-  tones() {
-    const tones = new Map();
-    for (const lane of this.page.board.lanes) for (const rank of parseRanks(lane.ranks)) tones.set(rank, lookOf(lane).tone);
-    return tones;
+  /** The lane of each rank. */
+  lanes() {
+    const lanes = new Map();
+    for (const lane of this.page.board.lanes) for (const rank of parseRanks(lane.ranks)) lanes.set(rank, lane);
+    return lanes;
   }
 
-  drawLabels(brush, colours, size, tones) {
+  drawLabels(brush, colours, size, lanes) {
     const every = Math.max(1, Math.ceil(11 / this.rowHeight));
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find((each) => each >= every) ?? 256;
     brush.textAlign = "right";
     brush.textBaseline = "middle";
     for (let rank = 0; rank < size; rank++) {
       const y = rank * this.rowHeight;
-      brush.fillStyle = colours[tones.get(rank)] ?? colours.idle;
+      const lane = lanes.get(rank);
+      brush.fillStyle = colours[lane && lookOf(lane).tone] ?? colours.idle;
       brush.fillRect(this.gutter - 5, y, 3, Math.max(this.rowHeight - 1, 0.6));
       if (rank % step) continue;
       brush.fillStyle = colours.ink;
@@ -913,8 +913,9 @@ class Timeline {
 
   drawRow(brush, colours, rank, list, now) {
     const [store, end] = [this.page.store, this.window.to];
-    const top = rank * this.rowHeight + (this.rowHeight > 5 ? 1 : 0);
-    const tall = Math.max(this.rowHeight - (this.rowHeight > 5 ? 2 : 0), 0.6);
+    const apart = this.rowHeight > 5 ? 1 : 0;
+    const top = this.rowHeight < 1 ? Math.floor(rank * this.rowHeight) : rank * this.rowHeight + apart;
+    const tall = Math.max(this.rowHeight - 2 * apart, 1);
     const seen = [];
     for (let i = store.startOf(list, this.window.from); i < list.length && list[i][ISSUED] <= end; i++) seen.push(list[i]);
     // Buckets that are under way at once stand below each other, where there is room for it.
@@ -964,13 +965,13 @@ class Timeline {
       brush.lineWidth = 1;
     }
     this.drawWords(brush, colours, kind, phase, from, x1, top, tall);
-    const late = met && met.lastRank === slice[RANK] && met.last - met.first > 0.02 * this.window.span;
-    if (late) this.marks.push([x0, top + tall / 2]);
   }
 
   /** Arrow heads at those that came last: on top, so that one rank of a thousand is seen. */
   drawMarks(brush, colours) {
-    for (const [x, y] of this.marks) {
+    for (const { ranks, first, last, lastRank } of this.page.store.meetings.values()) {
+      if (ranks.size < 2 || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
+      const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
       brush.beginPath();
       brush.moveTo(x, y);
       brush.lineTo(x - 8, y - 5);
