@@ -140,6 +140,10 @@ def test_buttons_work_while_a_cell_runs_and_later_cells_keep_their_order(
     assert cell not in page.idle, "all of that happened while the cell was running"
     assert page.executed[-1] == loop
 
+    info = page.kernel.client.kernel_info()
+    page.read_until(lambda: info in page.idle, "what a page asks that was loaded anew")
+    assert cell not in page.idle and page.executed[-1] == loop
+
     flag.touch()
     page.read_until(lambda: later[-1] in page.idle, "the cells that were sent meanwhile")
     assert page.executed[-3:] == [f"order = {n}" for n in range(3)]

@@ -900,14 +900,24 @@ class Timeline {
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find((each) => each >= every) ?? 256;
     brush.textAlign = "right";
     brush.textBaseline = "middle";
+    const named = new Map();
     for (let rank = 0; rank < size; rank++) {
       const y = rank * this.rowHeight;
       const lane = lanes.get(rank);
       brush.fillStyle = colours[lane && lookOf(lane).tone] ?? colours.idle;
       brush.fillRect(this.gutter - 5, y, 3, Math.max(this.rowHeight - 1, 0.6));
+      const middle = y + Math.max(this.rowHeight, 10) / 2;
+      if (step > 1 && ["culprit", "late", "dead", "failed"].includes(lane?.role) && named.size < 12) named.set(rank, middle);
       if (rank % step) continue;
       brush.fillStyle = colours.ink;
-      brush.fillText(String(rank), this.gutter - 8, y + Math.max(this.rowHeight, 10) / 2);
+      brush.fillText(String(rank), this.gutter - 8, middle);
+    }
+    // Where there is no room for all numbers, those of ranks in trouble stand above the others.
+    for (const [rank, middle] of named) {
+      brush.fillStyle = colours[lookOf(lanes.get(rank)).tone];
+      brush.fillRect(0, middle - 7, this.gutter - 5, 14);
+      brush.fillStyle = colours.paper;
+      brush.fillText(String(rank), this.gutter - 8, middle);
     }
   }
 
