@@ -157,11 +157,11 @@ def opened(
             yield notebook
         finally:
             page.screenshot(path=picture)
-            for kernel in api(page, lab, "GET").json():
-                api(page, lab, "DELETE", f"/{kernel['id']}")
+            for kernel in _api(page, lab, "GET").json():
+                _api(page, lab, "DELETE", f"/{kernel['id']}")
             browser.close()
 
 
-def api(page: Page, lab: Lab, method: str, path: str = "") -> Any:
+def _api(page: Page, lab: Lab, method: str, path: str = "") -> Any:
     """The server's answer to a request about its kernels."""
     return page.request.fetch(f"{lab.url}api/kernels{path}?token={lab.token}", method=method)

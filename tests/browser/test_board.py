@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from labs import SHOWN_WITHIN_MS, Lab, api, opened
+from labs import SHOWN_WITHIN_MS, Lab, opened
 from playwright.sync_api import Locator, Page, expect
 from support import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
 HOSTILE = "<img src=x onerror=window.hurt=1><script>window.hurt=1</script>"
-HANG = """%%ddp
+HANG = f"""%%ddp
 if rank == 1:
-    dist.barrier()
-dist.all_reduce(torch.ones(3))"""
+    dist.barrier()              # {HOSTILE}
+dist.all_reduce(torch.ones(3))  # {HOSTILE}"""
 LOOP = """%%ddp
 import pathlib, time
 x = torch.ones(3)
@@ -55,9 +55,9 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         "%load_ext ddp_notebook",
         "%ddp_init --world-size 2 --step",
         HANG,
-        f"%%ddp --ranks 1\nimport os\nprint({HOSTILE!r}, flush=True)\nos._exit(3)",
         "%ddp_save run.json",
         "%ddp_replay run.json",
+        "%%ddp --ranks 1\nimport os; os._exit(3)",
     ]
     with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
         notebook.run(0)
@@ -79,23 +79,26 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.finding.locator("summary").click()
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
         expect(board.timeline).to_be_visible()
-        expect(board.el.locator(".ddpb-here").first).to_contain_text("dist.")
+        expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
         board.press("why")
         expect(board.answer).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
         notebook.page.screenshot(path=tmp_path / "finding.png")
+
+        notebook.run(3)
+        replay = Board(notebook.run(4))
+        expect(replay.finding).to_contain_text("only rank 1 calls barrier")
+        expect(replay.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)
+        expect(replay.timeline).to_be_visible()
+        expect(replay.el.locator(".ddpb-action")).to_have_count(0)
+        replay.el.get_by_role("slider").fill("0")
+        expect(replay.el.locator(".ddpb-past")).to_be_visible()
+        notebook.page.screenshot(path=tmp_path / "replay.png")
+
         board.press("abort")
         board.await_roles("ready", "ready")
         expect(board.finding).to_have_count(0)
-
-        notebook.start(3)
+        notebook.start(5)
         board.await_roles("ready", "dead")
-        expect(board.lanes.nth(1)).to_contain_text(HOSTILE)  # as text
-        notebook.page.screenshot(path=tmp_path / "dead.png")
-        notebook.run(4)
-        replay = Board(notebook.run(5))
-        expect(replay.lanes.nth(1)).to_contain_text(HOSTILE)
-        expect(replay.el.locator(".ddpb-action")).to_have_count(0)
-        board = Board(notebook.cells.nth(1))
         board.press("restart")
         expect(board.answer).to_contain_text("%ddp_restart --ranks 1", timeout=SHOWN_WITHIN_MS)
         board.await_roles("ready", "ready")
@@ -127,8 +130,10 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         board.press("where")
         expect(board.answer).to_contain_text("%ddp_where", timeout=SHOWN_WITHIN_MS)
 
-        other = page.context.new_page()
-        other.goto(page.url)
+        browser = page.context.browser
+        assert browser is not None
+        other = browser.new_page()
+        other.goto(f"{lab.url}lab/tree/ranks.ipynb?token={lab.token}")
         second = Board(other)
         expect(second.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
         second.press("why")
@@ -140,8 +145,8 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         page.screenshot(path=tmp_path / "back.png")
         other.close()
 
-        (kernel,) = api(page, lab, "GET").json()
-        api(page, lab, "POST", f"/{kernel['id']}/restart")
+        page.locator("[data-command='notebook:restart-kernel']").first.click()
+        page.locator(".jp-Dialog").get_by_role("button", name="Restart").click()
         expect(board.el.locator(".ddpb-gone")).to_be_visible(timeout=SHOWN_WITHIN_MS)
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         page.screenshot(path=tmp_path / "gone.png")
