@@ -146,7 +146,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         other.close()
 
         page.locator("[data-command='notebook:restart-kernel']").first.click()
-        page.locator(".jp-Dialog").get_by_role("button", name="Restart").click()
+        page.locator(".jp-Dialog .jp-mod-accept").click()
         expect(board.el.locator(".ddpb-gone")).to_be_visible(timeout=SHOWN_WITHIN_MS)
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         page.screenshot(path=tmp_path / "gone.png")
