@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 _PICTURE_INTERVAL_S = 1.0
 """Below a widget the picture is for later: it need not be painted as often."""
 _QUIET_S = 1.0
+_BEAT_S = 2.0
+"""While a page watches, it hears something so often: else it says that the kernel is gone."""
+_WATCHED_S = 90.0
+"""A page that watches says so every minute. Nobody is told anything when none does: a kernel
+that says nothing can be seen to be idle, and ended."""
 
 
 def open_board(session: Session, shell: Any) -> LiveBoard | StillBoard:
@@ -73,6 +78,8 @@ class LiveBoard:
         self._lock = threading.Lock()
         self._asked: dict[str, Mapping[str, Any]] = {}
         self._closed = False
+        self._watched_until_s = 0.0
+        self._told_s = 0.0
         empty = model.board_json("The ranks are starting.", (), Snapshot(), (), self._epoch_ns)
         self._widget: BoardWidget = BoardWidget(self._heard, board=empty)
         handle = widget_messages(shell.kernel)
@@ -156,7 +163,11 @@ class LiveBoard:
                 widget.busy = list(self._buttons.busy)
                 widget.said = [model.said_json(each) for each in self._buttons.said]
             message = self._timeline.news()
+            now_s = time.monotonic()
+            if message is None and self._told_s + _BEAT_S < now_s < self._watched_until_s:
+                message = {"kind": "beat"}
             if message is not None:
+                self._told_s = now_s
                 widget.tell(message, self._now_us())
             self._answer()
 
@@ -168,6 +179,7 @@ class LiveBoard:
     def _heard(self, content: Mapping[str, Any]) -> None:
         """A page said something; any thread, and nothing here takes long."""
         kind = content.get("kind")
+        self._watched_until_s = time.monotonic() + _WATCHED_S
         if kind == "do" and not self._closed:
             self._buttons.press(str(content.get("magic", "")))
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):

@@ -37,6 +37,7 @@ class Buttons:
         self._changed = changed
         self._found = found
         self._lock = threading.Lock()
+        self._answers = 0
         self.busy: tuple[str, ...] = ()
         self.said: tuple[dict[str, Any], ...] = ()
 
@@ -58,7 +59,8 @@ class Buttons:
     def _say(self, magic: str, words: str, *, ok: bool) -> None:
         with self._lock:
             self.busy = tuple(each for each in self.busy if each != magic)
-            answer = {"magic": magic, "text": words, "ok": ok}
+            self._answers += 1  # to press once more shows an answer anew, be it the same
+            answer = {"number": self._answers, "magic": magic, "text": words, "ok": ok}
             others = tuple(each for each in self.said if each["magic"] != magic)
             self.said = (answer, *others)[:_KEPT]
         self._changed()

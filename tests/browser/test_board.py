@@ -21,9 +21,10 @@ if rank == 1:
 dist.all_reduce(torch.ones(3))  # {HOSTILE}"""
 LOOP = """%%ddp
 import pathlib, time
-x = torch.ones(3)
-while not pathlib.Path("go-on").exists():
-    dist.all_reduce(x)
+stop = torch.zeros(1)
+while not stop:
+    stop = torch.tensor([float(pathlib.Path("go-on").exists())])
+    dist.all_reduce(stop)  # or a rank would leave the others behind
     time.sleep(0.02)"""
 
 

@@ -163,3 +163,10 @@ test("ticks are round and inside", () => {
 test("failed collectives do not count as pending", () => {
   assert.equal(filled([[0, 0, 0, 0, 1, 2, FAILED]]).pending, 0);
 });
+
+test("times on the axis differ from each other", () => {
+  assert.deepEqual([23.1e6, 23.2e6, 24e6].map((at) => board.formatTick(at, 1e5)), ["23.1 s", "23.2 s", "24.0 s"]);
+  assert.deepEqual([0, 5e3, 1e4].map((at) => board.formatTick(at, 5e3)), ["0", "5 ms", "10 ms"]);
+  assert.equal(board.formatTick(2500, 500), "2.5 ms");
+  assert.equal(board.formatTick(20, 20), "20 µs");
+});

@@ -37,6 +37,13 @@ export function formatSpan(us) {
 
 const trim = (value) => (Math.abs(value) < 9.95 ? value.toFixed(1).replace(".0", "") : value.toFixed(0));
 
+/** A time on the axis, as exact as `step` between two of them asks for. */
+export function formatTick(at, step) {
+  const [unit, worth] = [["s", 1e6], ["ms", 1e3], ["µs", 1]].find(([, each]) => Math.abs(at) >= each) ?? ["µs", 1];
+  const digits = Math.max(0, Math.ceil(Math.log10(worth / step) - 1e-9));
+  return at ? `${(at / worth).toFixed(digits)} ${unit}` : "0";
+}
+
 /** An age for a glance: a healthy rank's does not flicker. */
 export function formatAge(us) {
   const s = us / 1e6;
@@ -352,6 +359,9 @@ async function copy(text, button) {
 const copyButton = (text, of) =>
   make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
 
+const LOST_AFTER_MS = 8_000; // a kernel that knows of a page says something every two seconds
+const HERE_EVERY_MS = 60_000;
+
 class Page {
   constructor(model, store) {
     this.model = model;
@@ -378,7 +388,7 @@ class Page {
       part("said", { "aria-live": "polite" }),
       part("notes", { tag: "ul" }),
     );
-    this.gone.textContent = "The kernel is not connected. This is the last that was known.";
+    this.gone.textContent = "The kernel is not heard any more. This is the last that was known.";
   }
 
   get board() {
@@ -398,6 +408,7 @@ class Page {
   }
 
   hear(now) {
+    this.heardAt = performance.now();
     if (now == null) return;
     this.store.heard = Math.max(this.store.heard ?? 0, now);
     this.store.ahead = Math.max(this.store.ahead ?? -Infinity, now - performance.now() * 1000);
@@ -531,6 +542,12 @@ class Page {
   /** What changes by itself: ages, and whether a kernel is there. */
   tick() {
     const now = this.now();
+    const [time, frozen] = [performance.now(), this.model.get("board").frozen];
+    this.el.classList.toggle("ddpb-lost", !frozen && time - this.heardAt > LOST_AFTER_MS);
+    if (!frozen && !document.hidden && time - (this.saidHere ?? 0) > HERE_EVERY_MS) {
+      this.saidHere = time;
+      this.send({ kind: "here" });
+    }
     for (const [element, lane] of this.ages ?? []) {
       const text = lane.heard ? `silent ${formatAge(now - lane.heard)}` : formatAge(Math.max(0, now - lane.since));
       if (element.textContent !== text) element.textContent = text;
@@ -877,13 +894,14 @@ class Timeline {
     brush.textBaseline = "alphabetic";
     brush.textAlign = "center";
     const origin = Number.isFinite(this.page.store.first) ? this.page.store.first : 0;
-    for (const at of ticks(this.window.from - origin, this.window.to - origin, this.width < 500 ? 3 : 6)) {
+    const times = ticks(this.window.from - origin, this.window.to - origin, this.width < 500 ? 3 : 6);
+    for (const at of times) {
       const x = Math.round(this.x(at + origin)) + 0.5;
       if (x < this.gutter) continue;
       brush.fillStyle = colours.line;
       brush.fillRect(x, 0, 1, bottom + 3);
       brush.fillStyle = colours.ink;
-      const text = at ? formatSpan(at) : "0";
+      const text = formatTick(at, times[1] - times[0] || at);
       if (x > this.gutter + 18 && x < this.width - 18) brush.fillText(text, x, bottom + 14);
     }
   }
