@@ -6,6 +6,10 @@ setup.py    %ddp_step, %ddp_why, %ddp_abort, %ddp_run
 wrap.py     %ddp_wrap
 fault.py    %ddp_fault
 doctor.py   %ddp_doctor
+boards.py   the live board: a widget, and a picture for where no script runs
+widgets.py  whether there can be widgets, and a saved run in one
+buttons.py  what the board's buttons do, which is what the magics do
+kernel_private.py  the one place for ipykernel's private parts
 running.py  a cell or a script as the notebook shows it: live, then whole
 """
 

@@ -111,7 +111,7 @@ class LiveBoard:
         self._wake.set()
         with self._lock:
             self._widget.actions = []
-            self._widget.board = {**self._widget.board, "frozen": True}
+            self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
         bundle = board_bundle(final if final is not None else self._session.status())
         self._picture.close(self._widget.picture(bundle))
 

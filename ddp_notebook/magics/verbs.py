@@ -234,8 +234,8 @@ class DDPMagics(
 
     def _shutdown(self) -> None:
         had_ranks = self.session.running
+        self._close_board(None)  # which keeps what was there last
         self.session.shutdown()
-        self._close_board(None)
         self._say("All ranks have ended." if had_ranks else "There were no ranks.")
 
     # -- inside ------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def actions(lanes: Sequence[Lane], running: bool, in_run: bool) -> tuple[Action,
 
 
 CHOOSE_RANKS = "choose the ranks to restart: click them"
-"""Not all of them by one click: their variables would be gone. The page knows this sentence."""
+"""Not all of them by one click: their variables would be gone."""
 
 
 def _ranks_of(lanes: Sequence[Lane], roles: set[Role]) -> Ranks:

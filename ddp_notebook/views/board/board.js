@@ -437,8 +437,9 @@ class Page {
 
   drawHead(board) {
     const past = this.past && `${formatSpan(this.model.get("board").now - this.past.now)} ago`;
-    show(this.head, [board.headline, past], () => [
+    show(this.head, [board.headline, past, board.closed], () => [
       make("span", { class: "ddpb-title" }, board.headline),
+      board.closed && make("span", { class: "ddpb-category" }, "as it was last"),
       past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back to now`),
     ]);
   }
