@@ -33,6 +33,9 @@ MOST_EVIDENCE = 40
 MOST_CHARACTERS = 600
 """Of a text in a lane or a line of code; evidence and remedies may be four times as long."""
 
+STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
+"""The stages of set-up, which a page is told once."""
+
 _MAGIC = re.compile(r"%ddp_(?:step|why|where|abort|restart)\b(?: --\w+ [\w-]+(?:,[\w-]+)*)*")
 
 
@@ -59,7 +62,6 @@ def board_json(
         "headline": _line(headline),
         "world_size": snapshot.world_size,
         "ended": bool(snapshot.ended),
-        "stages": [{"name": s.value, "about": s.about, "link": s.link} for s in Stage],
         "lanes": [_lane(lane, epoch_ns) for lane in shown],
         "left_out": format_ranks(rank for lane in lanes[MOST_LANES:] for rank in lane.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in notes],

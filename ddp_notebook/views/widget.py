@@ -14,6 +14,8 @@ from typing import Any
 import anywidget
 import traitlets
 
+from ddp_notebook.views.board_model import STAGES
+
 _FOLDER = Path(__file__).parent / "board"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -29,6 +31,7 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     _css = (_FOLDER / "board.css").read_text("utf-8")
 
     still = traitlets.Unicode().tag(sync=True)
+    stages = traitlets.List(STAGES).tag(sync=True)
     board = traitlets.Dict().tag(sync=True)
     findings = traitlets.List().tag(sync=True)
     standings = traitlets.List().tag(sync=True)

@@ -440,7 +440,7 @@ class Page {
     show(this.head, [board.headline, past, board.closed], () => [
       make("span", { class: "ddpb-title" }, board.headline),
       board.closed && make("span", { class: "ddpb-category" }, "as it was last"),
-      past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back to now`),
+      past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
     ]);
   }
 
@@ -480,7 +480,7 @@ class Page {
       const widest = Math.max(...board.lanes.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
       this.lanes.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
       this.wires = make("svg", { class: "ddpb-wires", "aria-hidden": "true" });
-      const rows = board.lanes.map((lane) => this.lane(lane, board.stages));
+      const rows = board.lanes.map((lane) => this.lane(lane, this.model.get("stages")));
       const more = board.left_out && make("div", { class: "ddpb-more" }, `and ${nameRanks(board.left_out)}`);
       return [this.wires, ...rows, more];
     });
@@ -821,7 +821,7 @@ class Timeline {
     if (this.el.hidden) return;
     this.window.update(store, this.page.now());
     this.drawCanvas();
-    const text = this.window.follow ? "Pause" : "▶ Live";
+    const text = this.window.follow ? "Pause" : this.page.model.get("board").frozen ? "▶ End" : "▶ Live";
     if (this.pause.textContent !== text) this.pause.textContent = text;
     const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
     this.info.textContent = `${formatSpan(this.window.span)} shown${skipped}`;
