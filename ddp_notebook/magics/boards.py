@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.analysis.board import board as arranged
 from ddp_notebook.analysis.lanes import as_of, lanes, standings
 from ddp_notebook.magics.buttons import Buttons
-from ddp_notebook.magics.kernel_private import widget_messages
 from ddp_notebook.magics.widgets import can_show_widgets, past_message
 from ddp_notebook.model import Board, Snapshot
 from ddp_notebook.session import Session
-from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.session.live import Live
 from ddp_notebook.views import board_model as model
 from ddp_notebook.views.live import BOARD_INTERVAL_S, LiveRegion
@@ -82,9 +80,6 @@ class LiveBoard:
         self._told_s = 0.0
         empty = model.board_json("The ranks are starting.", (), Snapshot(), (), self._epoch_ns)
         self._widget: BoardWidget = BoardWidget(self._heard, board=empty)
-        handle = widget_messages(shell.kernel)
-        if handle is not None:
-            do_meanwhile(handle)
         self._picture = LiveRegion(
             self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
         )

@@ -21,7 +21,7 @@ from ddp_notebook.magics.running import RunningCells, is_news
 from ddp_notebook.magics.save import SaveVerb
 from ddp_notebook.magics.setup import SetupVerbMagics
 from ddp_notebook.magics.where import WhereVerb
-from ddp_notebook.magics.widgets import can_show_widgets, load_widgets
+from ddp_notebook.magics.widgets import can_show_widgets, prepare_widgets
 from ddp_notebook.magics.wrap import WrapVerb
 from ddp_notebook.model import (
     BenchResult,
@@ -62,7 +62,7 @@ class DDPMagics(
         self._show_replays()
         self._live_board: LiveBoard | StillBoard | None = None
         if can_show_widgets(shell):
-            load_widgets()
+            prepare_widgets(shell.kernel)
         session.record.subscribe(self._board_may_change)
 
     # -- verbs -------------------------------------------------------------------------

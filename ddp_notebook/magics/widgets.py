@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.analysis.board import board as arranged
 from ddp_notebook.analysis.lanes import Picture, as_of, lanes, standing_at
+from ddp_notebook.magics.kernel_private import widget_messages
 from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
+from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views import board_model as model
 from ddp_notebook.views.timeline_model import Timeline
 
@@ -26,8 +28,12 @@ def can_show_widgets(shell: Any) -> bool:
     return all(importlib.util.find_spec(name) for name in ("anywidget", "ipywidgets"))
 
 
-def load_widgets() -> None:
-    """Import what widgets need, in the background: it takes longer than a board may."""
+def prepare_widgets(kernel: Any) -> None:
+    """Have pages answered while cells run, and import what widgets need, in the background: that
+    takes longer than a board may."""
+    handle = widget_messages(kernel)
+    if handle is not None:
+        do_meanwhile(handle)
 
     def work() -> None:
         import ddp_notebook.views.widget  # noqa: F401
