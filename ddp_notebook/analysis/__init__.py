@@ -2,6 +2,7 @@
 
 timeline.py          events folded into state
 board.py             state arranged in rows
+lanes.py             state and collectives as lanes: who waits for whom, whose doing it is
 steps.py             state arranged as the table after a step: who waits for whom
 stacktree.py         the ranks' stacks merged into one tree
 collective_steps.py  who stands before which collective: the table of a step

@@ -7,6 +7,10 @@ wrap.py     %ddp_wrap
 fault.py    %ddp_fault
 doctor.py   %ddp_doctor
 detached.py %ddp_wait, and what is shown of a run that nobody waits for
+boards.py   the live board: a widget, and a picture for where no script runs
+widgets.py  whether there can be widgets, and a saved run in one
+buttons.py  what the board's buttons do, which is what the magics do
+kernel_private.py  the one place for ipykernel's private parts
 running.py  a cell or a script as the notebook shows it: live, then whole
 """
 

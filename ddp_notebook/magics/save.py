@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import line_magic
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import format_bytes
+from ddp_notebook.magics.widgets import ReplayBoard, can_show_widgets
+from ddp_notebook.model import Diagnosis, format_bytes
 from ddp_notebook.session.replay import Replay, what_is_missing
 from ddp_notebook.views import findings
 from ddp_notebook.views.notebook import board_bundle
@@ -89,11 +90,18 @@ class SaveVerb:
 
     def _show_replay(self, replay: Replay) -> None:
         self._say(replay.about)
-        publish = self.shell.display_pub.publish
-        publish(data=board_bundle(replay.status()), metadata={})
+        diagnosis: Diagnosis | None = None
         try:
             diagnosis = replay.why()
         except UsageMistake as mistake:
             self._say(str(mistake))
-        else:
-            publish(data=findings.bundle(diagnosis), metadata={})
+        bundles = [board_bundle(replay.status())]
+        if diagnosis is not None:
+            bundles.append(findings.bundle(diagnosis))
+        publish = self.shell.display_pub.publish
+        if can_show_widgets(self.shell):
+            widget = ReplayBoard(replay, diagnosis).widget
+            publish(data=widget.bundle(), metadata={})
+            bundles = [widget.picture(bundle) for bundle in bundles]
+        for bundle in bundles:
+            publish(data=bundle, metadata={})

@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.magics.bench import BenchVerb
+from ddp_notebook.magics.boards import LiveBoard, StillBoard, open_board
 from ddp_notebook.magics.detached import DetachedVerb
 from ddp_notebook.magics.doctor import DoctorVerb
 from ddp_notebook.magics.fault import FaultVerb
@@ -21,6 +22,7 @@ from ddp_notebook.magics.running import RunningCells, is_news
 from ddp_notebook.magics.save import SaveVerb
 from ddp_notebook.magics.setup import SetupVerbMagics
 from ddp_notebook.magics.where import WhereVerb
+from ddp_notebook.magics.widgets import can_show_widgets, prepare_widgets
 from ddp_notebook.magics.wrap import WrapVerb
 from ddp_notebook.model import (
     Board,
@@ -32,14 +34,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.options import parse_settings
-from ddp_notebook.views.live import (
-    BOARD_INTERVAL_S,
-    LiveRegion,
-)
-from ddp_notebook.views.notebook import (
-    Displays,
-    board_bundle,
-)
+from ddp_notebook.views.notebook import Displays
 
 
 @magics_class
@@ -64,7 +59,9 @@ class DDPMagics(
         self.displays.register()
         self._show_replays()
         self._show_cell_results()
-        self._board_region: LiveRegion | None = None
+        self._live_board: LiveBoard | StillBoard | None = None
+        if can_show_widgets(shell):
+            prepare_widgets(shell.kernel)
         session.record.subscribe(self._board_may_change)
 
     # -- verbs -------------------------------------------------------------------------
@@ -200,8 +197,8 @@ class DDPMagics(
 
     def _shutdown(self) -> None:
         had_ranks = self.session.running
+        self._close_board(None)  # which keeps what was there last
         self.session.shutdown()
-        self._close_board(None)
         self._say("All ranks have ended." if had_ranks else "There were no ranks.")
 
     # -- inside ------------------------------------------------------------------------
@@ -243,25 +240,20 @@ class DDPMagics(
         self._close_board(None)
         if not self._has_front_end:
             return
-        region = LiveRegion(
-            self.shell.display_pub,
-            lambda: board_bundle(self.session.status()),
-            BOARD_INTERVAL_S,
-            settle_s=BOARD_INTERVAL_S,
-        )
-        self._board_region = region
+        opened = open_board(self.session, self.shell)
+        self._live_board = opened
         self.displays.shown_already()
-        region.open(delay_s=0.02)  # not the board of the session before
+        opened.open(delay_s=0.02)  # not the board of the session before
 
     def _close_board(self, final: Board | None) -> None:
-        region, self._board_region = self._board_region, None
-        if region is not None:
-            region.close(board_bundle(final) if final is not None else None)
+        shown, self._live_board = self._live_board, None
+        if shown is not None:
+            shown.close(final)
 
     def _board_may_change(self, events: Sequence[Event]) -> None:
         if is_news(events):
             self._nudge_board()
 
     def _nudge_board(self) -> None:
-        if self._board_region is not None:
-            self._board_region.nudge()
+        if self._live_board is not None:
+            self._live_board.nudge()

@@ -8,6 +8,7 @@ everything here can be written as JSON and read back.
     state.py      what events add up to, and how it is arranged for drawing
     collectives.py  what each rank issued, a record each
     evidence.py   what is known of each rank while set-up runs
+    lanes.py      the ranks as the live board draws them
     facts.py      what each rank knows of its training when a run is over
     diagnosis.py  findings: the mistake, whose it is, what to do
     steps.py      what a step of set-up gives
@@ -81,6 +82,7 @@ from ddp_notebook.model.facts import (
     facts_from_json,
     facts_to_json,
 )
+from ddp_notebook.model.lanes import Lane, Role, Standing
 from ddp_notebook.model.saved import (
     Dropped,
     Moment,
@@ -147,6 +149,9 @@ __all__ = [
     "RankEvidence",
     "Probe",
     "InitArguments",
+    "Lane",
+    "Role",
+    "Standing",
     "Activity",
     "BenchRun",
     "Board",

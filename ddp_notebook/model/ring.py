@@ -56,10 +56,17 @@ class RankRing:
     texts: tuple[Any, ...] = field(default=(), repr=False)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Members of each group, as ranks of the default group."""
+    text_bytes: int = 0
+    """How many bytes of text `texts` were made of."""
 
 
-def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRing:
-    """The newest `last` records of the ring in `buffer`; an empty ring when it is none."""
+def read(
+    buffer: bytes | memoryview, rank: int, last: int = CAPACITY, known: RankRing | None = None
+) -> RankRing:
+    """The newest `last` records of the ring in `buffer`; an empty ring when it is none.
+
+    `known` is what was read before: while no text was added, its texts are not read again.
+    """
     if len(buffer) < FILE_BYTES or bytes(buffer[:8]) != MAGIC:
         return RankRing()
     _, run, written, text_bytes = HEADER.unpack_from(buffer)
@@ -68,7 +75,10 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
         _unpacked(buffer, RECORDS_FROM + number % CAPACITY * RECORD_BYTES)
         for number in range(start, written)
     ]
-    texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
+    if known is not None and (known.run, known.text_bytes) == (run, text_bytes):
+        texts = known.texts
+    else:
+        texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
     # Records of one line share its path: that is compared often.
     paths = {
         number: tuple(Place(*place) for place in text)
@@ -87,7 +97,7 @@ def read(buffer: bytes | memoryview, rank: int, last: int = CAPACITY) -> RankRin
         if isinstance(text, dict) and "group" in text
     }
     first = records[0].number if records else 0
-    return RankRing(run, first, records, texts, groups)
+    return RankRing(run, first, records, texts, groups, text_bytes)
 
 
 def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:

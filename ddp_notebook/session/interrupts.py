@@ -12,8 +12,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.05
 """How often a waiting loop should look whether there was an interrupt."""
+
+_meanwhile: list[Callable[[], None]] = []
+
+
+def do_meanwhile(act: Callable[[], None]) -> None:
+    """Have `act` done whenever a loop of the main thread that waits for ranks looks for interrupts.
+
+    It must be quick and raise nothing.
+    """
+    if act not in _meanwhile:
+        _meanwhile.append(act)
 
 
 @contextmanager
@@ -27,7 +38,13 @@ def noted() -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
     previous = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+
+    def interrupted() -> bool:
+        for act in _meanwhile:
+            act()
+        return bool(came)
+
     try:
-        yield lambda: bool(came)
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, previous)

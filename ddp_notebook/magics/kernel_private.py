@@ -1,0 +1,113 @@
+"""The one place for ipykernel's private parts: a page's messages while a cell runs.
+
+A cell that waits for ranks blocks the kernel's loop, and with it what the board's buttons say;
+ipykernel 7's threads for such messages help only in some versions of it. So a waiting cell reads
+the pending messages itself: those of widgets are handled, and what a page asks that was loaded
+anew, so that its board comes back. All others are given back to the loop in their order, for when
+the cell is over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_COMMS = ("comm_open", "comm_msg", "comm_close")
+_QUESTIONS = ("kernel_info_request", "comm_info_request")
+
+
+def widget_messages(kernel: Any) -> Callable[[], None] | None:
+    """What handles the pending messages of widgets, for the main thread to call again and again.
+
+    None where the kernel is not built as is known here: buttons then work between cells.
+    """
+    stream, session = _shell_stream(kernel), getattr(kernel, "session", None)
+    needs = ("shell_handlers", "get_parent", "_publish_status")
+    if stream is None or session is None or not all(hasattr(kernel, name) for name in needs):
+        return None
+
+    def handle() -> None:
+        import zmq
+
+        if threading.current_thread() is not threading.main_thread():
+            return
+        while True:
+            try:
+                frames = stream.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError:
+                return
+            if not _handled(frames, kernel):
+                # The callback as it would have been called; what comes later comes after it.
+                stream.io_loop.add_callback(stream._recv_callback, frames)
+
+    return handle
+
+
+def _shell_stream(kernel: Any) -> Any:
+    """The stream on which the main thread gets its messages; None where it is not as known."""
+    stream = getattr(kernel, "shell_stream", None)
+    if getattr(kernel, "shell_channel_thread", None) is not None:
+        # ipykernel 7: another thread reads the socket, and passes messages on.
+        manager = getattr(kernel.shell_channel_thread, "manager", None)
+        stream = getattr(getattr(manager, "_shell_channel_to_main", None), "to_stream", None)
+        if not hasattr(manager, "get_subshell_to_shell_channel_socket"):
+            return None
+    known = ("socket", "io_loop", "_recv_callback")
+    return stream if all(getattr(stream, name, None) is not None for name in known) else None
+
+
+def _reply_socket(kernel: Any) -> Any:
+    """What the main thread's replies are sent on."""
+    if getattr(kernel, "shell_channel_thread", None) is not None:
+        return kernel.shell_channel_thread.manager.get_subshell_to_shell_channel_socket(None)
+    return kernel.shell_stream
+
+
+def _handled(frames: list[Any], kernel: Any) -> bool:
+    """Whether it was a message that can be dealt with now, and is."""
+    session = kernel.session
+    try:
+        idents, rest = session.feed_identities(frames, copy=False)
+        # A look at the header alone does not count as having seen the message.
+        kind = session.deserialize(rest, content=False, copy=False)["header"]["msg_type"]
+    except (ValueError, TypeError, KeyError):
+        return False  # the loop's to judge
+    if kind not in (*_COMMS, *_QUESTIONS):
+        return False
+    try:
+        message = session.deserialize(rest, content=True, copy=False)
+        if kind in _COMMS:
+            kernel.shell_handlers[kind](_reply_socket(kernel), idents, message)
+        else:
+            _answer(kernel, kind, idents, message)
+    except Exception:  # a page's message must not end the user's cell
+        logging.getLogger(__name__).warning("a page's message was not handled", exc_info=True)
+    return True
+
+
+def _answer(kernel: Any, kind: str, idents: Any, message: Any) -> None:
+    """Answer a question. Its asker takes it for answered when the kernel says so."""
+    import zmq
+
+    socket = _reply_socket(kernel)
+    kernel._publish_status("busy", "shell", parent=message)
+    reply = kernel.shell_handlers[kind](socket, idents, message)
+    if inspect.iscoroutine(reply):
+        _run_through(reply)
+    if hasattr(socket, "flush"):  # a stream, whose loop does not run now
+        socket.flush(zmq.POLLOUT)
+    kernel._publish_status("idle", "shell", parent=message)
+    kernel._publish_status("busy", "shell", parent=kernel.get_parent("shell"))  # the cell still is
+
+
+def _run_through(reply: Any) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        reply.send(None)
+    except StopIteration:
+        return
+    reply.close()
+    raise RuntimeError("the kernel waits for something to answer this")

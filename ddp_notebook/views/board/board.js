@@ -1,0 +1,1118 @@
+// The live board: what anywidget loads in the browser. No build step, nothing to load, no innerHTML:
+// whatever a rank prints, names or raises is put into the page as text.
+//
+// Above, pure functions: words, ranks, scales, the store of slices. `node --test` tests them.
+// Below, what draws: the lanes, the timeline, the rest of the page, and the door for anywidget.
+
+// ------------------------------------------------------------------------------- words
+
+export const ROLES = {
+  culprit: ["✗", "to blame", "bad"],
+  late: ["►", "awaited", "warn"],
+  dead: ["†", "dead", "bad"],
+  failed: ["✗", "failed", "bad"],
+  silent: ["?", "silent", "idle"],
+  victim: ["…", "only waits", "warn"],
+  held: ["‖", "held", "held"],
+  waiting: ["…", "waits", "warn"],
+  busy: ["▶", "runs", "busy"],
+  ready: ["✓", "ready", "ok"],
+};
+
+export function lookOf(lane) {
+  const [mark, word, tone] = ROLES[lane.role] ?? ["·", lane.role, "idle"];
+  const dead = lane.role === "culprit" && lane.status === "dead";
+  const inSetup = lane.role === "busy" && lane.status !== "running";
+  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? lane.status : word, tone };
+}
+
+/** A time span in words, from microseconds: `12 µs`, `3.4 ms`, `1.5 s`, `4 min`. */
+export function formatSpan(us) {
+  const size = Math.abs(us);
+  if (size < 1000) return `${Math.round(us)} µs`;
+  if (size < 1e6) return `${trim(us / 1e3)} ms`;
+  if (size < 119.5e6) return `${trim(us / 1e6)} s`;
+  return size < 7170e6 ? `${Math.round(us / 60e6)} min` : `${Math.round(us / 3600e6)} h`;
+}
+
+const trim = (value) => (Math.abs(value) < 9.95 ? value.toFixed(1).replace(".0", "") : value.toFixed(0));
+
+/** A time on the axis, as exact as `step` between two of them asks for. */
+export function formatTick(at, step) {
+  const [unit, worth] = [["s", 1e6], ["ms", 1e3], ["µs", 1]].find(([, each]) => Math.abs(at) >= each) ?? ["µs", 1];
+  const digits = Math.max(0, Math.ceil(Math.log10(worth / step) - 1e-9));
+  return at ? `${(at / worth).toFixed(digits)} ${unit}` : "0";
+}
+
+/** An age for a glance: a healthy rank's does not flicker. */
+export function formatAge(us) {
+  const s = us / 1e6;
+  if (s < 1) return "< 1 s";
+  if (s < 119.5) return `${Math.round(s)} s`;
+  return s < 7170 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
+}
+
+export function formatBytes(count) {
+  for (const [unit, worth] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+    if (count >= worth) return `${(count / worth).toFixed(1).replace(".0", "")} ${unit}`;
+  return `${count} B`;
+}
+
+// ------------------------------------------------------------------------------- ranks
+
+/** The members of a rank set as it is written: `0,2-4`. */
+export function parseRanks(text) {
+  const ranks = [];
+  for (const part of text ? text.split(",") : []) {
+    const [first, last] = part.split("-").map(Number);
+    for (let rank = first; rank <= (last ?? first); rank++) ranks.push(rank);
+  }
+  return ranks;
+}
+
+/** The inverse of `parseRanks`. */
+export function formatRanks(ranks) {
+  const runs = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  return runs.map(([a, b]) => (a === b ? `${a}` : `${a}-${b}`)).join(",");
+}
+
+export const nameRanks = (text) => `rank${/^\d+$/.test(text) ? "" : "s"} ${text}`;
+
+/** A magic for chosen ranks; those replace ranks that it names itself. */
+export function magicFor(action, chosen) {
+  if (!action.takes_ranks || !chosen.size) return action.magic;
+  return `${action.magic.replace(/ --ranks \S+/, "")} --ranks ${formatRanks(chosen)}`;
+}
+
+/** Who waits for whom, by the lanes' places: one bracket per set of awaited lanes. */
+export function brackets(lanes) {
+  const placeOf = new Map();
+  lanes.forEach((lane, place) => parseRanks(lane.ranks).forEach((rank) => placeOf.set(rank, place)));
+  const found = new Map();
+  lanes.forEach((lane, place) => {
+    const targets = new Set(parseRanks(lane.waits_for).map((rank) => placeOf.get(rank)));
+    targets.delete(undefined);
+    targets.delete(place);
+    if (!targets.size) return;
+    const to = [...targets].sort((a, b) => a - b);
+    const key = to.join();
+    if (!found.has(key)) found.set(key, { from: [], to });
+    found.get(key).from.push(place);
+  });
+  return [...found.values()];
+}
+
+// ------------------------------------------------------------------------------- slices
+
+const [RANK, NUMBER, KIND, SLOT, ISSUED, DONE, PHASE] = [0, 1, 2, 3, 4, 5, 6];
+const MEETING = 7; // added here: where its ranks meet
+const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, PLACE, CODE, LABEL] =
+  Array(13).keys();
+export const PHASES = ["held", "issued", "done", "failed", "refused"];
+const MOST_SLICES = 40_000;
+const MOST_PER_RANK = 2_000;
+const MOST_MEETINGS = 20_000;
+
+/** The slices of one run, as many as fit: the oldest of each rank go first. */
+export class Store {
+  constructor(worldSize = 1) {
+    this.resize(worldSize);
+    this.generation = -1;
+    this.forget();
+  }
+
+  resize(worldSize) {
+    this.perRank = Math.max(8, Math.min(MOST_PER_RANK, Math.floor(MOST_SLICES / Math.max(1, worldSize))));
+  }
+
+  forget() {
+    this.kinds = [];
+    this.rows = new Map();
+    this.meetings = new Map();
+    this.skipped = 0;
+    this.first = Infinity;
+    this.last = 0;
+    this.pending = 0;
+  }
+
+  /** Take in a message; false when something before it was missed, and all must be asked for. */
+  take(message) {
+    if (message.generation !== this.generation) {
+      this.forget();
+      this.generation = message.generation;
+      this.run = message.run;
+    }
+    if (message.first_kind > this.kinds.length) return false;
+    message.kinds.forEach((kind, i) => (this.kinds[message.first_kind + i] = kind));
+    message.slices.forEach((slice) => this.add(slice));
+    this.skipped = message.skipped;
+    return true;
+  }
+
+  add(slice) {
+    let row = this.rows.get(slice[RANK]);
+    if (!row) this.rows.set(slice[RANK], (row = { list: [], at: new Map() }));
+    const known = row.at.get(slice[NUMBER]);
+    if (known) {
+      this.pending += (isOpen(slice) ? 1 : 0) - (isOpen(known) ? 1 : 0);
+      known.splice(0, slice.length, ...slice);
+      slice = known;
+    } else {
+      row.at.set(slice[NUMBER], slice);
+      const before = row.list.at(-1);
+      row.list.push(slice);
+      if (before && before[NUMBER] > slice[NUMBER]) row.list.sort((a, b) => a[NUMBER] - b[NUMBER]);
+      if (isOpen(slice)) this.pending++;
+      if (row.list.length > this.perRank * 1.25) this.trim(row);
+    }
+    this.meet(slice);
+    if (slice[ISSUED]) this.first = Math.min(this.first, slice[ISSUED]);
+    this.last = Math.max(this.last, slice[ISSUED], slice[DONE]);
+  }
+
+  trim(row) {
+    for (const gone of row.list.splice(0, row.list.length - this.perRank)) {
+      row.at.delete(gone[NUMBER]);
+      if (isOpen(gone)) this.pending--;
+    }
+    this.first = Infinity;
+    for (const { list } of this.rows.values()) this.first = Math.min(this.first, list[0][ISSUED]);
+  }
+
+  /** Where ranks meet: when the last of them came, and who that was. */
+  meet(slice) {
+    const kind = this.kinds[slice[KIND]];
+    if (!kind || kind[PEER] >= 0 || PHASES[slice[PHASE]] === "held") return;
+    const key = `${kind[GROUP]}/${slice[SLOT]}`;
+    let meeting = this.meetings.get(key);
+    if (!meeting) this.meetings.set(key, (meeting = { ranks: new Set(), last: -Infinity, first: Infinity }));
+    slice[MEETING] = meeting;
+    meeting.ranks.add(slice[RANK]);
+    meeting.first = Math.min(meeting.first, slice[ISSUED]);
+    if (slice[ISSUED] > meeting.last) [meeting.last, meeting.lastRank] = [slice[ISSUED], slice[RANK]];
+    if (this.meetings.size > MOST_MEETINGS) this.meetings.delete(this.meetings.keys().next().value);
+  }
+
+  /** The place of the first slice of a row that may reach into `from`. */
+  startOf(list, from) {
+    let [low, high] = [0, list.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (list[middle][ISSUED] < from) low = middle + 1;
+      else high = middle;
+    }
+    while (low > 0 && (isOpen(list[low - 1]) || list[low - 1][DONE] >= from)) low--;
+    return Math.max(0, low - 1);
+  }
+
+  /** What a person wants to know of a slice, a line each. */
+  describe(slice, now) {
+    const kind = this.kinds[slice[KIND]];
+    if (!kind) return [];
+    const phase = PHASES[slice[PHASE]];
+    const reduce = kind[REDUCE] && kind[REDUCE] !== "SUM" ? `(${kind[REDUCE]})` : "";
+    const lines = [`rank ${slice[RANK]} · ${kind[OPERATION]}${reduce} · ${phase} · #${slice[NUMBER]}`];
+    const of = [kind[DTYPE] && `${kind[DTYPE]} [${kind[SHAPE].join(", ")}]`, kind[BYTES] && formatBytes(kind[BYTES])];
+    const part = kind[BUCKET] ? `bucket ${kind[BUCKET]} of DDP's backward` : kind[PART] && `DDP's ${kind[PART]}`;
+    const peer = kind[PEER] >= 0 && `${kind[OPERATION] === "send" ? "to" : "from"} rank ${kind[PEER]}`;
+    const what = [...of, part || kind[API], peer, kind[LABEL]].filter(Boolean).join(" · ");
+    if (what) lines.push(what);
+    if (kind[PLACE]) lines.push(kind[CODE] ? `${kind[PLACE]}   ${kind[CODE]}` : kind[PLACE]);
+    lines.push(`${isOpen(slice) ? "for" : "took"} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
+    const meeting = slice[MEETING];
+    if (meeting && meeting.ranks.size > 1 && meeting.last > slice[ISSUED])
+      lines[lines.length - 1] += ` · waited ${formatSpan(meeting.last - slice[ISSUED])} for rank ${meeting.lastRank}`;
+    else if (meeting && meeting.lastRank === slice[RANK] && meeting.last > meeting.first)
+      lines[lines.length - 1] += ` · the last to come, ${formatSpan(meeting.last - meeting.first)} after the first`;
+    return lines;
+  }
+}
+
+const isOpen = (slice) => slice[PHASE] < 2;
+const endOf = (slice, now) => (isOpen(slice) ? now : slice[DONE] || slice[ISSUED]);
+
+/** Whether a slice was issued well before `until`: that the one before is done is seen a bit late. */
+const within = (slice, until, now) => slice[ISSUED] + 0.2 * (endOf(slice, now) - slice[ISSUED]) < until;
+
+/** Whether slices of a row were under way at once. */
+export function overlap(slices, now) {
+  let until = -Infinity;
+  for (const slice of slices) {
+    if (within(slice, until, now)) return true;
+    until = Math.max(until, endOf(slice, now));
+  }
+  return false;
+}
+
+/** Which part of time is shown: it follows the end, or stays where a person put it. */
+export class Window {
+  constructor() {
+    this.follow = true;
+    [this.from, this.to] = [0, 1e6];
+  }
+
+  /** Follow: the newest slices, and what is still waited for, up to `now`. */
+  update(store, now) {
+    if (!this.follow || !store.rows.size) return;
+    let from = Infinity;
+    for (const { list } of store.rows.values()) from = Math.min(from, list[Math.max(0, list.length - 24)][ISSUED]);
+    const shown = Math.max(store.last - from, 200);
+    // What waits for long does not push all that led to it out of sight.
+    const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;
+    const near = this.set && Math.abs(this.from - from) < 0.04 * shown && to <= this.to && to > this.to - 0.2 * shown;
+    if (!near) [this.from, this.to, this.set] = [from - 0.02 * shown, Math.max(to, from + 100), true];
+  }
+
+  get span() {
+    return this.to - this.from;
+  }
+
+  zoom(factor, at = 0.5) {
+    this.follow = false;
+    const span = Math.min(Math.max(this.span * factor, 20), 864e8);
+    const anchor = this.from + at * this.span;
+    this.from = anchor - at * span;
+    this.to = this.from + span;
+  }
+
+  pan(share) {
+    this.follow = false;
+    const by = share * this.span;
+    this.from += by;
+    this.to += by;
+  }
+
+  /** Show `middle`, keep how much is shown. */
+  centre(middle) {
+    this.pan((middle - this.span / 2 - this.from) / this.span);
+  }
+
+  fit(store, now) {
+    this.follow = false;
+    const end = store.pending ? Math.max(now, store.last) : store.last;
+    const span = Math.max(end - store.first, 100);
+    [this.from, this.to] = [store.first - 0.02 * span, end + 0.02 * span];
+  }
+}
+
+/** How high a rank's row is: 64 ranks fit on a screen, and 1,024 too. */
+export function rowHeight(worldSize) {
+  for (const [most, height] of [[8, 24], [16, 16], [32, 11], [64, 7]]) if (worldSize <= most) return height;
+  return Math.max(0.45, 460 / worldSize);
+}
+
+/** Round times inside a span, some six of them. */
+export function ticks(from, to, most = 6) {
+  const rough = (to - from) / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const found = [];
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
+  return found;
+}
+
+// ------------------------------------------------------------------------------- the page
+
+/** An element; children are elements or text, and text stays text. */
+function make(tag, attributes = {}, ...children) {
+  const svg = ["svg", "path"].includes(tag);
+  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child || child === 0));
+  return element;
+}
+
+/** Children are replaced only when what they show changed: focus and open details stay. */
+function show(element, key, children) {
+  const said = JSON.stringify(key);
+  if (element.shownKey === said) return false;
+  element.shownKey = said;
+  element.replaceChildren(...children().flat().filter(Boolean));
+  return true;
+}
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = make("textarea", { class: "ddpb-copying" });
+    area.value = text;
+    button.after(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}
+
+const copyButton = (text, of) =>
+  make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
+
+const LOST_AFTER_MS = 8_000; // a kernel that knows of a page says something every two seconds
+const HERE_EVERY_MS = 60_000;
+
+class Page {
+  constructor(model, store) {
+    this.model = model;
+    this.store = store;
+    this.view = crypto.randomUUID?.() ?? String(Math.random());
+    this.chosen = new Set();
+    this.past = null;
+    this.ahead = null;
+    this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
+    const part = (name, attributes = {}) => {
+      this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
+      return this[name];
+    };
+    this.timeline = new Timeline(this);
+    this.el.append(
+      make("style", {}, `.ddp-still-${model.get("still")}, .jp-OutputArea-child:has(.ddp-still-${model.get("still")}) { display: none }`),
+      part("head"),
+      part("gone", { role: "status" }),
+      part("findings", { role: "status", "aria-live": "polite" }),
+      part("actions", { role: "toolbar", "aria-label": "What can be done" }),
+      part("lanes", { role: "list", "aria-label": "Ranks" }),
+      this.timeline.el,
+      part("sources"),
+      part("said", { "aria-live": "polite" }),
+      part("notes", { tag: "ul" }),
+    );
+    this.gone.textContent = "The kernel is not heard any more. This is the last that was known.";
+  }
+
+  get board() {
+    return this.past ?? this.model.get("board");
+  }
+
+  /** Microseconds since the session's epoch; as the page was drawn last where no kernel answers. */
+  now() {
+    const board = this.model.get("board");
+    if (this.past) return this.past.now;
+    if (board.frozen || this.store.ahead == null || this.disconnected) return Math.max(board.now ?? 0, this.store.heard ?? 0);
+    return performance.now() * 1000 + this.store.ahead;
+  }
+
+  get disconnected() {
+    return Boolean(this.el.closest(".jupyter-widgets-disconnected"));
+  }
+
+  hear(now) {
+    this.heardAt = performance.now();
+    if (now == null) return;
+    this.store.heard = Math.max(this.store.heard ?? 0, now);
+    this.store.ahead = Math.max(this.store.ahead ?? -Infinity, now - performance.now() * 1000);
+  }
+
+  send(message) {
+    this.model.send({ ...message, view: this.view });
+  }
+
+  act(magic) {
+    this.send({ kind: "do", magic });
+  }
+
+  draw() {
+    const board = this.board;
+    this.drawHead(board);
+    this.drawFindings(this.past ? [] : this.model.get("findings"));
+    this.drawLanes(board);
+    this.drawActions();
+    this.drawSources(this.past ? [] : this.model.get("standings"));
+    this.drawSaid(this.model.get("said"));
+    show(this.notes, board.notes, () => board.notes.map((note) => make("li", {}, note)));
+    this.tick();
+    this.timeline.dirty = true;
+  }
+
+  drawHead(board) {
+    const past = this.past && `${formatSpan(this.model.get("board").now - this.past.now)} ago`;
+    show(this.head, [board.headline, past, board.closed], () => [
+      make("span", { class: "ddpb-title" }, board.headline),
+      board.closed && make("span", { class: "ddpb-category" }, "as it was last"),
+      past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
+    ]);
+  }
+
+  drawFindings(findings) {
+    show(this.findings, findings, () => findings.map((found, i) => this.finding(found, i === 0)));
+  }
+
+  finding(found, first) {
+    const remedy = make("div", { class: "ddpb-remedy" }, make("code", {}, found.remedy), copyButton(found.remedy, "what to do"));
+    for (const magic of found.magics)
+      remedy.append(make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => this.act(magic) }, "Run ", make("code", {}, magic)));
+    return make(
+      first ? "section" : "details",
+      { class: `ddpb-finding ddpb-${found.passing ? "warn" : "bad"}` },
+      make(
+        first ? "div" : "summary",
+        { class: "ddpb-sentence" },
+        make("span", { class: "ddpb-mark", "aria-hidden": "true" }, found.symbol),
+        make("b", {}, found.sentence),
+        make("span", { class: "ddpb-category" }, found.passing ? "busy, not stuck" : found.category),
+      ),
+      found.waiting && make("div", { class: "ddpb-waiting" }, found.waiting),
+      make("div", { class: "ddpb-todo" }, "What to do"),
+      remedy,
+      found.evidence.length > 0 &&
+        make("details", { class: "ddpb-evidence" }, make("summary", {}, `Evidence (${found.evidence.length})`), make("ul", {}, found.evidence.map((each) => make("li", {}, each)))),
+    );
+  }
+
+  // -- lanes
+
+  drawLanes(board) {
+    const dense = board.lanes.length > 16;
+    this.lanes.classList.toggle("ddpb-dense", dense);
+    const drawn = show(this.lanes, [board.lanes, board.left_out, [...this.chosen]], () => {
+      this.ages = [];
+      const widest = Math.max(...board.lanes.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
+      this.lanes.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
+      this.wires = make("svg", { class: "ddpb-wires", "aria-hidden": "true" });
+      const rows = board.lanes.map((lane) => this.lane(lane, this.model.get("stages")));
+      const more = board.left_out && make("div", { class: "ddpb-more" }, `and ${nameRanks(board.left_out)}`);
+      return [this.wires, ...rows, more];
+    });
+    if (drawn) requestAnimationFrame(() => this.drawWires());
+  }
+
+  lane(lane, stages) {
+    const { mark, word, tone } = lookOf(lane);
+    const ranks = parseRanks(lane.ranks);
+    const chosen = ranks.every((rank) => this.chosen.has(rank));
+    const age = make("span", { class: "ddpb-age" });
+    if (lane.since || lane.heard) this.ages.push([age, lane]);
+    const pick = () => {
+      ranks.forEach((rank) => (chosen ? this.chosen.delete(rank) : this.chosen.add(rank)));
+      this.drawLanes(this.board);
+      this.drawActions();
+      this.lanes.querySelector(`[data-first="${lane.first}"]`)?.focus();
+    };
+    const strip = stages.map((stage, i) => {
+      const state = i + 1 <= lane.passed ? "passed" : i + 1 === lane.entering ? (lane.stopped ? "failed" : "entering") : "to come";
+      return make("i", { class: `ddpb-${state.replace(" ", "-")}`, title: `${i + 1} ${stage.name}: ${state}. ${stage.about}` });
+    });
+    const now = stages[(lane.entering || lane.passed) - 1]?.name ?? "not launched";
+    return make(
+      "div",
+      { class: `ddpb-lane ddpb-${tone}`, role: "listitem", title: lane.where },
+      make(
+        "button",
+        { class: "ddpb-ranks", type: "button", "data-first": lane.first, "aria-pressed": String(chosen), title: "Choose for Step, Where and Restart", "aria-label": `Choose ${nameRanks(lane.ranks)}`, onclick: pick },
+        lane.ranks,
+        lane.count > 2 && make("small", {}, ` ×${lane.count}`),
+      ),
+      make("span", { class: "ddpb-chip" }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word),
+      make("span", { class: "ddpb-strip", role: "img", "aria-label": `stage ${lane.passed} of ${stages.length}: ${now}` }, strip),
+      make("span", { class: "ddpb-doing" }, lane.text || (lane.entering ? now : "")),
+      make("span", { class: "ddpb-for" }, lane.waits_for && `waits for ${nameRanks(lane.waits_for)}`),
+      age,
+    );
+  }
+
+  /** Brackets from those that wait to those they wait for. */
+  drawWires() {
+    const rows = [...this.lanes.querySelectorAll(".ddpb-lane")];
+    const found = brackets(this.board.lanes).slice(0, 4);
+    this.lanes.style.setProperty("--ddpb-gutter", found.length ? `${10 + 7 * found.length}px` : "0px");
+    const middle = (place) => rows[place].offsetTop + rows[place].offsetHeight / 2;
+    const edge = 8 + 7 * found.length;
+    const paths = found.flatMap(({ from, to }, i) => {
+      const x = edge - 7 * (i + 1);
+      const ends = [...from, ...to].map(middle);
+      const line = `M${x} ${Math.min(...ends)}V${Math.max(...ends)}`;
+      const stubs = from.map((place) => `M${x} ${middle(place)}H${edge}`).join("");
+      const heads = to.map((place) => `M${x} ${middle(place)}H${edge}m-5 -4l5 4l-5 4`).join("");
+      return [make("path", { d: line + stubs }), make("path", { class: "ddpb-head-of", d: heads })];
+    });
+    this.wires.setAttribute("height", this.lanes.scrollHeight);
+    this.wires.replaceChildren(...paths);
+  }
+
+  /** What changes by itself: ages, and whether a kernel is there. */
+  tick() {
+    const now = this.now();
+    const [time, frozen] = [performance.now(), this.model.get("board").frozen];
+    this.el.classList.toggle("ddpb-lost", !frozen && time - this.heardAt > LOST_AFTER_MS);
+    if (!frozen && !document.hidden && time - (this.saidHere ?? 0) > HERE_EVERY_MS) {
+      this.saidHere = time;
+      this.send({ kind: "here" });
+    }
+    for (const [element, lane] of this.ages ?? []) {
+      const text = lane.heard ? `silent ${formatAge(now - lane.heard)}` : formatAge(Math.max(0, now - lane.since));
+      if (element.textContent !== text) element.textContent = text;
+    }
+  }
+
+  // -- actions
+
+  drawActions() {
+    const actions = this.past ? [] : this.model.get("actions");
+    const busy = this.model.get("busy");
+    const key = [actions, busy, [...this.chosen]];
+    const focused = this.actions.contains(document.activeElement) && document.activeElement.dataset.name;
+    show(this.actions, key, () => [
+      ...actions.map((action) => this.action(action, busy)),
+      actions.length > 0 &&
+        make(
+          "span",
+          { class: "ddpb-chosen" },
+          this.chosen.size ? `for ${nameRanks(formatRanks(this.chosen))} ` : "for all ranks",
+          this.chosen.size > 0 && make("button", { class: "ddpb-small", type: "button", onclick: () => this.choose([]) }, "all"),
+        ),
+    ]);
+    if (focused) this.actions.querySelector(`[data-name="${focused}"]`)?.focus();
+  }
+
+  choose(ranks) {
+    this.chosen = new Set(ranks);
+    this.drawLanes(this.board);
+    this.drawActions();
+  }
+
+  action(action, busy) {
+    const magic = magicFor(action, this.chosen);
+    const enough = action.name === "restart" && this.chosen.size > 0;
+    const working = busy.includes(magic);
+    const whyNot = working ? "at work" : enough ? "" : action.why_not;
+    return make(
+      "button",
+      {
+        class: "ddpb-action",
+        type: "button",
+        "data-name": action.name,
+        "aria-disabled": String(Boolean(whyNot)),
+        title: whyNot ? `${magic}: ${whyNot}` : magic,
+        onclick: () => whyNot || this.act(magic),
+      },
+      make("span", {}, working ? `${action.label} …` : action.label),
+      make("code", {}, magic),
+    );
+  }
+
+  // -- source and answers
+
+  drawSources(standings) {
+    show(this.sources, standings, () =>
+      standings.map((each) =>
+        make(
+          "figure",
+          { class: "ddpb-source" },
+          make("figcaption", {}, make("b", {}, nameRanks(each.ranks)), ` at ${each.place}`),
+          each.callers.length > 0 && make("div", { class: "ddpb-callers" }, `from ${each.callers.join(" → ")}`),
+          make(
+            "pre",
+            {},
+            each.lines.map(([number, text]) =>
+              make("div", { class: number === each.line ? "ddpb-here" : "" }, `${number === each.line ? "▸" : " "}${String(number).padStart(4)}  ${text}`),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+
+  drawSaid(said) {
+    show(this.said, said, () =>
+      said.map((each, i) =>
+        make(
+          "details",
+          { class: `ddpb-answer${each.ok ? "" : " ddpb-bad"}`, open: i === 0 },
+          make("summary", {}, make("code", {}, each.magic), each.ok ? "" : " did not work"),
+          make("pre", {}, each.text),
+        ),
+      ),
+    );
+  }
+}
+
+// ------------------------------------------------------------------------------- the timeline
+
+const TONES = { all_reduce: "a", broadcast: "b", barrier: "c" };
+
+class Timeline {
+  constructor(page) {
+    this.page = page;
+    this.window = new Window();
+    this.dirty = true;
+    this.at = null;
+    this.canvas = make("canvas", {
+      tabindex: "0",
+      role: "img",
+      "aria-label": "Timeline of collectives. Arrow keys go from one to the next; plus and minus zoom.",
+      onpointermove: (e) => this.move(e),
+      onpointerleave: () => this.point(null),
+      onpointerdown: (e) => this.grab(e),
+      onpointerup: () => (this.grabbed = null),
+      ondblclick: () => this.fit(),
+      onkeydown: (e) => this.key(e),
+    });
+    this.canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
+    this.tip = make("div", { class: "ddpb-tip", role: "status", "aria-live": "polite", hidden: true });
+    this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
+    this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
+    this.info = make("span", { class: "ddpb-info" });
+    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "the last to come"], ["fail", "failed"], ["hold", "held"]];
+    this.el = make(
+      "section",
+      { class: "ddpb-timeline", "aria-label": "Collectives", hidden: true },
+      make(
+        "div",
+        { class: "ddpb-bar" },
+        make("b", {}, "Collectives"),
+        this.pause,
+        this.button("−", () => this.zoom(1.6), "Zoom out"),
+        this.button("+", () => this.zoom(1 / 1.6), "Zoom in"),
+        this.button("All", () => this.fit(), "Show the whole run"),
+        this.slider,
+        this.info,
+      ),
+      make("div", { class: "ddpb-canvas" }, this.canvas, this.tip),
+      make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text))),
+    );
+  }
+
+  button(text, act, label = null) {
+    return make("button", { class: "ddpb-small", type: "button", "aria-label": label, title: label, onclick: act }, text);
+  }
+
+  zoom(factor, at = 0.5) {
+    this.window.zoom(factor, at);
+    this.dirty = true;
+  }
+
+  fit() {
+    this.window.fit(this.page.store, this.page.now());
+    this.dirty = true;
+  }
+
+  hold() {
+    this.window.follow = false;
+    this.dirty = true;
+  }
+
+  goLive() {
+    this.window.follow = true;
+    this.window.set = false;
+    this.slider.value = 1000;
+    this.page.past = null;
+    this.page.draw();
+  }
+
+  /** Scrub back: the window goes there, and the lanes show what was known then. */
+  scrub() {
+    const { store } = this.page;
+    const end = this.page.model.get("board").now ?? store.last;
+    const began = this.page.model.get("board").began ?? store.first;
+    const at = began + (Number(this.slider.value) / 1000) * (Math.max(end, store.last) - began);
+    this.window.centre(at);
+    this.dirty = true;
+    clearTimeout(this.asking);
+    this.asking = setTimeout(() => this.page.send({ kind: "at", at: Math.round(at) }), 120);
+  }
+
+  // -- pointing
+
+  wheel(event) {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
+    event.preventDefault();
+    this.zoom(Math.exp(event.deltaY / 300), this.shareOf(event));
+  }
+
+  grab(event) {
+    this.grabbed = { x: event.clientX, from: this.window.from, to: this.window.to };
+    this.canvas.setPointerCapture(event.pointerId);
+  }
+
+  shareOf(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return Math.min(1, Math.max(0, (event.clientX - box.left - this.gutter) / (box.width - this.gutter)));
+  }
+
+  move(event) {
+    if (this.grabbed) {
+      const by = ((this.grabbed.x - event.clientX) / (this.width - this.gutter)) * this.window.span;
+      if (Math.abs(this.grabbed.x - event.clientX) > 2) {
+        this.window.follow = false;
+        [this.window.from, this.window.to] = [this.grabbed.from + by, this.grabbed.to + by];
+        this.dirty = true;
+      }
+      return;
+    }
+    const box = this.canvas.getBoundingClientRect();
+    const rank = Math.floor((event.clientY - box.top) / this.rowHeight);
+    this.point(this.find(rank, this.window.from + this.shareOf(event) * this.window.span));
+  }
+
+  find(rank, at) {
+    const row = this.page.store.rows.get(rank);
+    if (!row) return null;
+    const near = (3 * this.window.span) / this.width;
+    const now = this.page.now();
+    for (let i = this.page.store.startOf(row.list, at - near); i < row.list.length; i++) {
+      const slice = row.list[i];
+      if (slice[ISSUED] > at + near) break;
+      if (endOf(slice, now) >= at - near) return slice;
+    }
+    return null;
+  }
+
+  point(slice) {
+    if (slice === this.at) return;
+    this.at = slice;
+    this.dirty = true;
+    this.tip.hidden = !slice;
+    if (!slice) return;
+    this.tip.replaceChildren(...this.page.store.describe(slice, this.page.now()).map((line) => make("div", {}, line)));
+    const x = this.x(Math.max(slice[ISSUED], this.window.from));
+    this.tip.style.left = `${Math.max(0, Math.min(x, this.width - 320))}px`;
+    this.tip.style.top = `${(slice[RANK] + 1) * this.rowHeight + 4}px`;
+  }
+
+  key(event) {
+    const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const { store } = this.page;
+    if (steps[event.key]) {
+      const [down, along] = steps[event.key];
+      const rank = this.at ? this.at[RANK] + down : 0;
+      const list = store.rows.get(rank)?.list;
+      if (list?.length) {
+        const here = this.at ? (down ? store.startOf(list, this.at[ISSUED]) + 1 : list.indexOf(this.at) + along) : list.length - 1;
+        const next = list[Math.max(0, Math.min(list.length - 1, here))];
+        this.point(next);
+        if (next[ISSUED] < this.window.from || next[ISSUED] > this.window.to) this.window.centre(next[ISSUED]);
+      }
+    } else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.6);
+    else if (event.key === "-") this.zoom(1.6);
+    else if (event.key === "Home") this.fit();
+    else if (event.key === "End") this.goLive();
+    else if (event.key === "Escape") this.point(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.dirty = true;
+  }
+
+  // -- drawing
+
+  x(at) {
+    return this.gutter + ((at - this.window.from) / this.window.span) * (this.width - this.gutter);
+  }
+
+  /** Draw if there is something new to see; called for every frame of a page that is seen. */
+  frame(time) {
+    const { store } = this.page;
+    const flows = this.window.follow && store.pending > 0 && !this.page.model.get("board").frozen;
+    if (!this.dirty && !(flows && time - (this.drawnAt ?? 0) > 100)) return;
+    this.dirty = false;
+    this.drawnAt = time;
+    this.el.hidden = !store.rows.size;
+    if (this.el.hidden) return;
+    this.window.update(store, this.page.now());
+    this.drawCanvas();
+    const text = this.window.follow ? "Pause" : this.page.model.get("board").frozen ? "▶ End" : "▶ Live";
+    if (this.pause.textContent !== text) this.pause.textContent = text;
+    const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
+    this.info.textContent = `${formatSpan(this.window.span)} shown${skipped}`;
+  }
+
+  theme() {
+    const style = getComputedStyle(this.el);
+    const name = (each) => style.getPropertyValue(`--ddpb-${each}`).trim() || "gray";
+    const colours = Object.fromEntries(
+      ["ink", "line", "bad", "warn", "busy", "ok", "held", "idle", "a", "b", "c", "d", "paper"].map((each) => [each, name(each)]),
+    );
+    const tile = new OffscreenCanvas(6, 6);
+    const brush = tile.getContext("2d");
+    brush.globalAlpha = 0.28;
+    brush.fillStyle = colours.warn;
+    brush.fillRect(0, 0, 6, 6);
+    brush.globalAlpha = 1;
+    brush.strokeStyle = colours.warn;
+    brush.lineWidth = 1.4;
+    for (const shift of [-6, 0, 6]) {
+      brush.moveTo(shift, 6);
+      brush.lineTo(shift + 6, 0);
+    }
+    brush.stroke();
+    // Lines too thin for a pattern have its mean colour.
+    const pale = `color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`;
+    return { ...colours, hatch: tile, pale, font: style.fontFamily };
+  }
+
+  drawCanvas() {
+    const { store, page } = { store: this.page.store, page: this.page };
+    const size = page.model.get("board").world_size;
+    const ratio = window.devicePixelRatio || 1;
+    this.rowHeight = rowHeight(size);
+    this.width = Math.max(200, this.canvas.parentElement.clientWidth);
+    this.gutter = this.width < 500 ? 26 : 36;
+    const height = Math.ceil(this.rowHeight * size) + 18;
+    if (this.canvas.width !== Math.round(this.width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
+      this.canvas.width = Math.round(this.width * ratio);
+      this.canvas.height = Math.round(height * ratio);
+      this.canvas.style.height = `${height}px`;
+    }
+    const brush = this.canvas.getContext("2d");
+    brush.setTransform(ratio, 0, 0, ratio, 0, 0);
+    brush.clearRect(0, 0, this.width, height);
+    const colours = this.theme();
+    colours.wait = this.rowHeight > 2 ? brush.createPattern(colours.hatch, "repeat") : colours.pale;
+    this.drawAxis(brush, colours, this.rowHeight * size);
+    const now = page.now();
+    brush.save();
+    brush.beginPath();
+    brush.rect(this.gutter, 0, this.width - this.gutter, this.rowHeight * size);
+    brush.clip();
+    // Of ranks that share a line of pixels one is drawn, and whoever differs from the one before.
+    const lanes = this.lanes();
+    let line = -1;
+    for (let rank = 0; rank < size; rank++) {
+      const list = store.rows.get(rank)?.list;
+      const here = Math.floor(rank * this.rowHeight);
+      if (!list || (here === line && lanes.get(rank) === lanes.get(rank - 1))) continue;
+      line = here;
+      this.drawRow(brush, colours, rank, list, now);
+    }
+    this.drawMarks(brush, colours);
+    brush.restore();
+    this.drawLabels(brush, colours, size, lanes);
+  }
+
+  drawAxis(brush, colours, bottom) {
+    brush.font = `11px ${colours.font}`;
+    brush.textBaseline = "alphabetic";
+    brush.textAlign = "center";
+    const origin = Number.isFinite(this.page.store.first) ? this.page.store.first : 0;
+    const times = ticks(this.window.from - origin, this.window.to - origin, this.width < 500 ? 3 : 6);
+    for (const at of times) {
+      const x = Math.round(this.x(at + origin)) + 0.5;
+      if (x < this.gutter) continue;
+      brush.fillStyle = colours.line;
+      brush.fillRect(x, 0, 1, bottom + 3);
+      brush.fillStyle = colours.ink;
+      const text = formatTick(at, times[1] - times[0] || at);
+      if (x > this.gutter + 18 && x < this.width - 18) brush.fillText(text, x, bottom + 14);
+    }
+  }
+
+  /** The lane of each rank. */
+  lanes() {
+    const lanes = new Map();
+    for (const lane of this.page.board.lanes) for (const rank of parseRanks(lane.ranks)) lanes.set(rank, lane);
+    return lanes;
+  }
+
+  drawLabels(brush, colours, size, lanes) {
+    const every = Math.max(1, Math.ceil(11 / this.rowHeight));
+    const step = [1, 2, 4, 8, 16, 32, 64, 128].find((each) => each >= every) ?? 256;
+    brush.textAlign = "right";
+    brush.textBaseline = "middle";
+    const named = new Map();
+    for (let rank = 0; rank < size; rank++) {
+      const y = rank * this.rowHeight;
+      const lane = lanes.get(rank);
+      brush.fillStyle = colours[lane && lookOf(lane).tone] ?? colours.idle;
+      brush.fillRect(this.gutter - 5, y, 3, Math.max(this.rowHeight - 1, 0.6));
+      const middle = y + Math.max(this.rowHeight, 10) / 2;
+      if (step > 1 && ["culprit", "late", "dead", "failed"].includes(lane?.role) && named.size < 12) named.set(rank, middle);
+      if (rank % step) continue;
+      brush.fillStyle = colours.ink;
+      brush.fillText(String(rank), this.gutter - 8, middle);
+    }
+    // Where there is no room for all numbers, those of ranks in trouble stand above the others.
+    for (const [rank, middle] of named) {
+      brush.fillStyle = colours[lookOf(lanes.get(rank)).tone];
+      brush.fillRect(0, middle - 7, this.gutter - 5, 14);
+      brush.fillStyle = colours.paper;
+      brush.fillText(String(rank), this.gutter - 8, middle);
+    }
+  }
+
+  drawRow(brush, colours, rank, list, now) {
+    const [store, end] = [this.page.store, this.window.to];
+    const apart = this.rowHeight > 5 ? 1 : 0;
+    const top = this.rowHeight < 1 ? Math.floor(rank * this.rowHeight) : rank * this.rowHeight + apart;
+    const tall = Math.max(this.rowHeight - 2 * apart, 1);
+    const seen = [];
+    for (let i = store.startOf(list, this.window.from); i < list.length && list[i][ISSUED] <= end; i++) seen.push(list[i]);
+    // Buckets that are under way at once stand below each other, where there is room for it.
+    const floors = tall >= 10 && overlap(seen, now) ? 2 : 1;
+    const covered = [-Infinity, -Infinity];
+    const ends = [-Infinity, -Infinity];
+    for (const slice of seen) {
+      const until = endOf(slice, now);
+      const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
+      ends[floor] = Math.max(ends[floor], until);
+      const x0 = this.x(slice[ISSUED]);
+      const x1 = Math.max(this.x(until), x0 + 1.5);
+      if (x1 < covered[floor] + 0.5 && slice !== this.at) continue; // nothing of it would be seen
+      covered[floor] = x1;
+      this.drawSlice(brush, colours, slice, x0, x1, top + (floor * tall) / floors, tall / floors);
+    }
+  }
+
+  drawSlice(brush, colours, slice, x0, x1, top, tall) {
+    const kind = this.page.store.kinds[slice[KIND]];
+    if (!kind) return;
+    const phase = PHASES[slice[PHASE]];
+    let from = x0;
+    const met = slice[MEETING]?.ranks.size > 1 ? slice[MEETING] : null;
+    if (phase === "held") {
+      brush.strokeStyle = colours.held;
+      brush.setLineDash([3, 2]);
+      brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, Math.max(tall - 1, 0.5));
+      brush.setLineDash([]);
+    } else if (phase === "issued") {
+      brush.fillStyle = colours.wait;
+      brush.fillRect(x0, top, x1 - x0, tall);
+    } else if (phase === "done") {
+      if (met && this.x(met.last) > x0 + 1) from = Math.min(this.x(met.last), x1);
+      brush.fillStyle = colours.wait;
+      if (from > x0) brush.fillRect(x0, top, from - x0, tall);
+      brush.fillStyle = colours[TONES[kind[OPERATION]] ?? "d"];
+      brush.fillRect(from, top, Math.max(x1 - from, 1.5), tall);
+    } else {
+      brush.fillStyle = colours.bad;
+      brush.fillRect(x0, top, Math.max(x1 - x0, 3), tall);
+    }
+    if (slice === this.at) {
+      brush.strokeStyle = colours.ink;
+      brush.lineWidth = 2;
+      brush.strokeRect(x0, top, x1 - x0, tall);
+      brush.lineWidth = 1;
+    }
+    this.drawWords(brush, colours, kind, phase, from, x1, top, tall);
+  }
+
+  /** Arrow heads at those that came last: on top, so that one rank of a thousand is seen. */
+  drawMarks(brush, colours) {
+    for (const { ranks, first, last, lastRank } of this.page.store.meetings.values()) {
+      if (ranks.size < 2 || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
+      const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
+      brush.beginPath();
+      brush.moveTo(x, y);
+      brush.lineTo(x - 8, y - 5);
+      brush.lineTo(x - 8, y + 5);
+      brush.closePath();
+      brush.fillStyle = colours.bad;
+      brush.fill();
+      brush.strokeStyle = colours.paper;
+      brush.stroke();
+    }
+  }
+
+  drawWords(brush, colours, kind, phase, x0, x1, top, tall) {
+    const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
+    if (tall < 10 || right - left < 40) return;
+    const mark = phase === "failed" || phase === "refused" ? "✗ " : phase === "held" ? "‖ " : phase === "issued" ? "… " : "";
+    const bucket = kind[BUCKET] ? ` bucket ${kind[BUCKET]}` : "";
+    const text = `${mark}${kind[OPERATION]}${bucket}`;
+    brush.font = `11px ${colours.font}`;
+    brush.textAlign = "left";
+    brush.textBaseline = "middle";
+    const room = right - left - 8;
+    const fits = brush.measureText(text).width <= room ? text : brush.measureText(`${mark}${kind[OPERATION]}`).width <= room ? `${mark}${kind[OPERATION]}` : "";
+    if (!fits) return;
+    if (phase === "issued" || phase === "held") {
+      brush.fillStyle = colours.paper;
+      brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
+    }
+    brush.fillStyle = phase === "issued" || phase === "held" ? colours.ink : "#fff";
+    brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
+  }
+}
+
+// ------------------------------------------------------------------------------- the door
+
+/** Run `act`; what goes wrong is shown, and the picture without scripts comes back. */
+function guarded(el, page, act) {
+  try {
+    act();
+  } catch (error) {
+    page?.el.remove();
+    console.error(error);
+    el.replaceChildren(
+      make("div", { class: "ddpb ddpb-broken", role: "alert" }, `The live board does not work here; below is the board as it stands. ${error?.name ?? ""}: ${error?.message ?? error}`),
+    );
+    return false;
+  }
+  return true;
+}
+
+export default () => {
+  const store = new Store(); // of one model: a view that is made again finds it
+  const pages = new Set();
+
+  function hear(model, message) {
+    const page = pages.values().next().value;
+    if (message?.kind === "slices") {
+      store.resize(model.get("board").world_size);
+      if (!store.take(message)) page?.send({ kind: "hello" });
+    }
+    for (const each of pages) {
+      each.hear(message.now);
+      if (message.kind === "past" && message.view === each.view && !each.timeline.window.follow) {
+        each.past = message.board;
+        each.draw();
+      }
+      each.timeline.dirty = true;
+    }
+  }
+
+  return {
+    initialize({ model }) {
+      model.on("msg:custom", (message) => hear(model, message));
+    },
+
+    render({ model, el }) {
+      let page = null;
+      let alive = true;
+      const names = ["board", "findings", "standings", "actions", "busy", "said"];
+      const draw = () => alive && (alive = guarded(el, page, () => {
+        page.hear(model.get("board").now);
+        page.draw();
+      }));
+      const frame = (time) => {
+        if (!alive) return;
+        if (page.el.offsetParent) alive = guarded(el, page, () => page.timeline.frame(time));
+        requestAnimationFrame(frame);
+      };
+      guarded(el, page, () => {
+        page = new Page(model, store);
+        store.resize(model.get("board").world_size);
+        pages.add(page);
+        el.replaceChildren(page.el);
+        draw();
+        names.forEach((name) => model.on(`change:${name}`, draw));
+        requestAnimationFrame(frame);
+        page.send({ kind: "hello" });
+      });
+      const clock = setInterval(() => alive && page && page.tick(), 1000);
+      const sized = new ResizeObserver(() => {
+        if (!alive || !page) return;
+        page.timeline.dirty = true;
+        page.drawWires();
+      });
+      if (page) sized.observe(page.el);
+      return () => {
+        alive = false;
+        clearInterval(clock);
+        sized.disconnect();
+        names.forEach((name) => model.off(`change:${name}`, draw));
+        pages.delete(page);
+      };
+    },
+  };
+};

@@ -1,0 +1,144 @@
+"""The collectives as slices for the live board's timeline: what is new, or all that is kept.
+
+A slice is ``[rank, number, kind, slot, issued, done, phase]``; times are microseconds since
+`epoch_ns`, `done` 0 for not yet. What is the same of many (operation, shape, line, bucket) is a
+kind, sent once. The page puts slices where their rank and number say: to get one twice does no
+harm, so two pages may listen to the same messages, and one that comes late asks for all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddp_notebook.model import Collective, Part, Phase
+
+PHASES = tuple(Phase)
+MOST_SLICES = 40_000
+"""That are kept here, of all ranks together; a page keeps as many."""
+MOST_PER_RANK = 2_000
+MOST_AT_ONCE = 2_000
+"""In one message about what is new; of more, the oldest are passed over, and that is said."""
+MOST_KINDS = 4_000
+"""With more, the page is told to forget everything, and gets the newest again."""
+
+Slice = list[int]
+
+
+class Timeline:
+    """The slices of one run at a time."""
+
+    def __init__(self, epoch_ns: int, world_size: int) -> None:
+        self.epoch_ns = epoch_ns
+        self.run = 0
+        self._sent_run = 0
+        self.generation = 0
+        """Grows when what was sent before is of no use any more."""
+        self._per_rank = max(8, min(MOST_PER_RANK, MOST_SLICES // max(1, world_size)))
+        self._forget()
+
+    def _forget(self) -> None:
+        self.generation += 1
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._sent_kinds = 0
+        self._slices: dict[int, deque[Slice]] = {}
+        self._index: dict[tuple[int, int], Slice] = {}
+        self._fresh: dict[tuple[int, int], Slice] = {}
+        self._buckets: dict[int, tuple[object, int]] = {}
+        self._skipped = 0
+
+    def take(self, run: int, records: Iterable[Collective]) -> None:
+        """Take in records that are new or have changed, each rank's in their order."""
+        if run != self.run or len(self._kinds) > MOST_KINDS:
+            self.run = run
+            self._forget()
+        for record in records:
+            self._take(record)
+
+    def _take(self, record: Collective) -> None:
+        key = (record.rank, record.number)
+        known = self._index.get(key)
+        if known is not None:
+            known[5], known[6] = self._micros(record.done_ns), PHASES.index(record.phase)
+            self._fresh[key] = known
+            return
+        kind = self._kinds.setdefault(self._kind(record), len(self._kinds))
+        made = [
+            record.rank,
+            record.number,
+            kind,
+            record.slot,
+            self._micros(record.issued_ns),
+            self._micros(record.done_ns),
+            PHASES.index(record.phase),
+        ]
+        row = self._slices.setdefault(record.rank, deque())
+        row.append(made)
+        self._index[key] = self._fresh[key] = made
+        if len(row) > self._per_rank:
+            oldest = row.popleft()
+            del self._index[oldest[0], oldest[1]]
+
+    def _kind(self, record: Collective) -> tuple[Any, ...]:
+        place = record.place
+        return (
+            record.operation,
+            record.api if record.api != record.operation else "",
+            record.part.value if record.part is not None else "",
+            self._bucket(record),
+            record.group,
+            record.dtype,
+            record.shape,
+            record.bytes,
+            record.reduce_op,
+            record.peer if record.peer is not None else -1,
+            str(place) if place is not None else "",
+            place.text if place is not None else "",
+            record.label,
+        )
+
+    def _bucket(self, record: Collective) -> int:
+        """Which bucket of its backward pass it is, from 1; 0 for none."""
+        if record.part is not Part.BACKWARD:
+            return 0
+        passing = (record.path, record.backwards)
+        before, count = self._buckets.get(record.rank, (None, 0))
+        count = count + 1 if before == passing else 1
+        self._buckets[record.rank] = (passing, count)
+        return count
+
+    def _micros(self, at_ns: int) -> int:
+        return (at_ns - self.epoch_ns) // 1000 if at_ns else 0
+
+    # -- messages ----------------------------------------------------------------------
+
+    def news(self) -> dict[str, Any] | None:
+        """What is new since it was asked for last; None for nothing."""
+        if not self._fresh and self._sent_kinds == len(self._kinds) and self.run == self._sent_run:
+            return None
+        fresh = list(self._fresh.values())
+        skipped = max(0, len(fresh) - MOST_AT_ONCE)
+        if skipped:
+            fresh = sorted(fresh, key=lambda each: each[4])[skipped:]
+        message = self._message(fresh, self._sent_kinds)
+        self._skipped += skipped
+        self._fresh = {}
+        self._sent_kinds, self._sent_run = len(self._kinds), self.run
+        return message
+
+    def whole(self) -> dict[str, Any]:
+        """All that is kept."""
+        return self._message([each for row in self._slices.values() for each in row], 0)
+
+    def _message(self, slices: Sequence[Slice], first_kind: int) -> dict[str, Any]:
+        kinds = list(self._kinds)[first_kind:]
+        return {
+            "kind": "slices",
+            "run": self.run,
+            "generation": self.generation,
+            "first_kind": first_kind,
+            "kinds": [list(each) for each in kinds],
+            "slices": [list(each) for each in slices],
+            "skipped": self._skipped,
+        }

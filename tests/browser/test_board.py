@@ -1,0 +1,183 @@
+"""The live board in a real browser: what it shows, its buttons, and that it comes back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from labs import SHOWN_WITHIN_MS, Lab, opened
+from playwright.sync_api import Locator, Page, expect
+from support import eventually
+
+pytestmark = pytest.mark.timeout(240)
+
+HOSTILE = "<img src=x onerror=window.hurt=1><script>window.hurt=1</script>"
+HANG = f"""%%ddp
+if rank == 1:
+    dist.barrier()              # {HOSTILE}
+dist.all_reduce(torch.ones(3))  # {HOSTILE}"""
+LOOP = """%%ddp
+import pathlib, time
+stop = torch.zeros(1)
+while not stop:
+    stop = torch.tensor([float(pathlib.Path("go-on").exists())])
+    dist.all_reduce(stop)  # or a rank would leave the others behind
+    time.sleep(0.02)"""
+
+
+class Board:
+    """A live board in a cell's output."""
+
+    def __init__(self, where: Locator | Page) -> None:
+        self.el = where.locator(".ddpb").last
+        self.lanes = self.el.locator(".ddpb-lane")
+        self.finding = self.el.locator("section.ddpb-finding")
+        self.answer = self.el.locator(".ddpb-answer").first
+        self.timeline = self.el.locator(".ddpb-canvas canvas")
+
+    def press(self, name: str) -> None:
+        """Press a button when it can be pressed."""
+        button = self.el.locator(f'.ddpb-action[data-name={name}][aria-disabled="false"]')
+        button.click(timeout=SHOWN_WITHIN_MS)
+
+    def await_roles(self, *roles: str) -> None:
+        """Wait until the lanes say these words, each with its mark before it."""
+        words = [re.compile(rf"^.{role}$") for role in roles]
+        expect(self.el.locator(".ddpb-chip")).to_have_text(words, timeout=SHOWN_WITHIN_MS)
+
+
+def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
+    lab: Lab, chromium: str, tmp_path: Path
+) -> None:
+    cells = [
+        "%load_ext ddp_notebook",
+        "%ddp_init --world-size 2 --step",
+        HANG,
+        "%ddp_save run.json",
+        "%ddp_replay run.json",
+        "%%ddp --ranks 1\nimport os; os._exit(3)",
+    ]
+    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+        notebook.run(0)
+        board = Board(notebook.run(1))
+        board.await_roles("held", "held")
+        board.lanes.nth(1).get_by_role("button").click()
+        step = board.el.get_by_role("button", name="Step %ddp_step --ranks 1", exact=True)
+        expect(step).to_be_visible()
+        board.press("step")
+        expect(board.answer).to_contain_text("%ddp_step --ranks 1")
+        board.el.get_by_role("button", name="all", exact=True).click()
+        board.press("continue")
+        board.await_roles("ready", "ready")
+
+        notebook.start(2)
+        expect(board.finding).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(board.finding.locator(".ddpb-remedy")).to_contain_text("Call barrier on every rank")
+        expect(board.finding.locator(".ddpb-evidence li").first).to_be_hidden()
+        board.finding.locator("summary").click()
+        expect(board.finding.locator(".ddpb-evidence li").first).to_be_visible()
+        expect(board.timeline).to_be_visible()
+        expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
+        board.press("why")
+        expect(board.answer).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
+        notebook.page.screenshot(path=tmp_path / "finding.png")
+
+        notebook.run(3)
+        replay = Board(notebook.run(4))
+        expect(replay.finding).to_contain_text("only rank 1 calls barrier")
+        expect(replay.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)
+        expect(replay.timeline).to_be_visible()
+        expect(replay.el.locator(".ddpb-action")).to_have_count(0)
+        replay.el.get_by_role("slider").fill("0")
+        expect(replay.el.locator(".ddpb-past")).to_be_visible()
+        notebook.page.screenshot(path=tmp_path / "replay.png")
+
+        board.press("abort")
+        board.await_roles("ready", "ready")
+        expect(board.finding).to_have_count(0)
+        notebook.start(5)
+        board.await_roles("ready", "dead")
+        board.press("restart")
+        expect(board.answer).to_contain_text("%ddp_restart --ranks 1", timeout=SHOWN_WITHIN_MS)
+        board.await_roles("ready", "ready")
+        assert notebook.page.evaluate("window.hurt") is None
+
+
+def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_gone(
+    lab: Lab, chromium: str, tmp_path: Path
+) -> None:
+    (lab.root / "go-on").unlink(missing_ok=True)
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", LOOP]
+    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+        notebook.run(0)
+        board = Board(notebook.run(1))
+        board.await_roles("ready", "ready")
+        notebook.start(2)
+        expect(board.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        page = notebook.page
+        page.keyboard.press("Control+s")
+        saved = lab.root / "ranks.ipynb"
+        eventually(lambda: "ddp-still-" in saved.read_text("utf-8"), what="the notebook is saved")
+        static = picture_of(saved, tmp_path)
+        assert "ddp-board" in static and "2 ranks, gloo" in static
+
+        page.reload()
+        board = Board(page)
+        expect(board.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(".ddp-board")).to_be_hidden()
+        board.press("where")
+        expect(board.answer).to_contain_text("%ddp_where", timeout=SHOWN_WITHIN_MS)
+
+        browser = page.context.browser
+        assert browser is not None
+        other = browser.new_page()
+        other.goto(f"{lab.url}lab/tree/ranks.ipynb?token={lab.token}")
+        second = Board(other)
+        expect(second.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        second.press("why")
+        for each in (second, board):
+            expect(each.answer).to_contain_text("%ddp_why", timeout=SHOWN_WITHIN_MS)
+        (lab.root / "go-on").touch()
+        for each in (second, board):
+            each.await_roles("ready", "ready")
+        page.screenshot(path=tmp_path / "back.png")
+        other.close()
+
+        page.locator("[data-command='notebook:restart-kernel']").first.click()
+        page.locator(".jp-Dialog .jp-mod-accept").click()
+        expect(board.el.locator(".ddpb-gone")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(board.el.locator(".ddpb-actions")).to_be_hidden()
+        page.screenshot(path=tmp_path / "gone.png")
+
+
+def picture_of(saved: Path, folder: Path) -> str:
+    """A saved notebook as nbconvert shows it, without any script."""
+    target = folder / "static.html"
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level", "ERROR"]
+    subprocess.run([*command, str(saved), "--output", str(target)], check=True)
+    return target.read_text("utf-8")
+
+
+BROKEN = """from ddp_notebook.views.widget import BoardWidget
+begin = "drawLanes(board) {"
+BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
+
+
+def test_in_notebook_7_with_a_script_that_fails_the_picture_is_shown(
+    lab: Lab, chromium: str, tmp_path: Path
+) -> None:
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 1", BROKEN, "%ddp_restart"]
+    with opened(lab, chromium, cells, tmp_path / "last.png", "notebooks") as notebook:
+        notebook.run(0)
+        cell = notebook.run(1)
+        Board(cell).await_roles("ready")
+        expect(cell.locator(".ddp-board")).to_be_hidden()
+        notebook.run(2)
+        cell = notebook.run(3)
+        expect(cell.locator(".ddpb-broken")).to_contain_text("TypeError", timeout=SHOWN_WITHIN_MS)
+        expect(cell.locator(".ddp-board")).to_be_visible()
+        expect(cell.locator(".ddp-board")).to_contain_text("6/6 verified")
+        notebook.page.screenshot(path=tmp_path / "broken.png")

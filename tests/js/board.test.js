@@ -1,0 +1,172 @@
+// The live board's pure functions: words, rank sets, brackets, slices, the window of time.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+const source = readFileSync(new URL("../../ddp_notebook/views/board/board.js", import.meta.url));
+const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
+
+const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];
+const [HELD, ISSUED, DONE, FAILED] = [0, 1, 2, 3];
+
+/** A message as the kernel sends it. */
+const message = (slices, more = {}) => ({ kind: "slices", run: 1, generation: 1, first_kind: 0, kinds: [KIND], slices, skipped: 0, ...more });
+
+function filled(slices, worldSize = 4) {
+  const store = new board.Store(worldSize);
+  assert.ok(store.take(message(slices)));
+  return store;
+}
+
+test("rank sets are read and written as everywhere else", () => {
+  for (const [text, ranks] of [["0", [0]], ["0,2-4", [0, 2, 3, 4]], ["1-3,7", [1, 2, 3, 7]], ["", []]]) {
+    assert.deepEqual(board.parseRanks(text), ranks);
+    assert.equal(board.formatRanks(ranks), text);
+  }
+  assert.equal(board.formatRanks([3, 1, 2, 1]), "1-3");
+  assert.equal(board.nameRanks("3"), "rank 3");
+  assert.equal(board.nameRanks("0-3"), "ranks 0-3");
+});
+
+test("spans and sizes are said in words of their size", () => {
+  const spans = [[0, "0 µs"], [12.4, "12 µs"], [3400, "3.4 ms"], [2e3, "2 ms"], [15e3, "15 ms"], [1.5e6, "1.5 s"], [240e6, "4 min"], [8e9, "2 h"]];
+  for (const [us, words] of spans) assert.equal(board.formatSpan(us), words);
+  for (const [us, words] of [[0, "< 1 s"], [12e6, "12 s"], [180e6, "3 min"]]) assert.equal(board.formatAge(us), words);
+  for (const [count, words] of [[4, "4 B"], [65536, "64 KiB"], [1572864, "1.5 MiB"]]) assert.equal(board.formatBytes(count), words);
+});
+
+test("a magic takes the chosen ranks, in the place of its own", () => {
+  const step = { magic: "%ddp_step --to end", takes_ranks: true };
+  assert.equal(board.magicFor(step, new Set()), "%ddp_step --to end");
+  assert.equal(board.magicFor(step, new Set([3, 1])), "%ddp_step --to end --ranks 1,3");
+  assert.equal(board.magicFor({ magic: "%ddp_restart --ranks 1", takes_ranks: true }, new Set([2])), "%ddp_restart --ranks 2");
+  assert.equal(board.magicFor({ magic: "%ddp_abort", takes_ranks: false }, new Set([2])), "%ddp_abort");
+});
+
+test("lanes that wait for the same are joined by one bracket", () => {
+  const lanes = [
+    { ranks: "0-1", waits_for: "2" },
+    { ranks: "2", waits_for: "" },
+    { ranks: "3", waits_for: "2" },
+    { ranks: "4", waits_for: "0,9" },
+  ];
+  assert.deepEqual(board.brackets(lanes), [{ from: [0, 2], to: [1] }, { from: [3], to: [0] }]);
+});
+
+test("every role has a mark and a word beside its colour", () => {
+  const roles = ["culprit", "late", "dead", "failed", "silent", "victim", "held", "waiting", "busy", "ready"];
+  assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
+  for (const role of roles) {
+    const { mark, word, tone } = board.lookOf({ role, status: "running" });
+    assert.ok(mark && word && tone);
+  }
+  assert.equal(board.lookOf({ role: "culprit", status: "dead" }).word, "dead");
+  assert.equal(board.lookOf({ role: "busy", status: "setting up" }).word, "setting up");
+});
+
+test("a slice that comes twice is one, and its end is taken over", () => {
+  const store = filled([[0, 0, 0, 0, 100, 0, ISSUED]]);
+  assert.equal(store.pending, 1);
+  store.take(message([[0, 0, 0, 0, 100, 250, DONE]], { first_kind: 1, kinds: [] }));
+  store.take(message([[0, 0, 0, 0, 100, 250, DONE]], { first_kind: 1, kinds: [] }));
+  assert.equal(store.rows.get(0).list.length, 1);
+  assert.equal(store.pending, 0);
+  assert.equal(store.last, 250);
+});
+
+test("who came last to a collective is known, and for how long the others waited", () => {
+  const store = filled([
+    [0, 0, 0, 0, 100, 900, DONE],
+    [1, 0, 0, 0, 700, 900, DONE],
+  ]);
+  const [first, what, where, took] = store.describe(store.rows.get(0).list[0], 1000);
+  assert.equal(first, "rank 0 · all_reduce · done · #0");
+  assert.equal(what, "float32 [28] · 112 B · bucket 2 of DDP's backward");
+  assert.equal(where, "train.py:41 in step   loss.backward()");
+  assert.equal(took, "took 800 µs · waited 600 µs for rank 1");
+  assert.match(store.describe(store.rows.get(1).list[0], 1000).at(-1), /the last to come, 600 µs after the first/);
+});
+
+test("a held collective has not come to the others yet", () => {
+  const store = filled([
+    [0, 0, 0, 0, 100, 0, ISSUED],
+    [1, 0, 0, 0, 700, 0, HELD],
+  ]);
+  assert.deepEqual([...store.rows.get(0).list[0][7].ranks], [0]);
+});
+
+test("messages of another run replace what was there; a gap is noticed", () => {
+  const store = filled([[0, 0, 0, 0, 100, 0, ISSUED]]);
+  assert.ok(store.take(message([[1, 0, 0, 0, 5, 6, DONE]], { generation: 2, run: 2 })));
+  assert.deepEqual([...store.rows.keys()], [1]);
+  assert.equal(store.pending, 0);
+  assert.equal(store.take(message([], { generation: 2, first_kind: 7, kinds: [] })), false);
+});
+
+test("an hour of collectives leaves as many as are kept", () => {
+  const store = new board.Store(64);
+  store.take(message([]));
+  for (let i = 0; i < 20_000; i++) store.take(message([[i % 64, Math.floor(i / 64), 0, i, i, i + 1, DONE]], { first_kind: 1, kinds: [] }));
+  for (let i = 0; i < 20_000; i++) store.take(message([[0, 1000 + i, 0, 1000 + i, i, i + 1, DONE]], { first_kind: 1, kinds: [] }));
+  const { list, at } = store.rows.get(0);
+  assert.ok(list.length <= store.perRank * 1.25 && at.size === list.length);
+  assert.ok(store.meetings.size <= 20_000);
+  assert.equal(list.at(-1)[1], 20_999);
+});
+
+test("the first slice that is seen is found, also a long one from before", () => {
+  const store = filled([
+    [0, 0, 0, 0, 0, 5000, DONE],
+    [0, 1, 0, 1, 6000, 7000, DONE],
+    [0, 2, 0, 2, 8000, 0, ISSUED],
+  ]);
+  const { list } = store.rows.get(0);
+  assert.equal(store.startOf(list, 4000), 0);
+  assert.equal(list[store.startOf(list, 7500)][1] <= 2, true);
+  assert.equal(board.overlap(list, 9000), false);
+  assert.equal(board.overlap([[0, 0, 0, 0, 0, 50, DONE], [0, 1, 0, 1, 20, 60, DONE]], 99), true);
+});
+
+test("the window follows the end until a person moves it", () => {
+  const store = filled([[0, 0, 0, 0, 1000, 2000, DONE], [0, 1, 0, 1, 3000, 4000, DONE]]);
+  const window = new board.Window();
+  window.update(store, 4000);
+  assert.ok(window.from < 1000 && window.to > 4000);
+  window.zoom(0.5);
+  const { from, to } = window;
+  window.update(store, 9000);
+  assert.deepEqual([window.from, window.to], [from, to]);
+  window.centre(2000);
+  assert.ok(Math.abs((window.from + window.to) / 2 - 2000) < 1e-6);
+  window.fit(store, 4000);
+  assert.ok(window.from <= 1000 && window.to >= 4000);
+});
+
+test("a collective that waits for long does not push its history out of sight", () => {
+  const store = filled([[0, 0, 0, 0, 1000, 2000, DONE], [0, 1, 0, 1, 3000, 0, ISSUED]]);
+  const window = new board.Window();
+  window.update(store, 60e6);
+  assert.ok(window.span < 100_000 && window.from < 1000);
+});
+
+test("64 ranks fit on a screen, and 1,024 too", () => {
+  for (const [size, most] of [[4, 100], [64, 460], [1024, 480]]) assert.ok(board.rowHeight(size) * size <= most);
+});
+
+test("ticks are round and inside", () => {
+  const found = board.ticks(130, 1970);
+  assert.ok(found.length >= 3 && found.length <= 7);
+  for (const at of found) assert.ok(at >= 130 && at <= 1970 && at % 100 === 0);
+});
+
+test("failed collectives do not count as pending", () => {
+  assert.equal(filled([[0, 0, 0, 0, 1, 2, FAILED]]).pending, 0);
+});
+
+test("times on the axis differ from each other", () => {
+  assert.deepEqual([23.1e6, 23.2e6, 24e6].map((at) => board.formatTick(at, 1e5)), ["23.1 s", "23.2 s", "24.0 s"]);
+  assert.deepEqual([0, 5e3, 1e4].map((at) => board.formatTick(at, 5e3)), ["0", "5 ms", "10 ms"]);
+  assert.equal(board.formatTick(2500, 500), "2.5 ms");
+  assert.equal(board.formatTick(20, 20), "20 µs");
+});

@@ -1,0 +1,240 @@
+"""The live board in a real kernel: what a page is sent, and buttons that work while a cell runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Kernel
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+WITHIN_S = 40.0
+
+
+class Page:
+    """A front end's side of the board: it keeps what it is sent, and says what a page says."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.model = ""
+        self.state: dict[str, Any] = {}
+        self.told: list[Mapping[str, Any]] = []
+        self.outputs: list[Mapping[str, Any]] = []
+        self.executed: list[str] = []
+        self.idle: set[str] = set()
+
+    def read_until(self, wanted: Callable[[], bool], what: str) -> None:
+        """Read what the kernel publishes until `wanted` holds."""
+        deadline = time.monotonic() + WITHIN_S
+        while not wanted():
+            left_s = deadline - time.monotonic()
+            assert left_s > 0, f"{what}: not within {WITHIN_S:g} s; {self.seen}"
+            try:
+                self._read(self.kernel.client.get_iopub_msg(timeout=left_s))
+            except queue.Empty:
+                continue
+
+    def _read(self, message: Mapping[str, Any]) -> None:
+        content = message["content"]
+        match message["msg_type"]:
+            case "comm_open":
+                state = content["data"].get("state", {})
+                if "still" in state:
+                    self.model, self.state = content["comm_id"], dict(state)
+            case "comm_msg" if content["comm_id"] == self.model:
+                data = content["data"]
+                if data["method"] == "update":
+                    self.state.update(data["state"])
+                elif data["method"] == "custom":
+                    self.told.append(data["content"])
+            case "display_data" | "update_display_data":
+                self.outputs.append(content["data"])
+            case "execute_input":
+                self.executed.append(content["code"])
+            case "status" if content["execution_state"] == "idle":
+                self.idle.add(message["parent_header"].get("msg_id", ""))
+
+    def run(self, code: str) -> None:
+        """Run a cell to its end."""
+        sent = self.kernel.send(code)
+        self.read_until(lambda: sent in self.idle, code)
+
+    def say(self, **content: Any) -> None:
+        """What a page says to its board."""
+        client = self.kernel.client
+        data = {"method": "custom", "content": content}
+        message = client.session.msg("comm_msg", {"comm_id": self.model, "data": data})
+        client.shell_channel.send(message)
+
+    def press(self, magic: str) -> Mapping[str, Any]:
+        """Press the button of `magic`; what it gave."""
+        before = len(self.state["said"])
+        self.say(kind="do", magic=magic)
+
+        def answered() -> bool:
+            said = self.state["said"]
+            return bool(said) and said[0]["magic"] == magic and magic not in self.state["busy"]
+
+        self.state["said"] = [each for each in self.state["said"] if each["magic"] != magic]
+        self.read_until(answered, f"{magic} pressed, {before} answers before")
+        answer: Mapping[str, Any] = self.state["said"][0]
+        return answer
+
+    @property
+    def seen(self) -> str:
+        """The state without the script."""
+        return json.dumps({k: v for k, v in self.state.items() if not k.startswith("_")})
+
+    @property
+    def roles(self) -> list[str]:
+        return [lane["role"] for lane in self.state.get("board", {}).get("lanes", ())]
+
+
+@contextlib.contextmanager
+def two_ranks() -> Iterator[Page]:
+    """A board of two ranks that are ready, in a kernel of its own."""
+    with Kernel() as kernel:
+        made = Page(kernel)
+        made.run("%load_ext ddp_notebook")
+        made.run("%ddp_init --world-size 2 --device cpu")
+        made.read_until(lambda: made.roles == ["ready", "ready"], "both ranks ready")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def page(nothing_left_behind_by_the_module: None) -> Iterator[Page]:
+    """A board for the tests that start no process and end none."""
+    with two_ranks() as made:
+        yield made
+
+
+LOOP = """%%ddp
+import pathlib, time
+stop = torch.zeros(1)
+while not stop:
+    stop = torch.tensor([float(pathlib.Path({flag!r}).exists())])
+    dist.all_reduce(stop)  # or a rank would leave the others behind
+    time.sleep(0.02)"""
+
+
+def test_buttons_work_while_a_cell_runs_and_later_cells_keep_their_order(
+    page: Page, tmp_path: Path
+) -> None:
+    flag = tmp_path / "go-on"
+    loop = LOOP.format(flag=str(flag))
+    cell = page.kernel.send(loop)
+    page.read_until(lambda: any(m["kind"] == "slices" and m["slices"] for m in page.told), "slices")
+    later = [page.kernel.send(f"order = {n}") for n in range(3)]
+
+    where = page.press("%ddp_where")
+    assert where["ok"] and "cell 3, line" in where["text"]
+    refused = page.press("%ddp_step --ranks 9")
+    assert not refused["ok"] and "Rank 9 does not exist" in refused["text"]
+    foreign = page.press("%ddp_shutdown")
+    assert not foreign["ok"] and "no button" in foreign["text"]
+    assert cell not in page.idle, "all of that happened while the cell was running"
+    assert page.executed[-1] == loop
+
+    info = page.kernel.client.kernel_info()
+    page.read_until(lambda: info in page.idle, "what a page asks that was loaded anew")
+    assert cell not in page.idle and page.executed[-1] == loop
+
+    flag.touch()
+    page.read_until(lambda: later[-1] in page.idle, "the cells that were sent meanwhile")
+    assert page.executed[-3:] == [f"order = {n}" for n in range(3)]
+
+
+def test_a_page_that_comes_late_gets_all_slices_and_the_past(page: Page) -> None:
+    page.run("%%ddp\nfor n in range(5):\n    dist.all_reduce(torch.ones(4))")
+    everything = {(rank, number) for rank in (0, 1) for number in range(5)}
+
+    def has_all(message: Mapping[str, Any]) -> bool:
+        slices = {(rank, number) for rank, number, *_ in message.get("slices", ())}
+        return slices >= everything and message["first_kind"] == 0
+
+    page.told.clear()
+    page.say(kind="hello", view="late")
+    page.read_until(lambda: any(map(has_all, page.told)), "all slices")
+    whole = next(filter(has_all, page.told))
+    assert {kind[0] for kind in whole["kinds"]} == {"all_reduce"}
+
+    page.told.clear()
+    page.read_until(lambda: any(m["kind"] == "beat" for m in page.told), "a sign of life")
+
+    page.say(kind="at", view="late", at=0)
+    page.read_until(lambda: any(m["kind"] == "past" for m in page.told), "the past")
+    past = next(m for m in page.told if m["kind"] == "past")
+    assert past["view"] == "late"
+    assert past["board"]["world_size"] == 2
+    assert any(lane["status"] != "ready" for lane in past["board"]["lanes"])
+
+
+@pytest.fixture
+def own_page() -> Iterator[Page]:
+    """A board for one test alone."""
+    with two_ranks() as made:
+        yield made
+
+
+def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
+    own_page: Page,
+) -> None:
+    page = own_page
+    page.run("%%ddp\nif rank == 0:\n    dist.all_reduce(torch.ones(1))")
+    page.read_until(lambda: bool(page.state["findings"]), "the finding")
+    assert page.roles == ["culprit", "ready"]
+    assert page.state["standings"][0]["ranks"] == "0"
+    assert [3, "    dist.all_reduce(torch.ones(1))"] in page.state["standings"][0]["lines"]
+    why = page.press("%ddp_why")
+    assert why["ok"] and page.state["findings"][0]["sentence"] in " ".join(why["text"].split())
+    assert page.press("%ddp_abort")["ok"]
+    page.read_until(lambda: page.roles == ["ready", "ready"], "both ranks free")
+    page.read_until(lambda: not page.state["findings"], "no finding any more")
+
+    page.run("%%ddp --ranks 1\nimport os; os._exit(3)")
+    page.read_until(lambda: "exited with code 3" in page.state["board"]["lanes"][1]["text"], "dead")
+    restart = next(a for a in page.state["actions"] if a["name"] == "restart")
+    assert restart["magic"] == "%ddp_restart --ranks 1" and not restart["why_not"]
+    assert page.press(restart["magic"])["ok"]
+    page.read_until(lambda: page.roles == ["ready", "ready"], "rank 1 is back")
+
+    page.run("%ddp_shutdown")
+    page.read_until(lambda: page.state["actions"] == [], "no buttons")
+    assert page.state["board"]["closed"] and page.roles == ["ready", "ready"]
+    page.told.clear()
+    page.say(kind="do", magic="%ddp_why")
+    page.say(kind="hello", view="late")
+    page.read_until(lambda: bool(page.told), "an answer all the same")
+    assert page.state["busy"] == []
+
+
+def test_ranks_are_stepped_by_the_button(page: Page) -> None:
+    page.run("%%ddp --step collective\nprint('begun')\ndist.barrier()\nprint('over')")
+    page.read_until(lambda: page.roles == ["held", "held"], "both held")
+    step = page.press("%ddp_step --ranks 0")
+    assert step["ok"] and "waiting" in step["text"]
+    page.read_until(lambda: page.roles[0] in ("waiting", "victim"), "rank 0 waits")
+    assert page.state["board"]["lanes"][0]["waits_for"] == "1"
+    end = page.press("%ddp_step --to end")
+    assert end["ok"] and "over" in end["text"]
+    page.read_until(lambda: page.roles == ["ready", "ready"], "the cell is over")
+
+
+def test_the_notebook_keeps_a_picture_beside_the_widget(page: Page) -> None:
+    """What GitHub, nbconvert and a page without scripts show, in an output of its own."""
+    widget = next(each for each in page.outputs if WIDGET in each)
+    assert widget["text/plain"] == ""
+    mark = f'class="ddp-still-{page.state["still"]}"'
+
+    def pictures() -> list[Mapping[str, Any]]:
+        return [each for each in page.outputs if mark in each.get("text/html", "")]
+
+    page.read_until(lambda: "6/6 verified" in [{}, *pictures()][-1].get("text/html", ""), "picture")
+    picture = pictures()[-1]
+    assert WIDGET not in picture and "2 ranks, gloo" in picture["text/plain"]

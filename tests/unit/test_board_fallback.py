@@ -1,0 +1,45 @@
+"""Where there can be no widgets, the board is text and HTML, as ever."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_live import Publisher
+
+from ddp_notebook.magics import widgets
+from ddp_notebook.magics.boards import StillBoard, open_board
+from ddp_notebook.session import Session
+
+WITH_COMMS = SimpleNamespace(comm_manager=object())
+
+
+def shell(kernel: object) -> Any:
+    """A shell with this kernel."""
+    return SimpleNamespace(kernel=kernel, display_pub=Publisher())
+
+
+@pytest.mark.parametrize("kernel", [None, SimpleNamespace()])
+def test_without_a_kernel_or_comms_there_are_no_widgets(kernel: object) -> None:
+    assert not widgets.can_show_widgets(shell(kernel))
+
+
+@pytest.mark.parametrize("missing", ["anywidget", "ipywidgets"])
+def test_without_their_packages_there_is_the_picture_alone(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert widgets.can_show_widgets(shell(WITH_COMMS))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name)
+    )
+    here = shell(WITH_COMMS)
+    board = open_board(Session(), here)
+    assert isinstance(board, StillBoard)
+    board.open()
+    assert here.display_pub.arrived.wait(10)
+    board.close()
+    assert "No ranks" in here.display_pub.texts[0]
+    assert set(here.display_pub.published[0]["data"]) == {"text/plain", "text/html"}

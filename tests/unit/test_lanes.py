@@ -1,0 +1,182 @@
+"""The live board's lanes: who is where, who waits for whom, whose doing it is; and their JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given, settings
+from saved_runs import snapshots
+from traces import all_reduce, places
+
+from ddp_notebook.analysis.lanes import Picture, as_of, lanes, standing_at, standings
+from ddp_notebook.model import (
+    Category,
+    Collective,
+    Collectives,
+    Diagnosis,
+    Finding,
+    Phase,
+    RankState,
+    Role,
+    Snapshot,
+    Stage,
+    Status,
+    parse_ranks,
+)
+from ddp_notebook.views import board_model
+
+S = 1_000_000_000
+
+
+def running(rank: int, **more: object) -> RankState:
+    """A rank in a cell."""
+    fields = {"status": Status.RUNNING, "stage": Stage.VERIFIED, "heard_ns": 10 * S, "cell": 3}
+    return replace(RankState(rank), **{**fields, **more})  # type: ignore[arg-type]
+
+
+def issued(rank: int, number: int = 0, phase: Phase = Phase.ISSUED) -> Collective:
+    """An all_reduce that a rank issued at 5 s."""
+    made = all_reduce(6, path=places(9, (6, "step"), file="cell 3"))
+    done_ns = 6 * S if phase is Phase.DONE else 0
+    return replace(
+        made, rank=rank, number=number, slot=number, issued_ns=5 * S, phase=phase, done_ns=done_ns
+    )
+
+
+def picture(world_size: int = 4, without: int = 2, **more: object) -> Picture:
+    """All but one rank wait in an all_reduce; that one computes."""
+    ranks = tuple(running(rank) for rank in range(world_size))
+    of = {rank: (issued(rank),) for rank in range(world_size) if rank != without}
+    everyone = tuple(range(world_size))
+    fields = {
+        "snapshot": Snapshot(ranks=ranks, taken_ns=11 * S),
+        "collectives": Collectives(of, {"default": everyone}),
+        "pending": everyone,
+    }
+    return Picture(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def blames(*ranks: int, passing: bool = False, waiting: tuple[int, ...] = ()) -> Diagnosis:
+    """A diagnosis with one finding."""
+    finding = Finding(Category.STRAGGLER, ranks, "is late", "wait", waiting, passing=passing)
+    return Diagnosis((finding,), None, 4)
+
+
+def test_who_waits_is_shown_with_whom_it_waits_for_and_since_when() -> None:
+    drawn = lanes(picture())
+    assert [lane.ranks for lane in drawn] == [(0,), (1,), (2,), (3,)]
+    assert [lane.role for lane in drawn] == [Role.WAITING, Role.WAITING, Role.BUSY, Role.WAITING]
+    assert [lane.waits_for for lane in drawn] == [(2,), (2,), (), (2,)]
+    assert drawn[0].since_ns == 5 * S
+    assert "all_reduce of float32 [4]" in drawn[0].text and "cell 3:6 in step" in drawn[0].text
+
+
+def test_ranks_in_the_same_place_share_a_lane_from_eight_on() -> None:
+    drawn = lanes(picture(world_size=64, without=7))
+    assert [lane.ranks for lane in drawn] == [tuple(r for r in range(64) if r != 7), (7,)]
+    assert drawn[0].waits_for == (7,)
+
+
+def test_a_finding_says_whose_doing_it_is_and_who_only_waits() -> None:
+    wrong = lanes(picture(diagnosis=blames(2, waiting=(0, 1, 3))))
+    assert [lane.role for lane in wrong] == [Role.VICTIM, Role.VICTIM, Role.CULPRIT, Role.VICTIM]
+    late = lanes(picture(diagnosis=blames(2, passing=True)))
+    assert late[2].role is Role.LATE
+
+
+def test_silence_is_no_health_and_death_needs_no_age() -> None:
+    states = (running(0, heard_ns=5 * S), running(1, status=Status.DEAD, heard_ns=S, exit_code=-9))
+    silent, dead = lanes(Picture(Snapshot(ranks=states, taken_ns=11 * S)))
+    assert (silent.role, silent.heard_ns) == (Role.SILENT, 5 * S)
+    assert (dead.role, dead.heard_ns) == (Role.DEAD, 0)
+    assert "SIGKILL" in dead.text
+
+
+def test_a_held_rank_waits_for_nobody() -> None:
+    of = {0: (issued(0, phase=Phase.HELD),), 1: (issued(1),)}
+    snapshot = Snapshot(ranks=(running(0), running(1)), taken_ns=11 * S)
+    held, waits = lanes(Picture(snapshot, Collectives(of, {"default": (0, 1)}), (0, 1)))
+    assert (held.role, held.waits_for) == (Role.HELD, ())
+    assert (waits.role, waits.waits_for) == (Role.WAITING, (0,))
+
+
+def test_the_lines_where_ranks_stand_come_with_those_around_them() -> None:
+    source = "\n".join(f"line {n}" for n in range(1, 12))
+    (one,) = standings(picture(sources={"cell 3": source}))
+    assert (one.ranks, one.place, one.line) == ((0, 1, 3), "cell 3:6 in step", 6)
+    assert one.callers == ("cell 3:9",)
+    assert one.lines == tuple((n, f"line {n}") for n in range(4, 9))
+
+
+def test_of_code_that_is_not_at_hand_the_line_alone_is_shown() -> None:
+    place = replace(places(7)[0], text="loss.backward()")
+    (one,) = standing_at({0: (place,), 1: (place,)}, {})
+    assert one.ranks == (0, 1) and one.lines == ((7, "loss.backward()"),)
+
+
+def test_the_past_has_what_was_issued_by_then_and_not_done_yet() -> None:
+    of = {0: (issued(0, phase=Phase.DONE), replace(issued(0, 1), issued_ns=8 * S))}
+    now = Collectives(of, {"default": (0,)})
+    assert as_of(now, 4 * S).of[0] == ()
+    (then,) = as_of(now, 5 * S + 1).of[0]
+    assert then.phase is Phase.ISSUED
+    assert as_of(now, 9 * S).of == of
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(3))
+def test_any_state_becomes_json_of_bounded_size_that_does_not_change_by_itself(
+    snapshot: Snapshot,
+) -> None:
+    drawn = lanes(Picture(snapshot))
+    assert sorted(rank for lane in drawn for rank in lane.ranks) == [0, 1, 2]
+    made = board_model.board_json("headline", snapshot.notes, snapshot, drawn, 7)
+    assert json.loads(json.dumps(made)) == made
+    assert len(json.dumps(made)) < 200_000
+    for lane in made["lanes"]:
+        assert set(parse_ranks(lane["ranks"], 3)) <= {0, 1, 2}
+        assert "\x1b" not in lane["text"] and "\n" not in lane["text"]
+
+
+def test_a_thousand_ranks_that_all_do_something_else_are_cut_and_said() -> None:
+    states = tuple(running(rank, doing=f"line {rank}") for rank in range(1000))
+    snapshot = Snapshot(ranks=states, taken_ns=11 * S)
+    made = board_model.board_json("", (), snapshot, lanes(Picture(snapshot)), 0)
+    assert len(made["lanes"]) == board_model.MOST_LANES
+    assert made["left_out"] == "128-999"
+
+
+def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
+    finding = Finding(
+        Category.RANK_DIED,
+        (1,),
+        "died <script>alert(1)</script> \x1b[31mred",
+        "Bring it back: %ddp_restart --ranks 1, or see %ddp_why.",
+        evidence=tuple(f"fact {n}" for n in range(100)),
+    )
+    (made,) = board_model.findings_json(Diagnosis((finding,), None, 2))
+    assert made["magics"] == ["%ddp_restart --ranks 1", "%ddp_why"]
+    assert made["sentence"] == "Rank 1: died <script>alert(1)</script> red"
+    assert len(made["evidence"]) == board_model.MOST_EVIDENCE
+    assert board_model.findings_json(None) == []
+
+
+def buttons(*states: RankState, in_run: bool = False) -> dict[str, board_model.Action]:
+    """The buttons for ranks in these states."""
+    drawn = lanes(Picture(Snapshot(ranks=states, taken_ns=11 * S)))
+    return {each.name: each for each in board_model.actions(drawn, True, in_run)}
+
+
+def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
+    ready = buttons(running(0, status=Status.READY))
+    assert ready["step"].why_not and ready["abort"].why_not
+    assert ready["restart"].why_not == board_model.CHOOSE_RANKS
+    assert not ready["why"].why_not and not ready["where"].why_not
+    held = buttons(running(0, status=Status.PAUSED, stage=Stage.LAUNCHED))
+    assert not held["step"].why_not and not held["abort"].why_not
+    assert held["continue"].magic == "%ddp_step --to verified"
+    dead = buttons(running(0), running(1, status=Status.DEAD), in_run=True)
+    assert dead["restart"].magic == "%ddp_restart --ranks 1" and not dead["restart"].why_not
+    assert dead["continue"].magic == "%ddp_step --to end"
+    assert board_model.actions((), False, False) == ()

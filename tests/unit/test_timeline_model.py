@@ -1,0 +1,149 @@
+"""The slices of the live board's timeline, and the newest records they are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from saved_runs import collective
+from traces import backward
+
+from ddp_notebook.model import Collective, Collectives, Ranks
+from ddp_notebook.session.cellrun import CellRun
+from ddp_notebook.session.tails import Tails
+from ddp_notebook.views import timeline_model
+from ddp_notebook.views.timeline_model import Timeline
+
+
+class Page:
+    """Takes messages as the page does: slices by rank and number."""
+
+    def __init__(self) -> None:
+        self.slices: dict[tuple[int, int], list[int]] = {}
+        self.kinds: list[Any] = []
+        self.generation = -1
+
+    def take(self, message: dict[str, Any] | None) -> None:
+        assert message is not None
+        message = json.loads(json.dumps(message))
+        if message["generation"] != self.generation:
+            self.slices, self.kinds, self.generation = {}, [], message["generation"]
+        assert message["first_kind"] <= len(self.kinds)
+        self.kinds[message["first_kind"] :] = message["kinds"]
+        for each in message["slices"]:
+            self.slices[each[0], each[1]] = each
+
+
+def test_only_what_is_new_or_changed_is_sent() -> None:
+    timeline, page = Timeline(0, 2), Page()
+    timeline.take(1, [collective(0, 0, 1, None), collective(1, 0, 2, 3)])
+    page.take(timeline.news())
+    assert len(page.slices) == 2 and len(page.kinds) == 1
+    assert timeline.news() is None
+    timeline.take(1, [collective(0, 0, 1, 3)])
+    news = timeline.news()
+    assert news is not None and len(news["slices"]) == 1 and news["kinds"] == []
+    page.take(news)
+    assert page.slices[0, 0][4:6] == [1000, 3000]
+
+
+def test_what_comes_in_pieces_is_what_comes_as_a_whole() -> None:
+    timeline, page, late = Timeline(5, 2), Page(), Page()
+    for number in range(51):
+        done = number if number % 3 else None
+        timeline.take(1, [collective(rank, number, number, done) for rank in (0, 1)])
+        if number % 7 == 0 or number == 50:
+            page.take(timeline.news())
+    late.take(timeline.whole())
+    assert page.slices == late.slices and page.kinds == late.kinds
+    late.take(timeline.whole())
+    assert page.slices == late.slices
+
+
+def test_a_new_run_is_another_generation() -> None:
+    timeline, page = Timeline(0, 2), Page()
+    timeline.take(1, [collective(0, 0, 1, 2)])
+    page.take(timeline.news())
+    timeline.take(2, [])
+    page.take(timeline.news())
+    assert page.slices == {} and page.kinds == []
+
+
+def test_buckets_of_a_backward_pass_are_counted() -> None:
+    timeline = Timeline(0, 1)
+    records = [
+        replace(backward(), number=n, slot=n, issued_ns=n + 1, backwards=1 + n // 3)
+        for n in range(6)
+    ]
+    timeline.take(1, records)
+    kinds = timeline.whole()["kinds"]
+    buckets = [kinds[each[2]][3] for each in timeline.whole()["slices"]]
+    assert buckets == [1, 2, 3, 1, 2, 3]
+
+
+def test_it_stays_bounded_however_long_it_goes_on() -> None:
+    timeline = Timeline(0, 2)
+    for start in range(0, 20_000, 500):
+        shapes = [
+            replace(collective(0, n, n, n + 1), shape=(n,)) for n in range(start, start + 500)
+        ]
+        timeline.take(1, shapes)
+        message = timeline.news()
+        assert message is not None and len(message["slices"]) <= timeline_model.MOST_AT_ONCE
+    whole = timeline.whole()
+    assert len(whole["slices"]) <= timeline_model.MOST_PER_RANK
+    assert len(whole["kinds"]) <= timeline_model.MOST_KINDS + 500
+
+
+def test_what_is_too_much_for_one_message_is_passed_over_and_said() -> None:
+    timeline = Timeline(0, 2)
+    timeline.take(1, [collective(r, n, n, n + 1) for r in (0, 1) for n in range(1900)])
+    message = timeline.news()
+    assert message is not None and len(message["slices"]) == timeline_model.MOST_AT_ONCE
+    assert timeline.whole()["skipped"] == 2 * 1900 - timeline_model.MOST_AT_ONCE
+
+
+class Rings:
+    """Stands in for the ranks' files: what was written so far."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, list[Collective]] = {}
+        self.read = 0
+
+    def read_since(self, ranks: Ranks, run: int, first: dict[int, int], most: int) -> Collectives:
+        of = {
+            rank: tuple(each for each in records if each.number >= first.get(rank, 0))[-most:]
+            for rank, records in self.records.items()
+        }
+        self.read = sum(map(len, of.values()))
+        return Collectives(of, {"default": ranks})
+
+
+def follow(tails: Tails, rings: Rings, run: CellRun) -> Sequence[Collective]:
+    """What is new in `run`."""
+    return tails.follow(rings, run)  # type: ignore[arg-type]
+
+
+def test_tails_give_what_is_new_and_look_again_at_what_is_not_done() -> None:
+    tails, rings, run = Tails(), Rings(), CellRun(4, (0, 1))
+    rings.records = {0: [collective(0, 0, 1, 2), collective(0, 1, 3, None)], 1: []}
+    assert len(follow(tails, rings, run)) == 2
+    assert follow(tails, rings, run) == ()
+    assert rings.read == 1, "the one that is not done is looked at again"
+    rings.records[0][1] = collective(0, 1, 3, 9)
+    (changed,) = follow(tails, rings, run)
+    assert changed.over
+    assert follow(tails, rings, run) == () and rings.read == 0
+    assert [each.number for each in tails.collectives.of[0]] == [0, 1]
+
+
+def test_tails_begin_anew_with_a_new_run_and_stay_bounded() -> None:
+    tails, rings = Tails(), Rings()
+    rings.records = {0: [collective(0, n, n, n + 1) for n in range(2000)]}
+    assert len(follow(tails, rings, CellRun(4, (0,)))) == 512
+    assert len(tails.collectives.of[0]) <= 256
+    rings.records = {0: [collective(0, 0, 1, 2)]}
+    assert [each.number for each in follow(tails, rings, CellRun(5, (0,)))] == [0]
+    assert tails.run == 5
