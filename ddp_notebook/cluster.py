@@ -210,10 +210,12 @@ class IPyParallelCluster:
         return ()
 
     def _is_registered(self, rank: int) -> bool:
-        """True when the engine of `rank` is there: the hub tells of the end of the one before it
-        a moment after that was stopped, and until then a call would go to nobody."""
+        """True when the engine of `rank` is there, and not only no word yet of the last one's end."""
         stopped = self._stopped.get(rank)
-        return rank in self._client.ids and (stopped is None or self._engine(rank) != stopped)
+        if stopped is None:
+            return rank in self._client.ids
+        engine = self._engine(rank)  # once: the word may come between two looks
+        return engine is not None and engine != stopped and rank in self._client.ids
 
     def _engine(self, rank: int) -> Any:
         """ipyparallel's name for the engine of `rank`, None when the client knows none."""
