@@ -210,7 +210,7 @@ class IPyParallelCluster:
         return ()
 
     def _is_registered(self, rank: int) -> bool:
-        """True when the engine of `rank` is there, and not only no word yet of the last one's end."""
+        """True when the engine of `rank` is there: not the last one, of whose end no word came."""
         stopped = self._stopped.get(rank)
         if stopped is None:
             return rank in self._client.ids
