@@ -9,8 +9,13 @@ STILL_S = 1.5
 
 
 def works(e: RankEvidence) -> bool:
-    """True of a rank that is busy, and of which nothing proves that it will not get on."""
-    return e.activity is Activity.BUSY and not e.polls_for and not stuck_workers(e)
+    """True of a rank that is busy, and of which nothing proves that it will not get on.
+
+    One that does not answer and runs on a core is too busy to answer: it holds Python's lock.
+    """
+    busy = e.activity is Activity.BUSY
+    busy = busy or (e.activity is Activity.SILENT and e.process == "running")
+    return busy and not e.polls_for and not stuck_workers(e)
 
 
 def stuck_workers(e: RankEvidence) -> tuple[Worker, ...]:
