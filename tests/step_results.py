@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
 
+from ddp_notebook.bench import steps_stats
 from ddp_notebook.bench.steps_plan import Block, StepPlan, reduce_sizes, reduces_at_once
-from ddp_notebook.bench.steps_stats import About
+from ddp_notebook.model.stepbench import StepBenchResult
 
 MS = 1_000_000
 FORWARD, BACKWARD, OPTIMIZER, EXPOSED = 2 * MS, 5 * MS, 1 * MS, 4 * MS
@@ -17,17 +19,18 @@ STEPS = 10
 US_PER_BYTE = 1e-3
 LATENCY_US = 300.0
 
-ABOUT = About(
+ABOUT = StepBenchResult(
     model="net",
     parameters=GRADIENTS // 4,
     gradient_bytes=GRADIENTS,
     inputs="random inputs, mean square of the output",
     backend="gloo",
     device="cpu",
+    world_size=2,
     cores=8,
     threads=1,
-    rounds=3,
 )
+summarise = functools.partial(steps_stats.summarise, rounds=3)
 
 
 def ranks(

@@ -10,7 +10,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,46 +20,25 @@ from ddp_notebook.model.stepbench import ReducePoint, StepBenchResult, StepPoint
 _RESAMPLES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a result says of itself, beside its numbers."""
+def summarise(
+    about: StepBenchResult, per_rank: Sequence[Sequence[Block]], *, rounds: int
+) -> StepBenchResult:
+    """`about` with the points of the blocks that every rank has; without any, with none.
 
-    model: str
-    parameters: int
-    gradient_bytes: int
-    inputs: str
-    backend: str
-    device: str
-    cores: int
-    threads: int
-    rounds: int
-    """Of the plan; a budget may be spent before."""
-    notes: tuple[str, ...] = ()
-    problem: str = ""
-
-
-def summarise(about: About, per_rank: Sequence[Sequence[Block]]) -> StepBenchResult:
-    """The result of the blocks that every rank has. Without any, a result without points."""
+    `rounds` are those of the plan: a budget may be spent before.
+    """
     blocks = list(_together(per_rank))
     points = tuple(_points(blocks, len(per_rank)))
-    result = StepBenchResult(
-        model=about.model,
-        parameters=about.parameters,
-        gradient_bytes=about.gradient_bytes,
-        inputs=about.inputs,
-        backend=about.backend,
-        device=about.device,
+    result = replace(
+        about,
         world_size=len(per_rank),
-        cores=about.cores,
-        threads=about.threads,
         points=points,
         reduces=tuple(_reduces(blocks, about.gradient_bytes)),
         notes=(
             *about.notes,
-            *_budget_notes(blocks, about),
+            *_budget_notes(blocks, about, rounds),
             *_notes(points, about, len(per_rank)),
         ),
-        problem=about.problem,
     )
     return replace(result, break_even=break_even(result.main_points))
 
@@ -191,16 +170,18 @@ def break_even(points: Sequence[StepPoint]) -> float | None:
     return 0.0 if gains[0][1] >= 0 else None
 
 
-def _budget_notes(blocks: Sequence[list[Block]], about: About) -> Iterator[str]:
+def _budget_notes(
+    blocks: Sequence[list[Block]], about: StepBenchResult, planned: int
+) -> Iterator[str]:
     rounds = len({block[0]["round"] for block in blocks})
-    if rounds < about.rounds and not about.problem:
+    if rounds < planned and not about.problem:
         yield (
-            f"The budget was enough for {rounds} of {about.rounds} rounds: a disturbance of a "
+            f"The budget was enough for {rounds} of {planned} rounds: a disturbance of a "
             "moment may have fallen on one point alone. A larger --budget gives the others."
         )
 
 
-def _notes(points: Sequence[StepPoint], about: About, ranks: int) -> Iterator[str]:
+def _notes(points: Sequence[StepPoint], about: StepBenchResult, ranks: int) -> Iterator[str]:
     """What the reader must know before believing the numbers."""
     if ranks == 1:
         yield "One rank sends nothing: there is no communication to tell apart."

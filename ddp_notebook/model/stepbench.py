@@ -175,7 +175,7 @@ class StepBenchResult:
     cores: int
     threads: int
     """Of each rank, within an operation of torch."""
-    points: tuple[StepPoint, ...]
+    points: tuple[StepPoint, ...] = ()
     reduces: tuple[ReducePoint, ...] = ()
     break_even: float | None = None
     prediction: Prediction | None = None

@@ -84,20 +84,22 @@ class StepBenchVerbs:
         finally:
             unsubscribe()
         first = prepared[members[0]]
-        about = steps_stats.About(
+        about = StepBenchResult(
             model=first["title"],
             parameters=first["parameters"],
             gradient_bytes=first["gradient_bytes"],
             inputs=first["inputs"],
             backend=first["backend"],
             device=first["device"],
+            world_size=len(members),
             cores=cores(),
             threads=first["threads"],
-            rounds=plan.rounds,
             notes=(*first["notes"], *_left_out(prepared, plan, batches)),
             problem=problem,
         )
-        result = steps_stats.summarise(about, [heard.blocks[rank] for rank in members])
+        result = steps_stats.summarise(
+            about, [heard.blocks[rank] for rank in members], rounds=plan.rounds
+        )
         if not result.points:
             problem = f"{problem} Nothing was measured."
             raise (CellInterrupted(problem, ()) if answers.interrupted else DDPError(problem))

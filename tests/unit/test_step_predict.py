@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_results import ABOUT, LATENCY_US, SIZES, US_PER_BYTE, plan, ranks
+from step_results import ABOUT, LATENCY_US, SIZES, US_PER_BYTE, plan, ranks, summarise
 
 from ddp_notebook.bench.steps_predict import Ground, exposed_us, predict, step_us
-from ddp_notebook.bench.steps_stats import summarise
 from ddp_notebook.session.stepbench import predicted
 
 GPU = Ground(

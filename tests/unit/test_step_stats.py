@@ -21,10 +21,11 @@ from step_results import (
     STEPS,
     plan,
     ranks,
+    summarise,
 )
 
 from ddp_notebook.bench.steps_arrivals import low_of_median, split_spans, straggler
-from ddp_notebook.bench.steps_stats import break_even, middle_parts, summarise
+from ddp_notebook.bench.steps_stats import break_even, middle_parts
 from ddp_notebook.model.stepbench import StepPoint
 
 CLOSE = 0.05

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from matplotlib import rcParams
 from matplotlib.figure import Figure
-from step_results import ABOUT, plan, ranks
+from step_results import ABOUT, plan, ranks, summarise
 
-from ddp_notebook.bench.steps_stats import summarise
 from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session.stepbench import predicted
 from ddp_notebook.views import steps_panels, steps_plots
