@@ -1,12 +1,4 @@
-"""The only file that knows ipyparallel: its controller, its client, and one engine per rank.
-
-Private API of ipyparallel used here, each checked in `check_private_api`: asking an engine
-on its control channel, which it answers while it runs a cell; sending a message to the hub
-to forget an engine whose process is known to be gone (ipyparallel itself would find out by
-missed heartbeats, half a minute later); and `_output_futures`, where a client keeps what
-belongs to a message until the engine says that it is idle again, which ours do not say after
-a cell.
-"""
+"""The only file outside `launch` that knows ipyparallel: controller, client, an engine per rank."""
 
 from __future__ import annotations
 
@@ -29,6 +21,15 @@ from ipyparallel.serialize import can, uncan
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.ipyparallel_private import (
+    ask_engine,
+    check_private_api,
+    engine_name,
+    forget_outputs,
+    has_private_api,
+    keeps_outputs,
+    unregister,
+)
 from ddp_notebook.launch.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
 from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import QUIET, Ranks
@@ -131,6 +132,9 @@ class IPyParallelCluster:
         self._last_reply: dict[int, Any] = {}
         self._stopped: dict[int, str | None] = {}
         """By rank, ipyparallel's name for the engine that was stopped last."""
+        self._forgotten: set[int] = set()
+        """The pids of the engines that the hub was asked to unregister."""
+        self._forgetting = threading.Lock()
         self._views: dict[object, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
@@ -188,6 +192,7 @@ class IPyParallelCluster:
         )
         pid: int = self._cluster.engines[set_id].pid
         self._pids[rank] = pid
+        self._forgotten.discard(pid)  # the system may give a number again
         return pid
 
     def log_file(self, rank: int) -> Path:
@@ -217,9 +222,9 @@ class IPyParallelCluster:
         engine = self._engine(rank)  # once: the word may come between two looks
         return engine is not None and engine != stopped and rank in self._client.ids
 
-    def _engine(self, rank: int) -> Any:
+    def _engine(self, rank: int) -> str | None:
         """ipyparallel's name for the engine of `rank`, None when the client knows none."""
-        return getattr(self._client, "_engines", {}).get(rank)
+        return engine_name(self._client, rank)
 
     def _reconnect(self) -> None:
         """A fresh client; nothing may be under way on the one before."""
@@ -267,14 +272,9 @@ class IPyParallelCluster:
             return {}
         sent = {}
         for rank in ranks:
-            ident = self._engine(rank)
-            if ident is not None:
-                sent[rank] = client._send(
-                    client._control_stream,
-                    "ddp_ask_request",
-                    content={"question": question, "about": about},
-                    ident=ident.encode(),
-                )
+            name = self._engine(rank)
+            if name is not None:
+                sent[rank] = ask_engine(client, name, {"question": question, "about": about})
         deadline = time.monotonic() + timeout_s
         answers: dict[int, Mapping[str, Any]] = {}
         for rank, future in sent.items():
@@ -313,7 +313,7 @@ class IPyParallelCluster:
         key = ("quiet", ranks)
         if key not in self._views:
             view = self._views[key] = self._client[list(ranks)]
-            if hasattr(self._client, "_output_futures"):
+            if keeps_outputs(self._client):
                 view.label = QUIET
         return self._views[key]
 
@@ -333,7 +333,8 @@ class IPyParallelCluster:
             engine.signal(signal.SIGKILL)
             self._wait(engine.join(10))
         self._stopped[rank] = self._engine(rank)
-        self._forget(rank)
+        if rank in self._pids:
+            self._forget(rank, self._pids[rank])
 
     def close(self) -> None:
         """Close the client and the loop; the processes end with the fork server."""
@@ -348,13 +349,18 @@ class IPyParallelCluster:
             return
         self._on_exit(rank, pid, code)
         if rank != CONTROLLER and self._client is not None:
-            self._forget(rank)
+            self._forget(rank, pid)
 
-    def _forget(self, rank: int) -> None:
-        """Have the hub unregister an engine that is gone, so that its id is free at once."""
-        client = self._client
-        if rank in client.ids and has_private_api(client):
-            client._send(client._query_stream, "unregistration_request", content={"id": rank})
+    def _forget(self, rank: int, pid: int) -> None:
+        """Have the hub unregister an engine that is gone, so that its id is free at once.
+
+        Once for a process: its end is heard of twice when it was stopped, and a second request
+        that came late would unregister the engine that took its place.
+        """
+        with self._forgetting:
+            if pid not in self._forgotten:
+                self._forgotten.add(pid)
+                unregister(self._client, rank)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -373,27 +379,3 @@ class IPyParallelCluster:
                     "Start again: %ddp_init"
                 )
         return future.result()
-
-
-def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:
-    """Do not keep what belongs to these messages until an engine says that it is idle again."""
-    for message_id in message_ids:
-        output = getattr(client, "_output_futures", {}).get(message_id)
-        if output is not None and not output.done():
-            output.set_result(None)
-
-
-def has_private_api(client: Any) -> bool:
-    """True when this ipyparallel has what `_forget` uses."""
-    needed = ("_query_stream", "_control_stream", "_engines")
-    return callable(getattr(client, "_send", None)) and all(hasattr(client, n) for n in needed)
-
-
-def check_private_api(client: Any) -> None:
-    """Say it once when a rank's death will be known to ipyparallel only by its heartbeats."""
-    if not has_private_api(client):
-        logging.getLogger("ddp_notebook").warning(
-            "ipyparallel %s has changed: restarting a dead rank may take a minute, and a blocked "
-            "rank cannot be asked why.",
-            ipp.__version__,
-        )

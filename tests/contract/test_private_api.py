@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.cluster import has_private_api
+from ddp_notebook.launch.ipyparallel_private import has_private_api
 from ddp_notebook.session import InitOptions, Session
 
 FORGET = """

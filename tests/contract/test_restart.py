@@ -96,6 +96,20 @@ def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_lat
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
+def test_a_late_word_of_an_old_process_does_not_end_the_engine_in_its_place(
+    session: Session,
+) -> None:
+    assert session._processes is not None
+    cluster = session._processes.cluster
+    old = session.record.snapshot.ranks[1].pid
+    assert session.restart((1,)).snapshot.ready
+    cluster._exited(1, old, -9)  # type: ignore[attr-defined]
+    client = cluster._client  # type: ignore[attr-defined]
+    client._send(client._query_stream, "connection_request").result(10)  # the hub has come by it
+    assert 1 in client.ids
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
 def test_a_rank_killed_in_a_cell_ends_the_cell_with_its_last_words(session: Session) -> None:
     source = (
         "import os, signal\n"

@@ -1,0 +1,64 @@
+"""The one place that uses private API of ipyparallel's client, each checked before it is used.
+
+What is used: sending a message to an engine's control channel, which it answers while it runs a
+cell; sending a message to the hub to forget an engine whose process is known to be gone
+(ipyparallel itself would find out by missed heartbeats, half a minute later); the table of the
+engines' names; and `_output_futures`, where a client keeps what belongs to a message until the
+engine says that it is idle again, which ours do not say after a cell.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ipyparallel as ipp
+
+
+def has_private_api(client: Any) -> bool:
+    """True when this ipyparallel has what `ask_engine` and `unregister` use."""
+    needed = ("_query_stream", "_control_stream", "_engines")
+    return callable(getattr(client, "_send", None)) and all(hasattr(client, n) for n in needed)
+
+
+def check_private_api(client: Any) -> None:
+    """Say it once when a rank's death will be known to ipyparallel only by its heartbeats."""
+    if not has_private_api(client):
+        logging.getLogger("ddp_notebook").warning(
+            "ipyparallel %s has changed: restarting a dead rank may take a minute, and a blocked "
+            "rank cannot be asked why.",
+            ipp.__version__,
+        )
+
+
+def engine_name(client: Any, rank: int) -> str | None:
+    """ipyparallel's name for the engine of `rank`, None when the client knows none."""
+    name: str | None = getattr(client, "_engines", {}).get(rank)
+    return name
+
+
+def ask_engine(client: Any, name: str, content: Mapping[str, Any]) -> Any:
+    """Send a question to an engine's control channel; the future of its answer."""
+    return client._send(
+        client._control_stream, "ddp_ask_request", content=dict(content), ident=name.encode()
+    )
+
+
+def unregister(client: Any, rank: int) -> None:
+    """Have the hub forget the engine of `rank`, so that its id is free at once."""
+    if rank in client.ids and has_private_api(client):
+        client._send(client._query_stream, "unregistration_request", content={"id": rank})
+
+
+def keeps_outputs(client: Any) -> bool:
+    """True when `forget_outputs` has something to work on."""
+    return hasattr(client, "_output_futures")
+
+
+def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:
+    """Do not keep what belongs to these messages until an engine says that it is idle again."""
+    for message_id in message_ids:
+        output = getattr(client, "_output_futures", {}).get(message_id)
+        if output is not None and not output.done():
+            output.set_result(None)
