@@ -23,21 +23,24 @@ def told(folder: Path) -> list[Any]:
     return [(each["losses"], each["parameters"], each["buffers"]) for each in found]
 
 
-def by_torchrun(arguments: list[str]) -> None:
+def by_torchrun(folder: Path, epochs: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(port), str(SCRIPT), *arguments]
+    command += ["--master-port", str(port), str(SCRIPT), "--epochs", str(epochs)]
+    command += ["--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
+    # Not the exit code: now and then a process of torch 2.13 aborts when all is done, since a
+    # thread of gloo's wants the GIL of an interpreter that is about to end.
+    assert len(list(folder.iterdir())) == 2, done.stderr
 
 
 def test_a_script_trains_bitwise_as_under_torchrun(ranks2: Session, tmp_path: Path) -> None:
     ours, theirs, longer = (tmp_path / name for name in ("ours", "theirs", "longer"))
     for folder in (ours, theirs, longer):
         folder.mkdir()
-    by_torchrun(["--epochs", "2", "--out", str(theirs)])
+    by_torchrun(theirs, epochs=2)
     for folder, epochs in ((ours, 2), (longer, 3)):
         # Twice in the same processes: the first run leaves nothing that the second feels.
         run = ranks2.run_script(str(SCRIPT), ["--epochs", str(epochs), "--out", str(folder)])
