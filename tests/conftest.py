@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -25,15 +26,18 @@ from support import (
 # because the path of a socket must be.
 os.environ[support.RUN_TAG] = uuid.uuid4().hex
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-_RUN_FOLDER = Path(tempfile.mkdtemp(prefix="dt-"))
+_RUN_FOLDER = Path(tempfile.mkdtemp(prefix="dt-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))
+# The same file in all workers of a run (pytest -n): they inherit its name.
+_TURNS = os.environ.setdefault("DDP_NOTEBOOK_TEST_TURNS", str(_RUN_FOLDER / "turns"))
 os.environ["TMPDIR"] = tempfile.tempdir = str(_RUN_FOLDER)
 os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Take away the folder of this run."""
-    clear_away(Leftovers())
+    if not getattr(session.config.option, "numprocesses", None):
+        clear_away(Leftovers())  # those that only hand out tests have none but their workers
     shutil.rmtree(_RUN_FOLDER, ignore_errors=True)
 
 
@@ -69,6 +73,15 @@ def nothing_left_behind(nothing_left_behind_by_the_module: None) -> Iterator[Non
     before = leftovers()
     yield
     _check(before)
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test marked `alone` measures something: no other test of this run goes on meanwhile."""
+    alone = request.node.get_closest_marker("alone") is not None
+    with Path(_TURNS).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture

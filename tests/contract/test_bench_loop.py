@@ -20,6 +20,8 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model.bench import BenchRun, Change, Trust
 from ddp_notebook.session import BenchOptions, BenchResult, InitOptions, Session
 
+pytestmark = pytest.mark.alone
+
 SHORT = Plan(max_bytes=2**20, factor=64, budget_s=1.0)
 """4 B, 256 B, 16 KiB, 1 MiB."""
 BAD_BYTES = 16 * 2**10

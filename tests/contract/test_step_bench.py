@@ -17,6 +17,8 @@ from ddp_notebook.model import Status
 from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session import InitOptions, Session
 
+pytestmark = pytest.mark.alone
+
 NET = (
     "from torch import nn\n"
     "import random\n"

@@ -77,6 +77,13 @@ def test_csv_has_a_line_for_each_size_of_each_curve() -> None:
     assert float(lines[0]["latency_us"]) == made.points[0].latency_us
 
 
+def test_a_dataframe_has_a_row_for_each_size() -> None:
+    measured = result()
+    frame = measured.dataframe()
+    assert list(frame.columns) == list(measured.rows()[0])
+    assert frame.to_dict("records") == measured.rows()
+
+
 def test_a_dataframe_without_pandas_says_what_else_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
