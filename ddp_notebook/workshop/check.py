@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -62,7 +62,8 @@ def check(exercise: str, answer: Any = ...) -> Verdict:
     """Is `answer` right for an exercise of the notebooks, such as ``check("2.1", "join/2")``?
 
     Returns a `Verdict`, which shows as one line: why it is right, or what is wrong with it. The
-    solution is not given away. An answer that is still ``...`` is said to be open.
+    solution is not given away. An answer that is still ``...``, in
+    part or on a rank, is said to be open.
 
     Raises UsageMistake when there is no such exercise.
     """
@@ -72,13 +73,22 @@ def check(exercise: str, answer: Any = ...) -> Verdict:
             f"There is no exercise {exercise!r}. It is the number in the exercise's heading: "
             f"one of {', '.join(known)}."
         )
-    if answer is ...:
+    if _is_open(answer):
         return Verdict(exercise, False, "still open. Put your answer in place of the dots.")
     asked = _EXERCISES[exercise]
     try:
         return Verdict(exercise, True, asked.judge(asked.read(answer)))
     except NotYet as wrong:
         return Verdict(exercise, False, str(wrong))
+
+
+def _is_open(answer: Any) -> bool:
+    """True for dots, also on a rank, or as a part of the answer."""
+    if isinstance(answer, Mapping):
+        return any(map(_is_open, answer.values()))
+    if isinstance(answer, (tuple, list)):
+        return any(map(_is_open, answer))
+    return answer is ...
 
 
 @cache

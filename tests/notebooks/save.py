@@ -3,11 +3,13 @@
     python tests/notebooks/save.py [NAME ...]     such as 02; all by default
 
 What is left out of the saved outputs: widgets (there is no kernel behind them; the picture
-beside each one is kept), and the times of the run.
+beside each one is kept), the times of the run, and where the session's temporary folder was.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import tempfile
 import time
@@ -19,6 +21,7 @@ import nbformat
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_TIMEOUT_S = 200
+_FOLDER_OF_SESSION = re.compile(r"(?:/[\w.-]+)+/ddp_notebook-\w+")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -32,18 +35,21 @@ def save(path: Path) -> float:
             notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=resources
         ).execute()
     took_s = time.monotonic() - began_s
-    _clean(notebook)
+    notebook = clean(notebook)
     nbformat.write(notebook, path)
     return took_s
 
 
-def _clean(notebook: Any) -> None:
+def clean(notebook: Any) -> Any:
+    """The notebook as it is saved."""
+    notebook = nbformat.reads(_FOLDER_OF_SESSION.sub("…", json.dumps(notebook)), as_version=4)
     notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop(WIDGET, None)
+    return notebook
 
 
 if __name__ == "__main__":
