@@ -6,7 +6,8 @@ The layers, top to bottom (checked by import-linter, see pyproject.toml):
 
     magics, __main__                                     parse, call, return
     session                                              one method per verb
-    views, bench, cluster, listener, agent, analysis     none knows another
+    views, faults, bench, cluster, listener, agent,      none knows another
+    analysis, workshop
     launch                                               starting processes
     errors
     model                                                words and values

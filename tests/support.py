@@ -309,7 +309,8 @@ class Kernel:
     Messages are read only in the methods, on the caller's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self.environment = {**os.environ, **(environment or {})}
         self.start()
 
     def __enter__(self) -> Kernel:
@@ -321,7 +322,7 @@ class Kernel:
     def start(self) -> None:
         """Start a kernel; the one before, if any, must have ended."""
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel()
+        self.manager.start_kernel(env=self.environment)
         self._connect()
 
     def _connect(self) -> None:

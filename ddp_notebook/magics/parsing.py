@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Callable
 from functools import cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
@@ -15,7 +16,9 @@ from IPython.utils.process import arg_split
 from ddp_notebook.magics.bench import bench_parser
 from ddp_notebook.magics.detached import wait_parser
 from ddp_notebook.magics.doctor import doctor_parser
+from ddp_notebook.magics.examples import EXAMPLES
 from ddp_notebook.magics.fault import fault_parser
+from ddp_notebook.magics.help import tour_parser
 from ddp_notebook.magics.save import replay_parser, save_parser
 from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
 from ddp_notebook.magics.where import where_parser
@@ -40,14 +43,23 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]
     def __init__(self, verb: str, example: str, description: str) -> None:
         super().__init__(
             prog=verb,
-            description=description,
+            description=f"{textwrap.fill(description, 79)}\n\n{_examples(verb)}",
             add_help=False,
-            formatter_class=argparse.HelpFormatter,  # IPython's own writes reStructuredText
+            # IPython's own writes reStructuredText
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.options: dict[str, argparse.Action] = {}
+        """By each of its spellings; for tab completion."""
         self.add_argument(
             "-h", "--help", action=_ShowHelp, nargs=0, help="show this and do nothing"
         )
         self.example = example
+
+    def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
+        """As argparse's; remembers the options."""
+        action: argparse.Action = super().add_argument(*names, **how)
+        self.options.update(dict.fromkeys(action.option_strings, action))
+        return action
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says what is wrong and what to type."""
@@ -61,6 +73,12 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
+
+
+def _examples(verb: str) -> str:
+    calls = EXAMPLES[verb.lstrip("%")]
+    width = max(len(call) for call, _ in calls)
+    return "\n".join(["examples:", *(f"  {call:<{width}}  {what}" for call, what in calls)])
 
 
 def with_ranks(parser: Parser) -> Parser:
@@ -172,6 +190,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_shutdown": _shutdown,
     "ddp_status": _status,
     "ddp_step": step_parser,
+    "ddp_tour": tour_parser,
     "ddp_wait": wait_parser,
     "ddp_where": where_parser,
     "ddp_why": why_parser,

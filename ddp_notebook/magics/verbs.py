@@ -14,9 +14,11 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.magics.bench import BenchVerb
 from ddp_notebook.magics.boards import LiveBoard, StillBoard, open_board
+from ddp_notebook.magics.completion import Surroundings, offer_completion
 from ddp_notebook.magics.detached import DetachedVerb
 from ddp_notebook.magics.doctor import DoctorVerb
 from ddp_notebook.magics.fault import FaultVerb
+from ddp_notebook.magics.help import TourVerb, give_help_pages
 from ddp_notebook.magics.parsing import HelpShown, parser_of
 from ddp_notebook.magics.running import RunningCells, is_news
 from ddp_notebook.magics.save import SaveVerb
@@ -45,6 +47,7 @@ class DDPMagics(
     FaultVerb,
     SaveVerb,
     SetupVerbMagics,
+    TourVerb,
     WhereVerb,
     WrapVerb,
     RunningCells,
@@ -60,6 +63,7 @@ class DDPMagics(
         self._show_replays()
         self._show_cell_results()
         self._live_board: LiveBoard | StillBoard | None = None
+        offer_completion(shell, self._surroundings)
         if can_show_widgets(shell):
             prepare_widgets(shell.kernel)
         session.record.subscribe(self._board_may_change)
@@ -201,6 +205,11 @@ class DDPMagics(
         self.session.shutdown()
         self._say("All ranks have ended." if had_ranks else "There were no ranks.")
 
+    def _surroundings(self) -> Surroundings:
+        """What tab completion may offer beside options."""
+        names = [name for name in self.shell.user_ns if not name.startswith("_")]
+        return Surroundings(names, self.session.record.snapshot.ranks)
+
     # -- inside ------------------------------------------------------------------------
 
     def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any:
@@ -257,3 +266,6 @@ class DDPMagics(
     def _nudge_board(self) -> None:
         if self._live_board is not None:
             self._live_board.nudge()
+
+
+give_help_pages(DDPMagics)

@@ -195,6 +195,11 @@ def _model(
     return None
 
 
+def names() -> list[str]:
+    """The faults, as a user types them."""
+    return list(FAULTS)
+
+
 def listing() -> str:
     """All faults, one a line."""
     width = max(map(len, FAULTS))

@@ -24,6 +24,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session import aftermath
+from ddp_notebook.session.collectivesteps import END
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.labverbs import LabVerbs
@@ -173,7 +174,7 @@ class SetupVerbs(Underway, LabVerbs):
                 "held. From its beginning they can be: %%ddp --step collective, "
                 "%ddp_run --step collective train.py"
             )
-        stages = {stage.value: stage for stage in Stage}
+        stages = {stage.value: stage for stage in Stage} | {END: Stage.VERIFIED}
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
         wrapping = self.wrapping

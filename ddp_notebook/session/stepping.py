@@ -19,13 +19,26 @@ def step(
     bringup: BringUp, ranks: Ranks | None, to: Stage | None, interrupted: Callable[[], bool]
 ) -> StepTable:
     """Move paused ranks on. Raises UsageMistake when none of them can be moved."""
-    paused = bringup.record.snapshot.with_status(Status.PAUSED)
-    moving = tuple(rank for rank in paused if ranks is None or rank in ranks)
+    moving = _short_of(bringup, ranks, None)
     if not moving:
         raise UsageMistake(_why_not(bringup, ranks))
-    bringup.send_on(moving, to)
-    _await_arrival(bringup, moving, interrupted)
+    while moving and not interrupted():
+        bringup.send_on(moving, to)
+        _await_arrival(bringup, moving, interrupted)
+        # Ranks that waited for these when the step began have arrived somewhere on the way.
+        moving = _short_of(bringup, ranks, to) if to is not None else ()
     return table(bringup)
+
+
+def _short_of(bringup: BringUp, ranks: Ranks | None, to: Stage | None) -> Ranks:
+    """The paused ranks, of `ranks` (None: of all), that have not passed `to` (None: any stage)."""
+    snapshot = bringup.record.snapshot
+    return tuple(
+        rank
+        for rank in snapshot.with_status(Status.PAUSED)
+        if (ranks is None or rank in ranks)
+        and (to is None or (snapshot.ranks[rank].stage or Stage.LAUNCHED).number < to.number)
+    )
 
 
 def table(bringup: BringUp) -> StepTable:

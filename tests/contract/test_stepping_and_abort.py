@@ -80,6 +80,15 @@ def test_a_rank_that_is_held_back_is_waited_for_and_nothing_times_out(session: S
     assert session.pull("held", (1,)) == {1: "looked at"}
 
 
+def test_ranks_that_wait_when_a_step_begins_are_taken_along_to_its_goal(session: Session) -> None:
+    session.step(to="store")
+    assert [row.state for row in session.step((0, 2)).rows] == ["waiting", "paused", "waiting"]
+    table = session.step(to="process-group")
+    assert [(row.passed, row.state) for row in table.rows] == [("process-group", "paused")] * 3
+    session.step(to="end")
+    assert session.record.snapshot.ready
+
+
 def test_a_variable_can_be_mended_between_two_steps(session: Session) -> None:
     session.set_up(options(step=True, settings={1: {"MASTER_PORT": "1"}}))
     session.step(to="environment")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +29,7 @@ class Page:
         self.state: dict[str, Any] = {}
         self.told: list[Mapping[str, Any]] = []
         self.outputs: list[Mapping[str, Any]] = []
+        self.printed = ""
         self.executed: list[str] = []
         self.idle: set[str] = set()
 
@@ -55,6 +59,8 @@ class Page:
                     self.told.append(data["content"])
             case "display_data" | "update_display_data":
                 self.outputs.append(content["data"])
+            case "stream":
+                self.printed += content["text"]
             case "execute_input":
                 self.executed.append(content["code"])
             case "status" if content["execution_state"] == "idle":
@@ -96,10 +102,26 @@ class Page:
         return [lane["role"] for lane in self.state.get("board", {}).get("lanes", ())]
 
 
+OLDEST_IPYKERNEL = ("ipykernel==6.29.5", "nest-asyncio")
+
+
+@pytest.fixture(scope="module", params=["installed", "oldest"])
+def ipykernel_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The PYTHONPATH under which a kernel has the ipykernel that is meant."""
+    if request.param == "installed":
+        return ""
+    folder = tmp_path_factory.mktemp("oldest") / "site-packages"  # as libraries are told by name
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+    done = subprocess.run([*command, *OLDEST_IPYKERNEL], capture_output=True, text=True)
+    if done.returncode != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no ipykernel 6: {done.stderr}")
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @contextlib.contextmanager
-def two_ranks() -> Iterator[Page]:
+def two_ranks(path: str = "") -> Iterator[Page]:
     """A board of two ranks that are ready, in a kernel of its own."""
-    with Kernel() as kernel:
+    with Kernel({"PYTHONPATH": path} if path else None) as kernel:
         made = Page(kernel)
         made.run("%load_ext ddp_notebook")
         made.run("%ddp_init --world-size 2 --device cpu")
@@ -108,9 +130,16 @@ def two_ranks() -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def page(nothing_left_behind_by_the_module: None) -> Iterator[Page]:
-    """A board for the tests that start no process and end none."""
-    with two_ranks() as made:
+def page(nothing_left_behind_by_the_module: None, ipykernel_path: str) -> Iterator[Page]:
+    """A board for the tests that start no process and end none, with either ipykernel."""
+    with two_ranks(ipykernel_path) as made:
+        if ipykernel_path:
+            silent = made.kernel.client.execute(
+                "import ipykernel; assert ipykernel.__version__ == '6.29.5'; print('oldest')",
+                silent=True,
+            )
+            made.read_until(lambda: silent in made.idle, "the version")
+            assert "oldest" in made.printed
         yield made
 
 
@@ -212,6 +241,13 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     page.say(kind="hello", view="late")
     page.read_until(lambda: bool(page.told), "an answer all the same")
     assert page.state["busy"] == []
+
+
+def test_a_cell_on_the_ranks_may_await(page: Page) -> None:
+    page.run("%%ddp\nimport asyncio\nawait asyncio.sleep(0)\nprint('awaited', rank)")
+    page.read_until(
+        lambda: "awaited" in page.printed + json.dumps(page.outputs), "what the ranks printed"
+    )
 
 
 def test_ranks_are_stepped_by_the_button(page: Page) -> None:

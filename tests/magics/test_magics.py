@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from IPython.core.completer import provisionalcompleter
 
 from ddp_notebook.model import Board
 from ddp_notebook.session import BenchResult
@@ -121,3 +122,28 @@ def test_shutting_down_twice_is_fine(shell: Any, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "All ranks have ended.\n"
     assert shell.run_cell("%ddp_shutdown").success
     assert capsys.readouterr().out == "There were no ranks.\n"
+
+
+def test_tab_completes_options_ranks_and_faults(shell: Any) -> None:
+    def offered(source: str) -> list[str]:
+        with provisionalcompleter():
+            return [each.text for each in shell.Completer.completions(source, len(source))]
+
+    assert offered("%ddp_init --worl") == ["--world-size"]
+    assert offered("x = 1\n%ddp_init --backend g") == ["gloo"]
+    assert offered("%ddp_fault duplicate-r") == ["duplicate-rank"]
+    assert "all" in offered("%%ddp --ranks a")
+    assert "all" not in offered("%%ddp\n%%ddp --ranks a"), "a cell's magic is on its first line"
+
+
+def test_a_question_mark_shows_the_page_of_help(shell: Any) -> None:
+    magic = shell.find_line_magic("ddp_init")
+    page = shell.inspector.info(magic)["docstring"]
+    assert page.startswith("usage: %ddp_init")
+    assert "%ddp_init --world-size 4 --step stage by stage" in " ".join(page.split())
+    assert "--master-port" in page
+
+
+def test_the_tour_names_five_things(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_cell("%ddp_tour")
+    assert "%ddp_fault duplicate-rank" in capsys.readouterr().out

@@ -11,11 +11,18 @@ from typing import Any
 import nbclient
 import nbformat
 import pytest
+from save import clean
+from solutions import cells_by_exercise, exercise_of, solutions_of, solve
+
+from ddp_notebook.views.ansi import strip_ansi
+from ddp_notebook.workshop.check import exercises
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MOST_BYTES = 500_000
 CELL_TIMEOUT_S = 200
 FAILS_ON_PURPOSE = "raises-exception"
+VARIES = "varies"
+"""The tag of a cell whose words, not only its numbers, differ from run to run."""
 
 LOCAL_PATH = re.compile(r"/(?:home|root|Users|tmp|work|usr|opt|var|private|mnt)/\w|site-packages")
 IMAGES = ("image/png", "image/jpeg")
@@ -47,15 +54,31 @@ def shown(cell: Any) -> str:
     return json.dumps(outputs)
 
 
+def in_words(cell: Any) -> str:
+    """What the cell says, as far as it is the same in every run: no numbers, no layout."""
+    texts = [
+        str(output.get("text") or output.get("data", {}).get("text/plain", ""))
+        for output in cell.outputs
+    ]
+    words = re.findall(r"\w+", strip_ansi(" ".join(texts)))
+    return " ".join(word for word in words if word.isalpha())
+
+
+def verdict_of(cells: list[Any]) -> str:
+    """What `check` said, in the last of the cells of an exercise."""
+    return "".join(o.get("data", {}).get("text/plain", "") for o in cells[-1].outputs)
+
+
 def test_there_are_tutorials() -> None:
     assert NOTEBOOKS
 
 
 @each_notebook
 @pytest.mark.timeout(CELL_TIMEOUT_S + 100)
-def test_a_tutorial_runs_and_its_claims_hold(path: Path, tmp_path: Path) -> None:
+def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(path, tmp_path))
     notebook = nbformat.read(copy, as_version=4)
+    solve(notebook, path)
     nbclient.NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
@@ -63,9 +86,14 @@ def test_a_tutorial_runs_and_its_claims_hold(path: Path, tmp_path: Path) -> None
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
     saved = nbformat.read(path, as_version=4)
-    for now, then in zip(code_cells(notebook), code_cells(saved), strict=True):
+    for now, then in zip(code_cells(clean(notebook)), code_cells(saved), strict=True):
         assert bool(errors(now)) == fails_on_purpose(now), now.source
-        assert bool(now.outputs) == bool(then.outputs), now.source
+        if exercise_of(now) is None:
+            assert bool(now.outputs) == bool(then.outputs), now.source
+            if VARIES not in now.metadata.get("tags", ()):
+                assert in_words(now) == in_words(then), now.source
+    for name, cells in cells_by_exercise(notebook).items():
+        assert verdict_of(cells).startswith(f"✓ {name}: "), verdict_of(cells)
     assert list(tmp_path.iterdir()) == [copy], "a tutorial leaves no file"
 
 
@@ -93,3 +121,22 @@ def test_a_tutorial_is_small_and_says_why_before_each_step(path: Path) -> None:
     assert notebook.metadata.kernelspec.name == "python3"
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")
+
+
+def test_every_exercise_stands_in_a_notebook_with_its_solution() -> None:
+    found = []
+    for path in NOTEBOOKS:
+        cells = cells_by_exercise(nbformat.read(path, as_version=4))
+        assert cells.keys() == solutions_of(path).keys(), path.name
+        assert {name.split(".")[0] for name in cells} <= {str(int(path.name[:2]))}
+        for name, of_it in cells.items():
+            assert len(of_it) == len(solutions_of(path)[name]), name
+            assert f'check("{name}"' in of_it[-1].source, "the last cell checks"
+        found.extend(cells)
+    assert sorted(found) == sorted(exercises())
+
+
+@each_notebook
+def test_an_exercise_is_saved_as_still_open(path: Path) -> None:
+    for name, cells in cells_by_exercise(nbformat.read(path, as_version=4)).items():
+        assert verdict_of(cells).startswith(f"✗ {name}: still open."), verdict_of(cells)

@@ -1,0 +1,102 @@
+"""The exercises of notebook 2: what `init_process_group` really does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_notebook.model import Board, Ranks, name_ranks
+from ddp_notebook.workshop.answers import by_rank, one_of, ranks, shown, text, whole_number
+from ddp_notebook.workshop.check import NotYet, exercise
+
+
+@exercise("2.1", text)
+def key_they_wait_for(key: str) -> str:
+    """Rank 1 is held back before the rendezvous."""
+    if key == "join/1":
+        return "right. Rank 1 has not written it, and every other rank waits for it."
+    if key in ("join/0", "join/2", "join/3"):
+        raise NotYet(
+            f"{key} is in the store already: rank {key[-1]} has signed in. Whose key is missing? "
+            "The last line of the table lists those that are there."
+        )
+    if re.fullmatch(r"\D*1", key):
+        raise NotYet("the right rank, but not the key's name: the table writes it in full.")
+    raise NotYet(
+        f"{shown(key)} is no key that they wait for. Look at the column 'on what, or why'."
+    )
+
+
+@exercise("2.2", ranks())
+def those_that_only_wait(answer: Ranks) -> str:
+    """Ranks 0, 2 and 3 wait for rank 1."""
+    if 1 in answer:
+        raise NotYet("rank 1 is the one that has not come: it is waited for.")
+    missing = tuple(rank for rank in (0, 2, 3) if rank not in answer)
+    if missing or len(answer) != 3:
+        raise NotYet(
+            f"so do others: {name_ranks(missing)}. In the table, look who is 'waiting'."
+            if missing
+            else "there are four ranks, 0 to 3."
+        )
+    return "right. They have signed in and can do no more. Rank 0 is just the one that people see."
+
+
+def _neighbours(answer: Any) -> tuple[Mapping[int, str], Board]:
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Board)):
+        raise NotYet("leave the cell that checks as it is: it passes the values and the board.")
+    return by_rank(text)(answer[0]), answer[1]
+
+
+@exercise("2.3", _neighbours)
+def process_of_the_neighbour(answer: tuple[Mapping[int, str], Board]) -> str:
+    """Each rank knows the pid of the next one; the board knows them all."""
+    neighbour, board = answer
+    pids = {str(state.pid): state.rank for state in board.snapshot.ranks}
+    for rank, value in neighbour.items():
+        whose = pids.get(value)
+        wanted = (rank + 1) % len(pids)
+        if whose is None:
+            raise NotYet(
+                f"rank {rank} has {shown(value)}, which is the process of no rank. If it looks "
+                "like b'...', it is still in bytes: .decode() it."
+            )
+        if whose != wanted:
+            raise NotYet(
+                f"rank {rank} has the process of rank {whose}, and wants that of rank {wanted}: "
+                "the last rank's neighbour is rank 0, so count modulo world_size."
+            )
+    return "right, on all ranks. Nobody had to write before anybody read: get waits for its key."
+
+
+@exercise("2.4", by_rank(whole_number))
+def ranks_that_were_counted(counted: Mapping[int, int]) -> str:
+    """All have counted to four."""
+    everyone = len(counted)
+    for rank, count in counted.items():
+        if count > everyone:
+            raise NotYet(
+                f"rank {rank} counted {count}. Was the cell run more than once? The counter keeps "
+                "its value: use another key, or store.delete_key('arrived') on one rank first."
+            )
+        if count < everyone:
+            raise NotYet(
+                f"rank {rank} counted {count}: it looked before the others had come. It must wait "
+                "until the last one says so."
+            )
+    return "right: 4 on every rank. Whoever comes last lets all others go: that is a barrier."
+
+
+@exercise("2.5", one_of("none at all", "only to the file", "to each other"))
+def what_a_file_saves(answer: str) -> str:
+    """The file replaces the store and nothing else."""
+    if answer != "to each other":
+        raise NotYet(
+            "the file is only where they meet. What does each rank do with the addresses that it "
+            "reads there?"
+        )
+    return (
+        "right. The file stands for the store. The group's own connections go from rank to rank, "
+        "and a firewall between the nodes stops them all the same."
+    )
