@@ -1,10 +1,19 @@
-"""A run against one that was kept: which sizes changed, by intervals that do not touch. Pure."""
+"""A run against one that was kept: which sizes changed, by intervals that do not touch. Pure.
+
+A size alone is known to some per cent at best on a machine with few cores. All sizes of a curve
+together are known better: each round measured all of them, so a round has a level, the mean of
+the logarithms of its medians, and the levels of two runs are compared by Welch's test (Biometrika
+34, 1947). Two runs are also minutes apart, and a machine drifts; hence 99.9 %, not 95 %.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 
+from ddp_notebook.bench.trust import disturbed
 from ddp_notebook.model.bench import (
     BenchPoint,
     BenchRun,
@@ -22,6 +31,9 @@ _SHARE = 0.25
 _LEAST_SIZES = 2
 _ONE_WAY = 3
 """and this many times as many one way as the other."""
+_LEAST_ROUNDS = 4
+"""With fewer the sizes are not taken together: what their spread would be is not known."""
+_NORMAL_999 = 3.2905
 
 
 def compare(run: BenchRun, baseline: BenchRun) -> tuple[CurveChange, ...]:
@@ -36,8 +48,11 @@ def compare(run: BenchRun, baseline: BenchRun) -> tuple[CurveChange, ...]:
         )
     kept = {curve.key: curve for curve in baseline.curves}
     noisy = Trust.NOISY in (run.trust, baseline.trust)
+    busy = disturbed(run.conditions) or disturbed(baseline.conditions)
     found = tuple(
-        _compare(curve, kept[curve.key], noisy) for curve in run.curves if curve.key in kept
+        _together(_compare(curve, kept[curve.key], noisy), busy)
+        for curve in run.curves
+        if curve.key in kept
     )
     found = tuple(each for each in found if each.points)
     if not found:
@@ -76,3 +91,71 @@ def _compare_point(now: BenchPoint, before: BenchPoint) -> PointChange:
     elif high < low_before and ratio < 1 / _LEAST_RATIO:
         change = Change.FASTER
     return PointChange(now.size_bytes, ratio, change)
+
+
+# -- all sizes of a curve together -------------------------------------------------------
+
+
+def _together(found: CurveChange, busy: bool) -> CurveChange:
+    """`found`, decided by all sizes together where they do not decide one by one."""
+    if found.change in (Change.SLOWER, Change.FASTER):
+        return found
+    sizes = [point.size_bytes for point in found.points]
+    now, before = _levels(found.curve, sizes), _levels(found.baseline, sizes)
+    if min(len(now), len(before)) < _LEAST_ROUNDS:
+        return found
+    moved = statistics.fmean(now) - statistics.fmean(before)
+    half = _half_interval(now, before)
+    if abs(moved) <= max(half, math.log(_LEAST_RATIO)):
+        return found
+    change = Change.UNDECIDED if busy else Change.SLOWER if moved > 0 else Change.FASTER
+    interval = (math.exp(moved - half), math.exp(moved + half))
+    return replace(found, change=change, ratio=math.exp(moved), together=interval)
+
+
+def _levels(curve: Curve, sizes: Sequence[int]) -> list[float]:
+    """Of each round that measured all of `sizes`: the mean logarithm of its medians."""
+    wanted = set(sizes)
+    by_size = [_medians(point) for point in curve.points if point.size_bytes in wanted]
+    # Sizes that are known well enough take part in fewer rounds.
+    return [
+        statistics.fmean(map(math.log, medians))
+        for medians in zip(*by_size, strict=False)
+        if all(medians)
+    ]
+
+
+def _medians(point: BenchPoint) -> list[float]:
+    """The median of each round, over its iterations, of the slowest rank."""
+    if point.samples is None:
+        return []
+    slowest = list(map(max, zip(*point.samples.times_ns, strict=True)))
+    medians, first = [], 0
+    for count in point.samples.rounds:
+        if count:
+            medians.append(statistics.median(slowest[first : first + count]))
+        first += count
+    return medians
+
+
+def _half_interval(now: Sequence[float], before: Sequence[float]) -> float:
+    """Half the 99.9 % interval of the difference of two means: Welch."""
+    parts = [statistics.variance(levels) / len(levels) for levels in (now, before)]
+    if not sum(parts):
+        return 0.0
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(levels) - 1) for part, levels in zip(parts, (now, before), strict=True)
+    )
+    return _student_999(freedom) * math.sqrt(sum(parts))
+
+
+def _student_999(freedom: float) -> float:
+    """Student's t for a 99.9 % interval: Abramowitz and Stegun, 26.7.5."""
+    z = _NORMAL_999
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))

@@ -33,6 +33,12 @@ def judge(curves: Sequence[Curve], conditions: Conditions) -> tuple[Trust, tuple
     return worst, tuple(reason for _, reason in found)
 
 
+def disturbed(conditions: Conditions) -> bool:
+    """True when other processes took so much of the cores that the times are theirs as well."""
+    taken, cores = conditions.others_cpu, conditions.cores
+    return bool(cores) and taken is not None and taken / cores >= _OTHERS_NOISY
+
+
 def _from_conditions(conditions: Conditions) -> Iterable[tuple[Trust, str]]:
     cores, ranks = conditions.cores, conditions.ranks_per_host
     if cores and ranks > 1 and cores < _CORES_PER_RANK * ranks:

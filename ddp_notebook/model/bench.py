@@ -188,3 +188,5 @@ class CurveChange:
     change: Change
     ratio: float
     points: tuple[PointChange, ...]
+    together: tuple[float, float] | None = None
+    """The 99.9 % interval of the ratio over all sizes together, where that decided."""

@@ -140,6 +140,13 @@ def _compared(change: CurveChange) -> str:
             "time, but one of the two runs is too noisy to conclude from: the machine may have "
             "been busier. Measure both again when it is quiet."
         )
+    if change.together is not None:
+        low, high = change.together
+        return (
+            f"Against the baseline {curve_name(change.curve)} is {change.change}: "
+            f"{change.ratio:.2f} times its time over all sizes together (99.9 % interval "
+            f"{low:.2f} to {high:.2f}); by themselves {sizes} changed."
+        )
     return (
         f"Against the baseline {curve_name(change.curve)} is {change.change}: {change.ratio:.2f} "
         f"times its time at {sizes}, whose 95 % intervals do not touch."

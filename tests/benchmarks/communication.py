@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from observing import Ranks
@@ -253,9 +254,10 @@ def _worst_off(ours: list[BenchRun], theirs: list[dict[int, float]]) -> float:
 
 def _planted(session: Session) -> Numbers:
     """What is planted: a slowdown, a late rank, load."""
-    before = session.bench(SHORT)
+    longer = replace(SHORT, budget_s=10.0)
+    before = session.bench(longer)
     with _instead(session, _SLOWER, None):
-        slower = session.bench(SHORT, BenchOptions(baseline=before))
+        slower = session.bench(longer, BenchOptions(baseline=before))
     with _instead(session, _LATE, (1,)):
         late = session.bench(SHORT)
     quiet = session.bench(SHORT)

@@ -140,6 +140,33 @@ def test_a_slowdown_of_a_fifth_is_judged_as_such(factor: float, verdict: Change)
     assert len(change.points) == len(before.points)
 
 
+@pytest.mark.parametrize("drift", [0.1, 0.2])
+def test_sizes_that_are_known_badly_decide_together(drift: float) -> None:
+    plan = Plan(max_bytes=2**24, factor=4)
+    chance = random.Random(3)
+    found, alone = [], []
+    for _ in range(20):
+        before, same, slower = (
+            bench_run(plan, drift=drift, rounds=9, slower=factor, seed=chance.randrange(10**6))
+            for factor in (1, 1, 1.4)
+        )
+        assert compare(same, before)[0].change in (Change.SAME, Change.UNDECIDED)
+        (change,) = compare(slower, before)
+        found.append(change.change is Change.SLOWER)
+        alone.append(sum(point.change is Change.SLOWER for point in change.points))
+        if change.together is not None:
+            assert change.together[0] < change.ratio < change.together[1]
+            assert "over all sizes together" in table_text(slower, [change])
+    assert sum(found) >= 19
+    assert min(alone) < len(before.points), "a size alone would not have been enough"
+
+
+def test_a_busy_machine_decides_nothing_however_far_apart_two_runs_are() -> None:
+    before = bench_run(answers=(BUSY, BUSY), rounds=9)
+    (change,) = compare(bench_run(slower=3, rounds=9), before)
+    assert change.change is Change.UNDECIDED
+
+
 def test_a_twentieth_is_not_enough_however_well_it_is_known() -> None:
     (change,) = compare(bench_run(noise=0.001, slower=1.04), bench_run(noise=0.001))
     assert change.change is Change.SAME
