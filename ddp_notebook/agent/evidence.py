@@ -58,12 +58,10 @@ _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 def gather() -> dict[str, Any]:
     """This rank's evidence as JSON."""
     observer.observer.settle()
-    runnable = _runnable()  # before anything here wakes the store's thread
+    runnable = is_runnable()  # before anything here wakes the store's thread
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = where.frames_of(frame)
-    inside = state.current.waiting_in or inside_of(frames)
-    if not inside and not runnable and _awaits_work(frames):
-        inside = "collective"
+    inside = waiting_in(frames, runnable)
     call = rendezvous.log
     error = state.current.error
     arguments = call.arguments
@@ -121,7 +119,15 @@ def activity_of(inside: str) -> Activity:
     return Activity.FAILED if state.current.error else Activity.IDLE
 
 
-def inside_of(frames: list[FrameType]) -> str:
+def waiting_in(frames: list[FrameType], runnable: bool) -> str:
+    """What the main thread waits in, empty for nothing; `runnable` when it uses the CPU."""
+    inside = state.current.waiting_in or _inside_of(frames)
+    if not inside and not runnable and _awaits_work(frames):
+        return "collective"
+    return inside
+
+
+def _inside_of(frames: list[FrameType]) -> str:
     """The part of set-up that these frames are in, by the names of torch's functions."""
     collective = ""
     for frame in frames:
@@ -252,7 +258,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _runnable() -> bool:
+def is_runnable() -> bool:
     """True when main, or a thread that Python does not know (one of torch's), wants a CPU.
 
     A thread that polls, or answers a knock at the store, does so for a moment; one that lacks

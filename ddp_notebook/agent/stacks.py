@@ -58,7 +58,7 @@ def gather(with_locals: bool = False) -> dict[str, Any]:
 
 def _doing(frames: list[FrameType], operation: str, runs: bool) -> Doing:
     """What the main thread is at; `runs` is true when it has frames to show."""
-    inside = state.current.waiting_in or evidence.inside_of(frames)
+    inside = evidence.waiting_in(frames, evidence.is_runnable())
     activity = evidence.activity_of(inside)
     text = state.current.doing
     if activity in (Activity.IDLE, Activity.FAILED) and runs:

@@ -24,6 +24,7 @@ from ddp_notebook.model import (
 )
 
 Rule = Callable[[SetupCase], Iterator[Finding]]
+_LONGEST_ERROR = 160
 
 
 def diagnose(case: SetupCase) -> Diagnosis:
@@ -62,13 +63,17 @@ def doing(evidence: RankEvidence) -> str:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
             first = evidence.error_text.strip().splitlines()
-            return f"failed: {first[0][:160]}" if first else f"failed: {evidence.error_type}"
+            return f"failed: {_short(first[0]) if first else evidence.error_type}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:
             return "runs nothing"
         case _:
             return f"does not answer ({evidence.doing})" if evidence.doing else "does not answer"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_ERROR else f"{text[: _LONGEST_ERROR - 1]}…"
 
 
 RULES: tuple[Rule, ...] = (

@@ -243,7 +243,7 @@ class SetupVerbs(Underway, LabVerbs):
         """Give `ranks` (all, by default) new processes and build the group anew.
 
         The other ranks keep their processes and variables. Raises SetupFailed, and
-        UsageMistake when another rank is still in a cell that only a restart ends.
+        UsageMistake when another rank is dead, or in a cell that somebody waits for.
         """
         processes = self._need("%ddp_restart")
         everyone = tuple(range(self.record.snapshot.world_size))
@@ -257,7 +257,11 @@ class SetupVerbs(Underway, LabVerbs):
         return self._set_up(replace(processes.options, settings={}, step=False))
 
     def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
-        """Ranks that waited for a stopped one fail now; wait until they are idle."""
+        """Ranks that waited for a stopped one fail now; wait until they are idle.
+
+        Those that waited for one of these are not told by torch. They are freed, unless
+        somebody waits for their cell.
+        """
 
         def busy() -> Ranks:
             states = self.record.snapshot.ranks
@@ -265,14 +269,19 @@ class SetupVerbs(Underway, LabVerbs):
 
         self.record.wait_for(lambda: not busy(), 2.0)
         left = busy()
+        if left and not any(run.in_hand for run in self.runs):
+            self._give_up(left)
+            self.record.wait_for(lambda: not busy(), 2.0)
+            left = busy()
         dead = self.record.snapshot.with_status(Status.DEAD)
         others = tuple(r for r in dead if r not in stopped)
         if left or others:
             both = format_ranks((*stopped, *left, *others))
-            why = f"{name_ranks(left)} still in a cell" if left else f"{name_ranks(others)} dead"
+            verb = "is" if len(left or others) == 1 else "are"
+            where = "still in a cell" if left else "dead"
             raise UsageMistake(
-                f"The group needs every rank, and {why}. Restart them together: "
-                f"%ddp_restart --ranks {both}"
+                f"The group needs every rank, and {name_ranks(left or others)} {verb} {where}. "
+                f"Restart them together: %ddp_restart --ranks {both}"
             )
 
     # -- getting ranks back --------------------------------------------------------------

@@ -91,7 +91,7 @@ def look_at_cell(run: CellRun, processes: Processes, record: Record) -> SetupCas
 
 def stuck(diagnosis: Diagnosis) -> Stuck:
     """What a run that does not get on any more raises."""
-    lines = [f"{diagnosis.headline}."]
+    lines = [f"{diagnosis.headline.removesuffix('.')}."]
     if diagnosis.findings:
         lines.append(f"What to do: {diagnosis.findings[0].remedy}")
     lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")

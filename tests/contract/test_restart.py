@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
 
@@ -71,6 +71,25 @@ def test_a_restarted_rank_takes_its_place_and_the_group_works(session: Session) 
     assert values(session, "globals().get('mine')", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
     assert values(session, "'mine' in globals()", ranks=(1,)) == {(1,): "False"}
     assert values(session, "rank, world_size", ranks=(1,)) == {(1,): "(1, 3)"}
+
+
+def test_a_rank_that_waits_for_one_that_waited_for_the_dead_one_keeps_its_variables(
+    session: Session,
+) -> None:
+    session.run_cell("mine = rank * 10").raise_for_error()
+    pids = [state.pid for state in session.record.snapshot.ranks]
+    result = session.run_cell(
+        "import os, signal\n"
+        "if rank == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.recv(torch.ones(1), {0: 2, 2: 1}[rank])"
+    )
+    assert isinstance(result.error, Stuck), result.error
+    assert session.record.snapshot.ranks[0].status is Status.RUNNING
+    now = [state.pid for state in session.restart((1,)).snapshot.ranks]
+    assert (now[0], now[2]) == (pids[0], pids[2])
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
 
 
 def test_all_ranks_can_be_restarted_again_and_again(session: Session) -> None:

@@ -185,6 +185,21 @@ def test_ranks_in_a_collective_and_one_that_is_elsewhere(session: Session) -> No
         assert "└─ rank 1  running  cell 7, line 5  step()  time.sleep(0.01)" in shown
 
 
+def test_ranks_in_a_backward_are_in_torch_and_not_in_what_observes_it(session: Session) -> None:
+    source = (
+        "model = DDP(torch.nn.Linear(3, 1))\n"
+        "loss = model(torch.ones(1, 3)).sum()\n"
+        "if rank != 1:\n"
+        "    loss.backward()\n"
+        "while rank == 1:\n"
+        "    pass"
+    )
+    with running(session, lambda: session.run_cell(source, number=7)):
+        tree = where(session, waits_in("backward", "", "backward"))
+        assert "ddp_notebook" not in stacks_text.tree(tree)
+        assert users(tree.stack(0))[-1] == ("cell 7", 5, "<module>", "loss.backward()")
+
+
 def test_a_script_is_named_by_its_file(session: Session, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)

@@ -824,6 +824,11 @@ def test_every_rank_is_said_to_do_something(activity: Activity) -> None:
         assert "\n" not in text
 
 
+def test_an_error_that_is_cut_short_says_so() -> None:
+    text = doing(RankEvidence(0, Activity.FAILED, error_text="x" * 500))
+    assert text.endswith("x…") and len(text) < 200
+
+
 # --------------------------------------------------------------------------- as JSON
 
 

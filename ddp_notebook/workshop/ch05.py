@@ -1,0 +1,154 @@
+"""The exercises of notebook 5: why does it hang in the middle?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.workshop.answers import by_rank, number, one_of, ranks, whole_number
+from ddp_notebook.workshop.check import NotYet, exercise
+
+JOBS = {"A": "slow", "B": "stuck", "C": "stuck"}
+"""Exercise 5.1."""
+HINTS = {
+    "A": "rank 1 waits for nobody, and its variable grows.",
+    "B": "each waits for the other, in another call. Which of them is to come first?",
+    "C": "rank 1 has nothing more to do. Who is to bring what rank 0 waits for?",
+}
+
+SKIPS, TAKES_PART, CALLS = (11, 12), (4, 5, 6, 13), 17
+"""Lines of exercise 5.4's cell: where rank 3 leaves out a loss; where the others wait."""
+
+IMAGES, BATCH = 1500, 36
+"""What exercise 5.5 shares out."""
+
+
+def _jobs(answer: Any) -> Mapping[str, str]:
+    if not isinstance(answer, Mapping) or set(answer) != set(JOBS):
+        raise NotYet('a dictionary with the keys "A", "B" and "C" is asked for.')
+    return {job: one_of("slow", "stuck")(answer[job]) for job in JOBS}
+
+
+@exercise("5.1", _jobs)
+def slow_or_stuck(answer: Mapping[str, str]) -> str:
+    """Who waits for one that works is not stuck."""
+    for job, right in JOBS.items():
+        if answer[job] != right:
+            raise NotYet(f"job {job} is the other case: {HINTS[job]}")
+    return (
+        "right. In B and C no rank is left that could free the others, however long you wait; in A "
+        "one is at work."
+    )
+
+
+@exercise("5.2", by_rank(number))
+def whose_block_came(came_from: Mapping[int, float]) -> str:
+    """Each rank has the block of the one before it."""
+    for rank, sender in came_from.items():
+        previous = (rank - 1) % len(came_from)
+        if sender == rank:
+            raise NotYet(f"rank {rank} has its own block: look into received, not into block.")
+        if sender != previous:
+            raise NotYet(
+                f"rank {rank} has {sender:g}, and the block of rank {previous} is full of "
+                f"{previous}. Was received looked at before it was filled?"
+            )
+    return (
+        "right, all around the ring. Somebody must be ready to receive: a rank that does so first, "
+        "or every rank, because an isend does not wait."
+    )
+
+
+@exercise("5.3", ranks())
+def who_would_be_named(answer: Ranks) -> str:
+    """Rank 0 alone comes to the barrier."""
+    if answer == (1, 2, 3):
+        raise NotYet(
+            "they return early, and go on to the collective that comes next for everybody. Whose "
+            "collective has no partner?"
+        )
+    if answer == (0, 1, 2, 3):
+        raise NotYet("they do not all do the same: who makes a call that the others leave out?")
+    if answer != (0,):
+        raise NotYet(
+            f"what has {name_ranks(answer) or 'no rank'} done that all others have not? Go through "
+            "the cell once as rank 0, and once as rank 1."
+        )
+    return (
+        "right: rank 0 alone calls barrier. The early return hides the condition. Only the writing "
+        "belongs under it; the barrier is everyone's."
+    )
+
+
+def _rank_and_line(answer: Any) -> tuple[int, int]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet("two numbers are asked for: the rank and the line.")
+    return whole_number(answer[0]), whole_number(answer[1])
+
+
+@exercise("5.4", _rank_and_line)
+def where_their_ways_part(answer: tuple[int, int]) -> str:
+    """Rank 3 leaves out a loss that is not a number, and with it an all_reduce."""
+    rank, line = answer
+    if rank not in range(4):
+        raise NotYet("there are four ranks, 0 to 3.")
+    if rank != 3:
+        raise NotYet(f"rank {rank} waits in all_reduce, as two others do. Who does not?")
+    if line in TAKES_PART:
+        raise NotYet(
+            f"line {line} is where the others wait. What has kept rank 3 from coming here as often "
+            "as they did?"
+        )
+    if line == CALLS:
+        raise NotYet("there it gets another loss, which is no mistake. What does it do with it?")
+    if line not in SKIPS:
+        raise NotYet(
+            f"in line {line} all ranks do the same. Go through the loop with the losses of rank 3."
+        )
+    return (
+        "right: it skips the loss that is no number, and an all_reduce with it. Its next one met "
+        "the others' third, so the hang came one iteration after the mistake."
+    )
+
+
+def _numbers(answer: Any) -> Sequence[int]:
+    if not isinstance(answer, (list, tuple)):
+        raise NotYet("the numbers of the images are asked for, as a list.")
+    return [whole_number(each) for each in answer]
+
+
+def _shares(answer: Any) -> tuple[Mapping[int, int], Mapping[int, Sequence[int]]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet("leave the cell that checks as it is: it passes the steps and the images.")
+    return by_rank(whole_number)(answer[0]), by_rank(_numbers)(answer[1])
+
+
+@exercise("5.5", _shares)
+def equal_shares(answer: tuple[Mapping[int, int], Mapping[int, Sequence[int]]]) -> str:
+    """Ten full batches on each of four ranks, no image twice."""
+    steps, used = answer
+    if len(set(steps.values())) > 1:
+        count = ", ".join(f"{n} on rank {rank}" for rank, n in steps.items())
+        raise NotYet(f"the ranks have not done the same number of steps: {count}.")
+    for rank, images in used.items():
+        if len(images) != BATCH * steps[rank]:
+            raise NotYet(
+                f"rank {rank} has used {len(images)} images in {steps[rank]} steps: a batch was "
+                f"not of {BATCH}. Cut its share where a full batch ends."
+            )
+    every = [image for images in used.values() for image in images]
+    if not set(every) <= set(range(IMAGES)):
+        raise NotYet("a share holds what is no image: take it from `numbers`.")
+    if len(set(every)) < len(every):
+        raise NotYet("some images are on two ranks, or twice on one: the shares overlap.")
+    best = IMAGES // (BATCH * len(steps))
+    if steps[0] < best:
+        raise NotYet(
+            f"no hang, but {IMAGES - len(every)} images are left out. {steps[0]} steps on each "
+            f"rank can be more: how many full batches are there for each rank?"
+        )
+    return (
+        f"right: {best} steps on every rank, and the {IMAGES - len(every)} images that do not fill "
+        "a batch for everybody are left out, as drop_last does."
+    )

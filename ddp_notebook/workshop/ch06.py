@@ -1,0 +1,148 @@
+"""The exercises of notebook 6: runs that end well and are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.model import name_ranks
+from ddp_notebook.workshop.answers import by_rank, number, one_of, shown, text, whole_number
+from ddp_notebook.workshop.check import NotYet, exercise
+
+RANKS, MICRO_BATCHES, BATCH = 4, 2, 36
+"""Exercise 6.1: what one step is made of."""
+IMAGES, EPOCHS = 1440, 2
+"""Exercise 6.3."""
+
+
+def _two_numbers(answer: Any) -> tuple[float, float]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet("two numbers are asked for: (images, factor).")
+    return number(answer[0]), number(answer[1])
+
+
+@exercise("6.1", _two_numbers)
+def what_a_step_is_made_of(answer: tuple[float, float]) -> str:
+    """288 images; a sum over four ranks is four times their mean."""
+    images, factor = answer
+    if images != RANKS * MICRO_BATCHES * BATCH:
+        forgotten = {
+            BATCH: "that is one micro-batch on one rank.",
+            BATCH * MICRO_BATCHES: "that is what one rank brings. How many ranks are there?",
+            BATCH * RANKS: "that is one micro-batch on all ranks. How many come before a step?",
+        }
+        raise NotYet(
+            f"{images:g} images: "
+            + forgotten.get(int(images) if images == images and abs(images) < 1e9 else 0, "")
+            + " Multiply the images of a batch, the batches before a step, and the ranks."
+        )
+    if factor == RANKS:
+        raise NotYet(
+            "the images are right; the factor is upside down. A sum is larger than a mean, so the "
+            "learning rate has to be smaller."
+        )
+    if factor != 1 / RANKS:
+        raise NotYet(
+            f"the images are right, the factor {factor:g} is not. The mean over the ranks is their "
+            "sum divided by what? Micro-batches are added up in either case."
+        )
+    return (
+        "right. DDP averages over ranks and nothing else: the micro-batches of a rank are added "
+        "up, so many people divide the loss by their number."
+    )
+
+
+def _alike(answer: Any) -> Mapping[str, bool]:
+    if not isinstance(answer, Mapping) or set(answer) != {"one", "two"}:
+        raise NotYet('a dictionary with the keys "one" and "two" is asked for.')
+    for name, value in answer.items():
+        if not isinstance(value, bool):
+            raise NotYet(f"True or False is asked for, and {name!r} is {shown(value)}.")
+    return answer
+
+
+def _alike_and_odd(answer: Any) -> tuple[Mapping[int, Mapping[str, bool]], Mapping[int, int]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet("leave the cell that checks as it is: it passes alike and odd.")
+    return by_rank(_alike)(answer[0]), by_rank(whole_number)(answer[1])
+
+
+@exercise("6.2", _alike_and_odd)
+def who_has_another_model(
+    answer: tuple[Mapping[int, Mapping[str, bool]], Mapping[int, int]],
+) -> str:
+    """Model one is the same everywhere; of two, rank 2 has another."""
+    alike, odd = answer
+    for rank, of in alike.items():
+        if of["two"]:
+            raise NotYet(
+                f"rank {rank} takes model two for the same everywhere. Does your check see the "
+                "order of the numbers, and do the ranks compare?"
+            )
+        if not of["one"]:
+            raise NotYet(
+                f"rank {rank} takes model one for different, and it is the same bit for bit. Is "
+                "there anything of the rank itself in what you compare?"
+            )
+    wrong = tuple(rank for rank, named in odd.items() if named != 2)
+    if wrong:
+        raise NotYet(
+            f"{name_ranks(wrong)} says that the odd one is rank {odd[wrong[0]]}. All ranks have "
+            "the same list: which entry occurs once?"
+        )
+    return "right, and every rank knows it: after an all_gather all decide from the same list."
+
+
+def _numbers(answer: Any) -> Sequence[int]:
+    if not isinstance(answer, (list, tuple)):
+        raise NotYet("the numbers of the images are asked for, as a list.")
+    return [whole_number(each) for each in answer]
+
+
+def _marks_and_images(answer: Any) -> tuple[Mapping[int, str], Mapping[int, Sequence[int]]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet("leave the cell that checks as it is: it passes mark and seen.")
+    return by_rank(text)(answer[0]), by_rank(_numbers)(answer[1])
+
+
+@exercise("6.3", _marks_and_images)
+def one_model_and_every_image(
+    answer: tuple[Mapping[int, str], Mapping[int, Sequence[int]]],
+) -> str:
+    """The same fingerprint on all ranks; each epoch a new order of all images."""
+    marks, seen = answer
+    if len(set(marks.values())) > 1:
+        models = len(set(marks.values()))
+        raise NotYet(f"there are {models} different models. Which forward does DDP know of?")
+    share = IMAGES // len(seen)
+    for rank, images in seen.items():
+        if len(images) != EPOCHS * share:
+            raise NotYet(
+                f"rank {rank} has used {len(images)} images in {EPOCHS} epochs, and its share are "
+                f"{share} in each. Does the sampler divide the data among all ranks?"
+            )
+    for epoch in range(EPOCHS):
+        part = slice(epoch * share, (epoch + 1) * share)
+        different = {image for images in seen.values() for image in images[part]}
+        if different != set(range(IMAGES)):
+            raise NotYet(
+                f"in epoch {epoch} the ranks have used {len(different)} different images of "
+                f"{IMAGES}: some twice, others never. What must be the same on all ranks for "
+                "their shares to fit together?"
+            )
+    if all(list(images[:share]) == list(images[share:]) for images in seen.values()):
+        raise NotYet("one model and every image, but both epochs have the same order.")
+    return "right: one model, every image once an epoch, and a new order each time."
+
+
+@exercise("6.4", one_of("A", "B", "C"))
+def the_loop_that_is_right(answer: str) -> str:
+    """A gives set_epoch the rank; B takes its learning rate from its own batch."""
+    if answer == "A":
+        raise NotYet("what does each rank give to set_epoch, and what does the sampler do with it?")
+    if answer == "B":
+        raise NotYet("does every rank step with the same learning rate?")
+    return (
+        "right: its learning rate changes, but by the epoch, which is the same everywhere. In A "
+        "the shares overlap, and in B the models drift apart."
+    )
