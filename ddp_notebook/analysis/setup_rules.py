@@ -23,6 +23,9 @@ from ddp_notebook.model import (
     SetupCase,
 )
 
+_ERROR_LENGTH = 160
+"""How much of an error stands beside what the other ranks do."""
+
 Rule = Callable[[SetupCase], Iterator[Finding]]
 
 
@@ -62,13 +65,17 @@ def doing(evidence: RankEvidence) -> str:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
             first = evidence.error_text.strip().splitlines()
-            return f"failed: {first[0][:160]}" if first else f"failed: {evidence.error_type}"
+            return f"failed: {_cut(first[0])}" if first else f"failed: {evidence.error_type}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:
             return "runs nothing"
         case _:
             return f"does not answer ({evidence.doing})" if evidence.doing else "does not answer"
+
+
+def _cut(error: str) -> str:
+    return error if len(error) <= _ERROR_LENGTH else f"{error[: _ERROR_LENGTH - 1]}…"
 
 
 RULES: tuple[Rule, ...] = (

@@ -824,6 +824,11 @@ def test_every_rank_is_said_to_do_something(activity: Activity) -> None:
         assert "\n" not in text
 
 
+def test_a_long_error_is_seen_to_be_cut() -> None:
+    assert doing(failed(0, "e" * 160)) == f"failed: {'e' * 160}"
+    assert doing(failed(0, "e" * 161)) == f"failed: {'e' * 159}…"
+
+
 # --------------------------------------------------------------------------- as JSON
 
 
