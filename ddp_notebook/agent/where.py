@@ -22,7 +22,8 @@ _LIBRARY = (
     f"{Path(__file__).parent.parent}{os.sep}",
 )
 _OBSERVING = tuple(
-    str(Path(__file__).with_name(f"{name}.py")) for name in ("observer", "holding", "guard")
+    str(Path(__file__).with_name(f"{name}.py"))
+    for name in ("observer", "holding", "guard", "training")
 )
 _scripts: set[str] = set()
 """Files that were run as scripts: the user's, also in a folder of libraries."""

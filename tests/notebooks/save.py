@@ -3,7 +3,8 @@
     python tests/notebooks/save.py [NAME ...]     such as 02; all by default
 
 What is left out of the saved outputs: widgets (there is no kernel behind them; the picture
-beside each one is kept), the times of the run, and where the session's temporary folder was.
+beside each one is kept), the times of the run, and where the session's temporary folder and the
+installed libraries were.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import nbformat
 FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_TIMEOUT_S = 200
 _FOLDER_OF_SESSION = re.compile(r"(?:/[\w.-]+)+/ddp_notebook-\w+")
+_FOLDER_OF_LIBRARIES = re.compile(r"(?:/[\w.-]+)+/(?:site-packages|lib/python3\.\d+)(?=/)")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -42,7 +44,8 @@ def save(path: Path) -> float:
 
 def clean(notebook: Any) -> Any:
     """The notebook as it is saved."""
-    notebook = nbformat.reads(_FOLDER_OF_SESSION.sub("…", json.dumps(notebook)), as_version=4)
+    source = _FOLDER_OF_SESSION.sub("…", json.dumps(notebook))
+    notebook = nbformat.reads(_FOLDER_OF_LIBRARIES.sub("…", source), as_version=4)
     notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
