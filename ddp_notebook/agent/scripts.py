@@ -37,6 +37,7 @@ def run(
     cell: int,
     number: int,
     path: str,
+    folder: str,
     arguments: Sequence[str],
     environments: Mapping[str, Mapping[str, str]],
     hosts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
@@ -44,6 +45,7 @@ def run(
 ) -> None:
     """Run the script at `path` to its end; reports through the beacon as a cell does.
 
+    `folder` is the notebook's: relative paths mean there what they mean to torchrun.
     `environments` has for each rank what its environment must have; an empty value unsets.
     `hosts` has for a rank the host that its main thread is on meanwhile (see `place`). With `hold`
     it stops before each collective until it is stepped on.
@@ -64,6 +66,7 @@ def run(
         _set_environment(environments[rank])
         runner.shell.user_ns["main"] = module
         try:
+            os.chdir(folder)
             source = Path(path).read_bytes()
             with place.on(hosts.get(rank, {})):
                 exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102

@@ -23,8 +23,10 @@ from ddp_notebook.model import (
     SetupCase,
 )
 
+_ERROR_LENGTH = 160
+"""How much of an error stands beside what the other ranks do."""
+
 Rule = Callable[[SetupCase], Iterator[Finding]]
-_LONGEST_ERROR = 160
 
 
 def diagnose(case: SetupCase) -> Diagnosis:
@@ -63,7 +65,7 @@ def doing(evidence: RankEvidence) -> str:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
             first = evidence.error_text.strip().splitlines()
-            return f"failed: {_short(first[0]) if first else evidence.error_type}"
+            return f"failed: {_cut(first[0])}" if first else f"failed: {evidence.error_type}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:
@@ -72,8 +74,8 @@ def doing(evidence: RankEvidence) -> str:
             return f"does not answer ({evidence.doing})" if evidence.doing else "does not answer"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_ERROR else f"{text[: _LONGEST_ERROR - 1]}…"
+def _cut(error: str) -> str:
+    return error if len(error) <= _ERROR_LENGTH else f"{error[: _ERROR_LENGTH - 1]}…"
 
 
 RULES: tuple[Rule, ...] = (

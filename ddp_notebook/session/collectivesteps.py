@@ -27,6 +27,8 @@ END = "end"
 """As a goal: hold nobody any more."""
 _STILL_S = 0.3
 """A rank that is not held and has issued nothing for so long is asked what it does."""
+_LOOKS = 2
+"""So often in a row it must be said to wait."""
 _LOOK_EVERY_S = 0.02
 _ASK_TIMEOUT_S = 1.0
 
@@ -43,6 +45,7 @@ class Settling:
         self._processes = processes
         self._picture: object = None
         self._since_s = time.monotonic()
+        self._looks = 0
 
     def done(self) -> bool:
         """True when no rank can get on without being stepped."""
@@ -53,14 +56,19 @@ class Settling:
             return True
         picture = (pending, {rank: tails.get(rank) for rank in free})
         if picture != self._picture:
-            self._picture, self._since_s = picture, time.monotonic()
+            self._picture, self._since_s, self._looks = picture, time.monotonic(), 0
             return False
         if time.monotonic() - self._since_s < _STILL_S:
             return False
         self._since_s = time.monotonic()
         answers = self._processes.cluster.ask(free, "evidence", _ASK_TIMEOUT_S)
         evidence = [evidence_from_json(a) for a in answers.values() if "error" not in a]
-        return bool(evidence) and all(e.activity is Activity.WAITING for e in evidence)
+        # One that does not answer in time, or waits for a moment only, may be getting on.
+        waiting = len(evidence) == len(free) and all(
+            each.activity is Activity.WAITING for each in evidence
+        )
+        self._looks = self._looks + 1 if waiting else 0
+        return self._looks >= _LOOKS
 
     def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
         return any(

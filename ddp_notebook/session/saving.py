@@ -69,7 +69,7 @@ class SaveVerbs(Underway):
         # Of a session that was lost nobody is left to ask; what it was like is known still.
         # One that ends just now closes its connections under the question.
         with contextlib.suppress(NoSession, SessionLost, OSError):
-            case = self._look("%ddp_save")
+            case = _with_sources_in_use(self._look("%ddp_save"))
         snapshot, kept = self.record.kept()
         collectives = case.collectives if case is not None else None
         saved = SavedRun(
@@ -100,6 +100,17 @@ def _versions(case: SetupCase | None) -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
     of_ranks = [e.versions for e in case.ranks if e.versions] if case is not None else []
     return {**found, **(of_ranks[0] if of_ranks else {})}
+
+
+# -- what the user wrote -----------------------------------------------------------------------
+
+
+def _with_sources_in_use(case: SetupCase) -> SetupCase:
+    """The case with those files alone that ranks were seen in: beside a script lies much else."""
+    paths = [each.path for issued in case.collectives.of.values() for each in issued]
+    paths += [evidence.path for evidence in case.ranks]
+    seen = {place.file for path in paths for place in path}
+    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 # -- what ranks wrote --------------------------------------------------------------------------

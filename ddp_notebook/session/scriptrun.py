@@ -90,6 +90,7 @@ class ScriptRun:
         self.record = record
         self.ranks = ranks
         self.hosts = placed.hosts if placed is not None else {}
+        self.folder = Path.cwd()
         host = processes.options.master_addr
         if placed is not None:
             self.address = placed.address
@@ -123,6 +124,7 @@ class ScriptRun:
             "cell": run.cell,
             "number": run.number,
             "path": str(script),
+            "folder": str(self.folder),
             "arguments": list(arguments),
             "environments": environments(self.ranks, self.address, self.store, settings),
             "hosts": {str(rank): dict(host) for rank, host in self.hosts.items()},

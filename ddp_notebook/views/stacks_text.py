@@ -60,7 +60,8 @@ def _last_parts(file: str, count: int) -> str:
 
 def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     """What ranks at the end of a path are at; `tail` are the frames of libraries they are in."""
-    more = plain(doing.text)[:_LONGEST_STATE]
+    more = plain(doing.text)
+    more = more if len(more) <= _LONGEST_STATE else f"{more[: _LONGEST_STATE - 1]}…"
     aside = f" ({more})" if more else ""
     match doing.activity:
         case Activity.WAITING:

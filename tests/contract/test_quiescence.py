@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +146,43 @@ def test_held_ranks_stand_before_a_collective_until_they_are_stepped(ranks: Sess
     eventually(lambda: ranks.record.snapshot.ready, 5, "the end of the cell")
     with pytest.raises(UsageMistake, match="finished"):
         ranks.step()
+
+
+def test_a_rank_that_does_not_answer_is_not_taken_for_one_that_waits(
+    ranks2: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits in set-up for rank 1, which will come."""
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, signal\nimport torch, torch.distributed as dist\n"
+        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "dist.init_process_group('gloo')\ndist.barrier()\n"
+    )
+    cluster, answered = ranks2._need("a test").cluster, []
+    ask = cluster.ask
+
+    def counted(ranks: Any, question: str, *more: Any) -> Any:
+        answers = ask(ranks, question, *more)
+        if question == "evidence" and set(ranks) == {0, 1}:
+            answered.append(set(answers))
+        return answers
+
+    monkeypatch.setattr(cluster, "ask", counted)
+    pid = ranks2.record.snapshot.ranks[1].pid
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(ranks2.run_script(str(script), hold=True)), daemon=True
+    )
+    thread.start()
+    try:
+        eventually(lambda: answered.count({0}) >= 4 or results, 30, "looks without rank 1")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    thread.join(30)
+    (result,) = results
+    (row,) = result.steps.rows
+    assert (row.ranks, row.state) == ((0, 1), "paused"), row
+    ranks2.abort()
 
 
 def test_a_backward_is_seen_bucket_by_bucket(ranks: Session) -> None:

@@ -143,6 +143,32 @@ def test_what_the_ranks_wrote_is_not_in_it(saved: Saved) -> None:
     assert "only with --output" not in saved.path.read_text()
 
 
+def test_of_what_lies_beside_a_script_only_what_ranks_were_seen_in_is_kept(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    files = {
+        "train.py": "import torch.distributed as dist, helper\n"
+        "dist.init_process_group('gloo')\nif dist.get_rank() == 0:\n    helper.total()\n",
+        "helper.py": "import torch, torch.distributed as dist\n"
+        "def total():\n    dist.all_reduce(torch.ones(1))\n",
+        "keys.py": "KEY = 'nobody else may read this'\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    stuck = ranks2.run_script(str(tmp_path / "train.py"))
+    saved = tmp_path / "run.json"
+    try:
+        ranks2.save(saved)
+    finally:
+        ranks2.abort()
+    replay = Session.replay(saved)
+    assert stuck.diagnosis is not None and stuck.diagnosis.wrong
+    assert replay.why().findings == stuck.diagnosis.findings
+    assert replay.saved.case is not None
+    assert replay.saved.case.sources.keys() == {"train.py", "helper.py"}
+    assert "nobody else may read this" not in saved.read_text()
+
+
 def test_a_run_is_saved_while_it_runs_and_after_a_death(tmp_path: Path) -> None:
     session = Session()
     try:

@@ -144,6 +144,19 @@ def test_a_script_leaves_the_process_as_it_was(ranks2: Session, script: Path) ->
     assert (ranks2.pull("left"), ranks2.pull("drawn")) == before
 
 
+def test_a_script_runs_in_the_notebooks_folder(
+    ranks2: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os\nopen('rank-' + os.environ['RANK'], 'w').close()"
+    )
+    ranks2.run_cell("import os\nbefore = os.getcwd()").raise_for_error()
+    monkeypatch.chdir(tmp_path)
+    ranks2.run_script("script.py").raise_for_error()
+    assert {"rank-0", "rank-1"} < {each.name for each in tmp_path.iterdir()}
+    ranks2.run_cell("assert os.getcwd() == before").raise_for_error()
+
+
 def test_random_numbers_of_ranks_and_runs_differ_as_those_of_new_processes(
     ranks2: Session, script: Path
 ) -> None:

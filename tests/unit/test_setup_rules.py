@@ -824,9 +824,9 @@ def test_every_rank_is_said_to_do_something(activity: Activity) -> None:
         assert "\n" not in text
 
 
-def test_an_error_that_is_cut_short_says_so() -> None:
-    text = doing(RankEvidence(0, Activity.FAILED, error_text="x" * 500))
-    assert text.endswith("x…") and len(text) < 200
+def test_a_long_error_is_seen_to_be_cut() -> None:
+    assert doing(failed(0, "e" * 160)) == f"failed: {'e' * 160}"
+    assert doing(failed(0, "e" * 161)) == f"failed: {'e' * 159}…"
 
 
 # --------------------------------------------------------------------------- as JSON

@@ -198,6 +198,12 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
     assert stacks_text.tree(StackTree()) == "There are no ranks."
 
 
+def test_a_long_error_is_seen_to_be_cut() -> None:
+    tree = merge([RankStack(0, Doing(Activity.FAILED, text="e" * 201))], 1)
+    unfolded = "".join(stacks_text.tree(tree).split())
+    assert unfolded.endswith("failed:" + "e" * 199 + "…")
+
+
 def test_locals_that_are_alike_stand_once_and_others_by_their_ranks() -> None:
     def at(rank: int, *found: Local) -> RankStack:
         return RankStack(rank, BUSY, (replace(MAIN, file="cell 3", locals=found),))
