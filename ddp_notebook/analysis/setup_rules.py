@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ddp_notebook.analysis import (
     argument_rules,
+    failures,
     loader_rules,
     presence_rules,
     reach_rules,
@@ -61,8 +62,7 @@ def doing(evidence: RankEvidence) -> str:
         case Activity.HELD:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
-            first = evidence.error_text.strip().splitlines()
-            return f"failed: {first[0][:160]}" if first else f"failed: {evidence.error_type}"
+            return f"failed: {failures.first_line(evidence, 160)}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:
