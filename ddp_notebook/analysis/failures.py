@@ -229,11 +229,6 @@ def _somebody_is_gone(case: SetupCase) -> bool:
     )
 
 
-def first_line(e: RankEvidence, most: int) -> str:
-    """What a rank's error says in its first line, in at most so many characters."""
-    lines = e.error_text.strip().splitlines()
-    return cut(lines[0], most) if lines else e.error_type
-
-
 def _first_line(e: RankEvidence) -> str:
-    return first_line(e, 300)
+    lines = e.error_text.strip().splitlines()
+    return cut(lines[0], 300) if lines else e.error_type

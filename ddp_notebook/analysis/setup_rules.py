@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from ddp_notebook.analysis import (
     argument_rules,
-    failures,
     loader_rules,
     presence_rules,
     reach_rules,
@@ -62,7 +61,8 @@ def doing(evidence: RankEvidence) -> str:
         case Activity.HELD:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
-            return f"failed: {failures.first_line(evidence, 160)}"
+            first = evidence.error_text.strip().splitlines()
+            return f"failed: {first[0][:160]}" if first else f"failed: {evidence.error_type}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:

@@ -3,7 +3,8 @@
     python tests/notebooks/save.py [NAME ...]     such as 02; all by default
 
 What is left out of the saved outputs: widgets (there is no kernel behind them; the picture
-beside each one is kept), the times of the run, and where the session's temporary folder was.
+beside each one is kept), the times of the run, what stands there only when a cell took long, and
+where the session's temporary folder was.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import nbformat
 FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_TIMEOUT_S = 200
 _FOLDER_OF_SESSION = re.compile(r"(?:/[\w.-]+)+/ddp_notebook-\w+")
+_LEFT_BEHIND = re.compile(r"(finished in [\d.]+ s)?")
+"""What is left of the live output of a cell that took long; one that was quick shows none."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -49,7 +52,15 @@ def clean(notebook: Any) -> Any:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop(WIDGET, None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _says_nothing(output)]
     return notebook
+
+
+def _says_nothing(output: Any) -> bool:
+    data = output.get("data", {})
+    only_text = output.output_type == "display_data" and set(data) <= {"text/plain"}
+    return bool(only_text and _LEFT_BEHIND.fullmatch(data.get("text/plain", "")))
 
 
 if __name__ == "__main__":

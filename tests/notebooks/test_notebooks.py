@@ -85,7 +85,7 @@ def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path:
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
-    saved = nbformat.read(path, as_version=4)
+    saved = clean(nbformat.read(path, as_version=4))
     for now, then in zip(code_cells(clean(notebook)), code_cells(saved), strict=True):
         assert bool(errors(now)) == fails_on_purpose(now), now.source
         if exercise_of(now) is None:
