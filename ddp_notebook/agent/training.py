@@ -125,6 +125,7 @@ def _wrap_ddp() -> None:
 
     @functools.wraps(original)
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+        __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
         if _off() or not torch.is_grad_enabled():
             return original(self, *inputs, **named)
         replica = None
@@ -195,6 +196,7 @@ def _wrap_backward() -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
         if _off():
             return original(tensors, *args, **named)
         outer = None

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_notebook.analysis.replicas import odd
-from ddp_notebook.model import Activity, Category, Finding, RankEvidence, SetupCase
+from ddp_notebook.analysis.replicas import by_ranks, odd
+from ddp_notebook.model import Activity, Category, Finding, RankEvidence, SetupCase, cut
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,6 @@ MEANINGS = (
         "a tensor is on {0}, for which the group has no backend",
         "Move the tensor, or use a backend for its device",
     ),
-    _meaning(
-        r"Expected to have finished reduction in the prior iteration",
-        Category.UNUSED_PARAMS,
-        "a parameter got no gradient in the iteration before, so its bucket was never reduced",
-        "Use every parameter in forward, or DistributedDataParallel(find_unused_parameters=True)",
-    ),
 )
 
 _VICTIM = re.compile(
@@ -158,7 +152,7 @@ def _all(case: SetupCase) -> Iterator[Finding]:
             cause,
             remedy,
             case.where(Activity.WAITING),
-            (*(f"rank {e.rank}: {_first_line(e)}" for e in failed), *holder),
+            (*by_ranks({e.rank: _first_line(e) for e in failed}), *holder),
         )
 
 
@@ -237,4 +231,4 @@ def _somebody_is_gone(case: SetupCase) -> bool:
 
 def _first_line(e: RankEvidence) -> str:
     lines = e.error_text.strip().splitlines()
-    return lines[0][:300] if lines else e.error_type
+    return cut(lines[0], 300) if lines else e.error_type

@@ -187,21 +187,32 @@ def _begins(shorter: Sequence[OutputItem], longer: Sequence[OutputItem]) -> bool
 def split_errors(
     groups: Iterable[OutputGroup],
 ) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
-    """Tracebacks first, each once with its ranks; then everything else."""
-    errors: dict[str, list[int]] = {}
+    """Tracebacks first, each once with its ranks; then everything else.
+
+    torch puts a rank's own number into some messages. Those that differ in it alone are one
+    traceback, with ``rank N`` for it.
+    """
+    errors: dict[str, dict[str, list[int]]] = {}
     rest = []
     for each in groups:
         for item in each.items:
             if item.what is OutputKind.ERROR:
-                errors.setdefault(item.text, []).extend(each.ranks)
+                same = errors.setdefault(_of_any_rank(item.text, each.ranks), {})
+                same.setdefault(item.text, []).extend(each.ranks)
         others = tuple(item for item in each.items if item.what is not OutputKind.ERROR)
         if others:
             rest.append((each.ranks, others))
-    tracebacks = tuple(
-        OutputGroup(tuple(sorted(ranks)), (OutputItem(OutputKind.ERROR, text=text),))
-        for text, ranks in errors.items()
-    )
-    return tracebacks, _merge(rest)
+    tracebacks = []
+    for text, same in errors.items():
+        shown = text if len(same) > 1 else next(iter(same))
+        ranks = tuple(sorted(rank for members in same.values() for rank in members))
+        tracebacks.append(OutputGroup(ranks, (OutputItem(OutputKind.ERROR, text=shown),)))
+    return tuple(tracebacks), _merge(rest)
+
+
+def _of_any_rank(text: str, ranks: Ranks) -> str:
+    """A rank's error without its own number; one that several share is left as it is."""
+    return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
 
 
 def _merge(

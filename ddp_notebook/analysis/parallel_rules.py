@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ddp_notebook.analysis.replicas import differing, some
+from ddp_notebook.analysis.replicas import by_ranks, differing, some
 from ddp_notebook.model import Category, Collectives, Finding, ParallelFacts, RunFacts, name_ranks
 
 
@@ -43,5 +43,9 @@ def _alone(of: dict[int, ParallelFacts], names: tuple[str, ...]) -> Finding:
         f"ranks: {does}, and no gradient is reduced{at}",
         "Wrap the model in torch.nn.parallel.DistributedDataParallel on every rank: each trains on "
         "its own part of the batch, and the gradients are averaged.",
-        evidence=(*(f"rank {r}: {e.steps} steps with DataParallel" for r, e in of.items()), *apart),
+        evidence=(*by_ranks({r: _steps(e.steps) for r, e in of.items()}), *apart),
     )
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'} with DataParallel"

@@ -12,6 +12,7 @@ from ddp_notebook.analysis import device_rules, parallel_rules, sampler_rules
 from ddp_notebook.analysis.replicas import (
     Model,
     by_hand,
+    by_ranks,
     differing,
     models,
     odd,
@@ -69,10 +70,7 @@ def _apart(model: Model) -> tuple[str, ...]:
 
 
 def _counts(model: Model, ranks: Ranks, said: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
-    alike: dict[str, list[int]] = {}
-    for rank in ranks:
-        alike.setdefault(said(model.of[rank]), []).append(rank)
-    return tuple(f"{name_ranks(tuple(those))}: {text}" for text, those in alike.items())
+    return by_ranks({rank: said(model.of[rank]) for rank in ranks})
 
 
 # -- gradients that were not reduced -----------------------------------------------------

@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ddp_notebook.model import Collectives, Ranks, ReplicaFacts, RunFacts, TensorDigest
+from ddp_notebook.model import (
+    Collectives,
+    Ranks,
+    ReplicaFacts,
+    RunFacts,
+    TensorDigest,
+    name_ranks,
+)
 
 _ROUNDING = 2e-6
 """Of the size of a tensor's values: replicas on unlike machines may differ by so much."""
@@ -119,6 +126,14 @@ def odd(values: Mapping[int, Hashable]) -> Ranks:
         return tuple(sorted(values))
     right = common if 2 * count > len(values) else values[min(values)]
     return tuple(rank for rank in sorted(values) if values[rank] != right)
+
+
+def by_ranks(said: Mapping[int, str]) -> tuple[str, ...]:
+    """Lines of evidence, what several ranks say once: ``ranks 0-2: 4 steps``."""
+    alike: dict[str, list[int]] = {}
+    for rank in sorted(said):
+        alike.setdefault(said[rank], []).append(rank)
+    return tuple(f"{name_ranks(tuple(ranks))}: {text}" for text, ranks in alike.items())
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     Finding,
     RankEvidence,
     SetupCase,
+    cut,
 )
 
 _ERROR_LENGTH = 160
@@ -65,17 +66,13 @@ def doing(evidence: RankEvidence) -> str:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
             first = evidence.error_text.strip().splitlines()
-            return f"failed: {_cut(first[0])}" if first else f"failed: {evidence.error_type}"
+            return f"failed: {cut(first[0], _ERROR_LENGTH)}" if first else f"failed: {evidence.error_type}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:
             return "runs nothing"
         case _:
             return f"does not answer ({evidence.doing})" if evidence.doing else "does not answer"
-
-
-def _cut(error: str) -> str:
-    return error if len(error) <= _ERROR_LENGTH else f"{error[: _ERROR_LENGTH - 1]}…"
 
 
 RULES: tuple[Rule, ...] = (

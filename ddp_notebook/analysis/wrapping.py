@@ -146,7 +146,7 @@ def bucket_lines(buckets: Sequence[Bucket]) -> tuple[str, ...]:
         f"  bucket  {'size':<{width}}  parameters",
         *(
             f"  {number:<6}  {size:<{width}}  {some(bucket.parameters)}"
-            for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True))
+            for number, (bucket, size) in enumerate(zip(buckets, sizes, strict=True), 1)
         ),
     )
 
@@ -162,9 +162,12 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
             f"Run a cell with forward, backward and step, then again: %ddp_wrap {name} --buckets",
         )
     lines = [f"Gradients became ready in this order ({_orders(known)}):"]
-    lines += [f"  {place:<4}  {each}" for place, each in enumerate(_cut(first.order))]
-    if first.idle:
-        lines.append(f"No gradient came for {some(first.idle)}.")
+    lines += [f"  {place:<4}  {each}" for place, each in enumerate(_cut(first.order), 1)]
+    lines += [
+        f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
+        for ranks, idle in alike({rank: each.idle for rank, each in known.items()})
+        if idle
+    ]
     return (*lines, *_made_of_it(first))
 
 

@@ -12,6 +12,7 @@ from IPython.core.magic import line_magic
 from ddp_notebook.analysis.collective_steps import OPERATIONS
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Board, Diagnosis, Ranks, Stage, StepTable
+from ddp_notebook.model.wrap import WrapStage
 from ddp_notebook.session import Session
 from ddp_notebook.session.collectivesteps import END
 from ddp_notebook.session.options import STORES, parse_settings
@@ -27,11 +28,13 @@ def step_parser() -> Parser:
     """The parser of `%ddp_step`."""
     from ddp_notebook.magics.parsing import Parser, with_ranks
 
-    description = "Move paused ranks through the next stage of set-up, or the next collective."
+    description = (
+        "Move paused ranks through the next stage of set-up or of a wrap, or the next collective."
+    )
     parser = with_ranks(Parser("%ddp_step", "%ddp_step --ranks 1", description))
     stages = [stage.value for stage in Stage][1:]
-    goals = [*stages, *OPERATIONS, END]
-    help_ = "go on through this stage of set-up, or to this collective, or to the end"
+    goals = list(dict.fromkeys([*stages, *WrapStage, *OPERATIONS, END]))
+    help_ = "go on through this stage, or to this collective, or to the end"
     parser.add_argument("--to", choices=goals, default=None, metavar="NAME", help=help_)
     return parser
 

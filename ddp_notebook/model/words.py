@@ -157,6 +157,11 @@ class OutputKind(StrEnum):
     CLEAR = "clear"
 
 
+def cut(text: str, most: int) -> str:
+    """`text` in at most so many characters; an ellipsis says that there is more."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
 def format_bytes(count: int) -> str:
     """A number of bytes for a person: ``4 B``, ``64 KiB``, ``1.5 MiB``. 1 KiB is 1024 bytes."""
     for unit, worth in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

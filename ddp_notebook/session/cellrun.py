@@ -26,6 +26,7 @@ from ddp_notebook.model import (
     RankExited,
     Ranks,
     StepTable,
+    cut,
     format_ranks,
     name_ranks,
 )
@@ -246,7 +247,7 @@ class CellRun:
                 first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
                 where = f"{self.script}, line" if self.script else "cell line"
                 line = f" ({where} {finished.line})" if finished.line else ""
-                what = f"raised {finished.ename}{': ' if first else ''}{first[:200]}{line}"
+                what = f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
                 same.setdefault(what, []).append(rank)
         if "interrupted" in same:
             were = "were" if len(same["interrupted"]) > 1 else "was"

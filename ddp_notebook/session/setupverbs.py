@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
+from ddp_notebook.model.wrap import WrapStage
 from ddp_notebook.session import aftermath
 from ddp_notebook.session.collectivesteps import END
 from ddp_notebook.session.guards import check_ranks
@@ -174,21 +175,28 @@ class SetupVerbs(Underway, LabVerbs):
                 "held. From its beginning they can be: %%ddp --step collective, "
                 "%ddp_run --step collective train.py"
             )
+        if self.wrapping is not None and not self._half_way:
+            return self._step_wrapping(self.wrapping, ranks, to)
         stages = {stage.value: stage for stage in Stage} | {END: Stage.VERIFIED}
         if to is not None and to not in stages:
             raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
-        wrapping = self.wrapping
-        if wrapping is not None and not self._half_way:
-            if wrapping.stage is None:
-                raise UsageMistake(
-                    "There is nothing to step: set-up and %ddp_wrap are complete. The buckets "
-                    "after a training step: %ddp_wrap --buckets"
-                )
-            if ranks is not None or to is not None:
-                raise UsageMistake("A stage of %ddp_wrap takes every rank: type %ddp_step")
-            return wrapping.step(None)
         with noted() as interrupted:
             return step(self._bringup, ranks, stages[to] if to else None, interrupted)
+
+    def _step_wrapping(self, wrapping: Wrap, ranks: Ranks | None, to: str | None) -> StepTable:
+        if wrapping.stage is None:
+            raise UsageMistake(
+                "There is nothing to step: set-up and %ddp_wrap are complete. The buckets "
+                "after a training step: %ddp_wrap --buckets"
+            )
+        if ranks is not None:
+            raise UsageMistake("A stage of %ddp_wrap takes every rank: type %ddp_step")
+        stages = {stage.value: stage for stage in WrapStage} | {END: WrapStage.REDUCER}
+        if to is not None and to not in stages:
+            raise UsageMistake(
+                f"{wrapping.name} is being wrapped: --to is one of {', '.join(stages)}, not {to!r}."
+            )
+        return wrapping.step(stages[to] if to is not None else None)
 
     def step_table(self) -> StepTable:
         """Where the ranks stand in set-up."""

@@ -56,7 +56,8 @@ _LIST = "margin: 4px 0 0; padding: 0 0 0 1.2em; list-style: disc"
 _SUMMARY = "cursor: pointer"
 _PRE = (
     f"margin: 8px 0 0; padding: 0; border: 0; background: none; color: inherit;"
-    f" white-space: pre-wrap; {_BREAKABLE}; line-height: 1.4; {_MONO}"
+    f" white-space: pre-wrap; {_BREAKABLE}; word-break: normal;"  # JupyterLab's own is break-all
+    f" line-height: 1.4; {_MONO}"
 )
 
 

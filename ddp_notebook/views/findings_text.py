@@ -43,8 +43,8 @@ CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
 _WHY = HEADERS.index("on what, or why")
 _ALWAYS = ("ranks", "state")
 _GAP = "  "
-_WIDEST = {"ranks": 20, "passed": 14, "state": 12, "waits for": 18, "since": 12}
-_NARROWEST_WHY = 12
+_WIDEST = {"ranks": 20, "passed": 19, "state": 12, "waits for": 18, "since": 12}
+_NARROWEST_WHY = 9
 _DEEPEST_WHO = 20
 """Names of ranks longer than this do not push all other lines to the right."""
 

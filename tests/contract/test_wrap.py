@@ -230,6 +230,19 @@ def test_several_stages_can_be_passed_at_once(ranks2: Session) -> None:
     assert has_line(made, "stage 2/4, broadcast")
 
 
+def test_a_wrap_is_stepped_to_a_stage_by_the_verb_that_steps_set_up(ranks2: Session) -> None:
+    run(ranks2, NET)
+    ranks2.wrap("model", WrapOptions(step=True))
+    with pytest.raises(UsageMistake, match=r"one of parameters-verified, broadcast, .*not 'store'"):
+        ranks2.step(to="store")
+    with pytest.raises(UsageMistake, match="takes every rank"):
+        ranks2.step((0,), to="broadcast")
+    assert ranks2.step(to="broadcast").title == "model: passed stage 2/4, broadcast"
+    with pytest.raises(UsageMistake, match="passed already"):
+        ranks2.step(to="broadcast")
+    assert ranks2.step(to="end").title == "model is a DistributedDataParallel on ranks 0-1"
+
+
 def test_a_model_changed_between_two_steps_is_found(ranks2: Session) -> None:
     run(ranks2, NET)
     made = begin(ranks2, step=True)
@@ -282,7 +295,7 @@ def test_the_expected_buckets_are_those_that_ddp_rebuilds(ranks2: Session) -> No
     train(ranks2)
     after_one = begin(ranks2, buckets=True)
     assert after_one.done
-    assert has_line(after_one, "  0     2.bias")
+    assert has_line(after_one, "  1     2.bias")
     assert table_in(after_one, "DDP will make these buckets") == expected
     train(ranks2)
     rebuilt = table_in(begin(ranks2), "The buckets that DDP made of rank 0's first order")

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook import model
-from ddp_notebook.model import EVENT_KINDS, decode, encode, format_ranks, name_ranks, parse_ranks
+from ddp_notebook.model import (
+    EVENT_KINDS,
+    cut,
+    decode,
+    encode,
+    format_ranks,
+    name_ranks,
+    parse_ranks,
+)
 
 rank_sets = st.sets(st.integers(0, 300), min_size=1)
 
@@ -89,3 +97,9 @@ def test_what_is_no_event_is_refused(wire: dict[str, Any]) -> None:
 def test_stages_are_numbered_in_the_order_they_happen() -> None:
     assert [stage.number for stage in model.Stage] == [1, 2, 3, 4, 5, 6]
     assert model.Stage.VERIFIED.label == "verified"
+
+
+def test_text_is_cut_where_it_is_too_long_and_says_so() -> None:
+    assert cut("as it is", 8) == "as it is"
+    assert cut("one two three", 5) == "one…"
+    assert len(cut("x" * 500, 300)) == 300

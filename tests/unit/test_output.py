@@ -92,6 +92,31 @@ def test_objects_that_differ_only_in_their_address_are_equal_output() -> None:
     assert [g.ranks for g in group(logs)] == [(0, 1)]
 
 
+def raised(text: str) -> tuple[OutputItem, ...]:
+    return (OutputItem(OutputKind.ERROR, text=text),)
+
+
+def test_errors_that_differ_in_the_own_rank_alone_are_one() -> None:
+    said = "no gradient on rank {}: 4 5"
+    logs = {0: raised(said.format(0)), 1: raised("other"), 10: raised(said.format(10))}
+    tracebacks, rest = split_errors(group(logs))
+    assert [(g.ranks, g.items[0].text) for g in tracebacks] == [
+        ((0, 10), "no gradient on rank N: 4 5"),
+        ((1,), "other"),
+    ]
+    assert not rest
+
+
+def test_an_error_that_names_another_rank_keeps_its_words() -> None:
+    logs = {rank: raised("rank 1 has gone, says rank 0") for rank in (0, 2)}
+    logs[3] = raised("rank 3 has gone")
+    tracebacks, _ = split_errors(group(logs))
+    assert [(g.ranks, g.items[0].text) for g in tracebacks] == [
+        ((0, 2), "rank 1 has gone, says rank 0"),
+        ((3,), "rank 3 has gone"),
+    ]
+
+
 @given(st.dictionaries(st.integers(0, 9), st.text(alphabet="ab\n", min_size=1)))
 def test_every_rank_is_in_one_group_with_its_own_text(texts: dict[int, str]) -> None:
     groups = group({rank: wrote(text) for rank, text in texts.items()})

@@ -129,8 +129,8 @@ def test_buckets_are_a_table_with_aligned_columns() -> None:
     )
     assert bucket_lines(made) == (
         "  bucket  size    parameters",
-        "  0       4 B     b",
-        "  1       25 MiB  one, two, three, four, …, seven (7 in all)",
+        "  1       4 B     b",
+        "  2       25 MiB  one, two, three, four, …, seven (7 in all)",
     )
 
 
@@ -172,8 +172,8 @@ def test_after_a_step_the_order_and_the_buckets_are_shown(known: Reduction, titl
     lines = reduction_lines({0: known, 1: known})
     assert lines[:3] == (
         "Gradients became ready in this order (ranks 0-1 alike):",
-        "  0     b",
-        "  1     w",
+        "  1     b",
+        "  2     w",
     )
     assert lines[3].startswith(title)
 
@@ -186,7 +186,7 @@ def test_ranks_with_another_order_and_idle_parameters_are_named() -> None:
     }
     lines = reduction_lines(known)
     assert "on rank 0, whose order all ranks take; another on rank 2" in lines[0]
-    assert "No gradient came for w." in lines
+    assert "No gradient came for w on ranks 0-1." in lines
 
 
 def test_ranks_in_the_same_place_share_a_row() -> None:

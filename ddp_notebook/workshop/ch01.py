@@ -1,0 +1,83 @@
+"""The exercises of notebook 1: first light."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_notebook.workshop.answers import by_rank, number, shown, whole_number
+from ddp_notebook.workshop.check import NotYet, exercise
+
+
+@exercise("1.1", by_rank(number))
+def mean_of_the_ranks(means: Mapping[int, float]) -> str:
+    """The mean of 0 to 3, on every rank."""
+    mean = sum(means) / len(means)
+    for rank, value in means.items():
+        if math.isclose(value, mean, rel_tol=1e-4):
+            continue
+        if value == sum(means):
+            raise NotYet(
+                f"rank {rank} has {value:g}, which is the sum: all_reduce adds. What makes a mean "
+                "of a sum?"
+            )
+        if value == rank or value == rank / len(means):
+            raise NotYet(
+                f"rank {rank} has {value:g}, which it made of its own number alone. The tensor "
+                "that all_reduce has filled is the one to use."
+            )
+        raise NotYet(
+            f"rank {rank} has {value:g}. Its own number goes into a tensor of floats; all_reduce "
+            "replaces that by the sum over the ranks, once."
+        )
+    return f"right: {mean:g} on every rank. This is just what DDP does with gradients."
+
+
+_PER_RANK, _RANKS = 4, 4
+_STEPS = 90
+
+
+@exercise("1.2", whole_number)
+def images_of_one_step(images: int) -> str:
+    """As many as all ranks draw together."""
+    if images == _PER_RANK * _RANKS:
+        return (
+            "right. The batch of DDP is that of all ranks together: with more ranks it grows, "
+            "and an epoch has fewer steps."
+        )
+    if images == _PER_RANK:
+        raise NotYet("so many on each rank. But its gradients go to the others, and theirs to it.")
+    if images == _STEPS:
+        raise NotYet("that is how many steps a rank makes in an epoch.")
+    raise NotYet(f"not {images}. How many ranks are there, and how many images does each bring?")
+
+
+def _first_losses(answer: Any) -> tuple[int, Mapping[int, float]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet("leave the line that checks as it is: it passes your answer and the losses.")
+    return whole_number(answer[0]), by_rank(_first)(answer[1])
+
+
+def _first(losses: Any) -> float:
+    if not isinstance(losses, (list, tuple)) or not losses:
+        raise NotYet(f"a list of losses is needed, and {shown(losses)} is none.")
+    return number(losses[0])
+
+
+@exercise("1.3", _first_losses)
+def rank_with_the_greatest_first_loss(answer: tuple[int, Mapping[int, float]]) -> str:
+    """The rank whose list begins with the greatest number."""
+    rank, first = answer
+    if rank not in first:
+        raise NotYet(f"there is no rank {rank}. They are {', '.join(map(str, first))}.")
+    if first[rank] < max(first.values()):
+        greater = sum(value > first[rank] for value in first.values())
+        raise NotYet(
+            f"rank {rank} began with {first[rank]:.3f}, and {greater} of the others began with "
+            "more. losses[rank][0] is the first loss of a rank."
+        )
+    return (
+        f"right: {first[rank]:.3f}. All ranks began with the same weights, so it is the images "
+        "that make the difference."
+    )

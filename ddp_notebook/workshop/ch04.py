@@ -1,0 +1,294 @@
+"""The exercises of notebook 4: inside DDP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.workshop.answers import by_rank, number, shown, text, whole_number
+from ddp_notebook.workshop.check import NotYet, exercise
+
+_EQUAL = 1e-3
+"""Gradients that differ by less than this part of their size are equal but for rounding."""
+_AS_IT_IS = "leave the cell that checks as it is: it passes what the ranks have measured."
+
+Distances = Mapping[str, float]
+"""How far a gradient is from others, by their names, in parts of their size."""
+
+
+def _distances(answer: Any) -> Distances:
+    if answer is None:
+        raise NotYet(
+            "there are no gradients but None. dist.all_reduce changes its tensor in place and "
+            "returns None: change each .grad first, then set averaged = gradients(plain)."
+        )
+    if not isinstance(answer, Mapping):
+        raise NotYet(
+            f"all gradients in one long tensor are asked for, as gradients(module) returns them, "
+            f"and {shown(answer)} is none."
+        )
+    names = ("ddp", "own", "total") if "total" in answer else ("ddp", "own", "fourfold")
+    if any(name not in answer for name in names):
+        raise NotYet(_AS_IT_IS)
+    return {name: number(answer[name]) for name in names}
+
+
+def _near(of: Distances, name: str) -> bool:
+    return of.get(name, math.inf) < _EQUAL
+
+
+@exercise("4.1", by_rank(_distances))
+def averaged_by_hand(of: Mapping[int, Distances]) -> str:
+    """Each rank has the mean of all ranks' gradients."""
+    for rank, each in of.items():
+        if _near(each, "ddp"):
+            continue
+        if _near(each, "total"):
+            raise NotYet(
+                f"rank {rank} has the sum over the ranks, four times the mean: all_reduce adds. "
+                "What is left to do with a sum of world_size gradients?"
+            )
+        if _near(each, "own"):
+            raise NotYet(
+                f"rank {rank} still has its own gradient. Was the mean put back into .grad, of "
+                "every parameter?"
+            )
+        raise NotYet(
+            f"rank {rank} has neither the mean, nor the sum, nor its own gradient. Was the cell "
+            "run twice? Then .grad was changed twice: make `plain` anew first. Or is only a part "
+            "of the parameters averaged?"
+        )
+    return (
+        "right, up to rounding. This is all that DDP does to gradients. It does it in buckets, "
+        "and while backward still runs."
+    )
+
+
+# -- buckets ---------------------------------------------------------------------------
+
+Sent = Sequence[Sequence[str]]
+"""The names of the parameters of each bucket, in the order in which they were sent."""
+
+
+def _names(answer: Any) -> tuple[str, ...]:
+    parts = answer.split(",") if isinstance(answer, str) else answer
+    if not isinstance(parts, (list, tuple, set, frozenset)) or not parts:
+        raise NotYet(
+            f"a list of names is asked for, such as ['0.weight', '0.bias'], and {shown(answer)} "
+            "is none."
+        )
+    return tuple(text(each) for each in parts)
+
+
+def _first_bucket(answer: Any) -> tuple[tuple[str, ...], Sent]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet(_AS_IT_IS)
+    guess, sent = answer
+    if not isinstance(sent, (list, tuple)) or not sent:
+        raise NotYet(f"no bucket was seen: {_AS_IT_IS}")
+    buckets = []
+    for bucket in sent:
+        if not isinstance(bucket, (list, tuple)) or not bucket:
+            raise NotYet(_AS_IT_IS)
+        buckets.append(_names(bucket[0]))
+    return _names(guess), buckets
+
+
+@exercise("4.2", _first_bucket)
+def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
+    """The guess is what was sent first in the second step."""
+    guess, sent = answer
+    first, everything = set(sent[0]), {name for bucket in sent for name in bucket}
+    strangers = [name for name in guess if name not in everything]
+    if strangers:
+        raise NotYet(
+            f"{shown(strangers[0])} is no parameter of the model. Their names are "
+            f"{', '.join(sorted(everything))}."
+        )
+    wrong, missing = set(guess) - first, first - set(guess)
+    if set(guess) == everything:
+        raise NotYet("that is all of them, as in the first step. From the second on it is less.")
+    if wrong and not first & set(guess):
+        raise NotYet("those come last. In which order does backward go through the layers?")
+    if wrong and missing:
+        raise NotYet(
+            "some of those are in it, some are not. Write the parameters down in the order in "
+            "which their gradients come, last layer first, each with its size, and add up."
+        )
+    if wrong:
+        raise NotYet(
+            "too many: the bucket has reached 1 MiB before the last of those, and was closed."
+        )
+    if missing:
+        raise NotYet(
+            "those are in it, and they do not make 1 MiB yet, so the bucket stays open. It is "
+            "closed *by* the parameter with which it gets there, and that one is in it too."
+        )
+    return (
+        f"right: {len(first)} parameters. It is larger than 1 MiB: the size says when a bucket "
+        "is closed, and not how large it may be."
+    )
+
+
+def _counts(answer: Any) -> tuple[int, int, int, int]:
+    if not (isinstance(answer, tuple) and len(answer) == 3):
+        raise NotYet(_AS_IT_IS)
+    counts = answer[2]
+    if not isinstance(counts, (list, tuple)) or len(counts) < 2:
+        raise NotYet(_AS_IT_IS)
+    return (
+        whole_number(answer[0]),
+        whole_number(answer[1]),
+        whole_number(counts[0]),
+        whole_number(counts[-1]),
+    )
+
+
+_PARAMETERS, _LAYERS, _PIECES = 8, 4, 6
+"""Of the model of exercise 4.3; the last: quarters of a MiB, if parameters could be cut."""
+
+
+@exercise("4.3", _counts)
+def all_reduces_of_a_step(answer: tuple[int, int, int, int]) -> str:
+    """As many as the ranks counted, in the first step and later."""
+    first, later, counted_first, counted_later = answer
+    if first != counted_first:
+        if first == counted_later:
+            raise NotYet(
+                "in the first step it is not that many: the order of gradients is not known yet, "
+                "so there is nothing to make small buckets of."
+            )
+        raise NotYet(f"in the first step it is not {first}. Look at what `model` did in step 1.")
+    if later != counted_later:
+        raise NotYet(f"the first step is right. Later it is not {later}: {_why_not(later)}")
+    return (
+        f"right: {counted_first}, then {counted_later} in each step, as the ranks counted. Layers "
+        "that are too small go together, and one that is too large is not cut."
+    )
+
+
+def _why_not(later: int) -> str:
+    reasons = {
+        _PARAMETERS: "a bias is far smaller than a quarter of a MiB, so it shares its bucket.",
+        _LAYERS: "look at the last layer alone. Has it a quarter of a MiB?",
+        _PIECES: "a parameter is never cut, however large it is.",
+        1: "a quarter of a MiB is reached long before the last gradient.",
+    }
+    return reasons.get(
+        later,
+        "go through the parameters in the order of backward, and start a new bucket after the one "
+        "with which a quarter of a MiB is reached.",
+    )
+
+
+# -- no_sync ---------------------------------------------------------------------------
+
+_MICRO_BATCHES = 4
+
+
+def _accumulation(answer: Any) -> tuple[Mapping[int, Distances], Mapping[int, int]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet(_AS_IT_IS)
+    return by_rank(_distances)(answer[0]), by_rank(whole_number)(answer[1])
+
+
+@exercise("4.4", _accumulation)
+def one_communication_for_four_parts(
+    answer: tuple[Mapping[int, Distances], Mapping[int, int]],
+) -> str:
+    """One all_reduce, and the gradient of the whole quarter, averaged over ranks."""
+    of, synchronised = answer
+    for rank, times in synchronised.items():
+        if times == 0:
+            raise NotYet(
+                f"rank {rank} never communicated, so its gradient is its own. The last "
+                "micro-batch must be outside of no_sync."
+            )
+        if times >= _MICRO_BATCHES:
+            raise NotYet(
+                f"rank {rank} communicated {times} times. The *forward* of the first three must "
+                "be within model.no_sync() as well: it decides whether its backward communicates."
+            )
+        if times > 1:
+            raise NotYet(f"rank {rank} communicated {times} times. Once is enough.")
+    for rank, each in of.items():
+        if _near(each, "ddp"):
+            continue
+        if _near(each, "fourfold"):
+            raise NotYet(
+                f"communicated once, but rank {rank} has a gradient that is four times too "
+                "large: four losses were added, each a mean over a quarter of the samples."
+            )
+        raise NotYet(
+            f"communicated once, but rank {rank} has another gradient than a backward with the "
+            "whole quarter gives. Is each of the four parts in it, exactly once, and weighted "
+            "alike?"
+        )
+    return (
+        "right: one all_reduce instead of four, and the same gradient up to rounding. Without "
+        "no_sync it would be the same too: only the time is saved."
+    )
+
+
+# -- unused parameters -------------------------------------------------------------------
+
+
+@exercise("4.5", by_rank(text))
+def trains_although_parameters_are_unused(became: Mapping[int, str]) -> str:
+    """Three steps, averaged, on every rank."""
+    for rank, said in became.items():
+        if said == "averaged":
+            continue
+        if said.startswith("no DDP object"):
+            raise NotYet(f"on rank {rank} wrap returns {said}. Return DDP(module, ...).")
+        if "finished reduction" in said:
+            raise NotYet(
+                f"rank {rank}: {said.partition(':')[0]}: gradients of the step before were still "
+                "missing. DDP waits for those of the other head. What tells it to look which "
+                "parameters a forward has used?"
+            )
+        if said == "not averaged":
+            raise NotYet(f"on rank {rank} the steps ran, but gradients differ between ranks.")
+        raise NotYet(f"rank {rank}: {shown(said)}")
+    return (
+        "right. On each rank other parameters are unused, and the buckets leave all the same, with "
+        "zeros for what has no gradient there."
+    )
+
+
+def _norms(answer: Any) -> tuple[float, Mapping[int, tuple[float, float]]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2):
+        raise NotYet(_AS_IT_IS)
+    return number(answer[0]), by_rank(_pair)(answer[1])
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise NotYet(_AS_IT_IS)
+    return number(value[0]), number(value[1])
+
+
+@exercise("4.6", _norms)
+def gradient_of_a_head_that_one_rank_uses(
+    answer: tuple[float, Mapping[int, tuple[float, float]]],
+) -> str:
+    """What was measured: the gradient of one rank, divided by the number of all."""
+    guess, norms = answer
+    own, after = norms[3][0], norms[0][1]
+    if not own > 0:
+        raise NotYet("rank 3 has no gradient for head b: run the cell that measures once more.")
+    measured = after / own
+    if abs(guess - measured) < 0.01:
+        return (
+            f"right: the ranks measured {measured:.2f}. Ranks without a gradient count as zeros, "
+            "and the sum is divided by all four. A head that few ranks use learns slowly."
+        )
+    if guess == 1:
+        raise NotYet(
+            "that would be the sum, or the mean over the ranks that *have* a gradient. DDP does "
+            "not count who has one."
+        )
+    if guess == 0:
+        raise NotYet("rank 0 did not use the head, but it takes part in the mean, as every rank.")
+    raise NotYet(f"not {guess:g}. What do the other three ranks put into the sum?")
