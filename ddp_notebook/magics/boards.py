@@ -105,7 +105,7 @@ class LiveBoard:
         self._closed = True
         self._wake.set()
         with self._lock:
-            self._widget.actions = []
+            self._widget.actions, self._widget.measuring = [], {}
             self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
         bundle = board_bundle(final if final is not None else self._session.status())
         self._picture.close(self._widget.picture(bundle))
@@ -152,8 +152,13 @@ class LiveBoard:
                 )
                 widget.findings = model.findings_json(picture.diagnosis)
                 widget.standings = model.standings_json(standings(picture))
+                measuring = session.measuring
+                widget.measuring = (
+                    model.measuring_json(measuring.what, measuring.done) if measuring else {}
+                )
+                in_run = in_run and bool(picture.pending)
                 widget.actions = model.actions_json(
-                    model.actions(drawn, session.running, in_run and bool(picture.pending))
+                    model.actions(drawn, session.running, in_run, measuring is not None)
                 )
                 widget.busy = list(self._buttons.busy)
                 widget.said = [model.said_json(each) for each in self._buttons.said]

@@ -381,6 +381,7 @@ class Page {
       part("head"),
       part("gone", { role: "status" }),
       part("findings", { role: "status", "aria-live": "polite" }),
+      part("measuring"),
       part("actions", { role: "toolbar", "aria-label": "What can be done" }),
       part("lanes", { role: "list", "aria-label": "Ranks" }),
       this.timeline.el,
@@ -426,6 +427,7 @@ class Page {
     const board = this.board;
     this.drawHead(board);
     this.drawFindings(this.past ? [] : this.model.get("findings"));
+    this.drawMeasuring(this.past ? {} : this.model.get("measuring"));
     this.drawLanes(board);
     this.drawActions();
     this.drawSources(this.past ? [] : this.model.get("standings"));
@@ -468,6 +470,15 @@ class Page {
       found.evidence.length > 0 &&
         make("details", { class: "ddpb-evidence" }, make("summary", {}, `Evidence (${found.evidence.length})`), make("ul", {}, found.evidence.map((each) => make("li", {}, each)))),
     );
+  }
+
+  /** The benchmark that goes on. Its bar stays the same element, so that it moves. */
+  drawMeasuring({ what, percent }) {
+    const bar = make("progress", { max: "100", "aria-label": "Benchmark" });
+    show(this.measuring, what ?? "", () => (what ? [make("b", {}, `%ddp_bench runs: ${what}`), bar, make("span")] : []));
+    if (!what) return;
+    this.measuring.querySelector("progress").value = percent;
+    this.measuring.lastChild.textContent = `${percent} %`;
   }
 
   // -- lanes
@@ -1079,7 +1090,7 @@ export default () => {
     render({ model, el }) {
       let page = null;
       let alive = true;
-      const names = ["board", "findings", "standings", "actions", "busy", "said"];
+      const names = ["board", "findings", "standings", "actions", "measuring", "busy", "said"];
       const draw = () => alive && (alive = guarded(el, page, () => {
         page.hear(model.get("board").now);
         page.draw();
