@@ -64,6 +64,8 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.answer).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
         notebook.page.screenshot(path=tmp_path / "finding.png")
 
+        # What is sent while a cell runs that fails is given back.
+        expect(notebook.prompt(2)).to_have_text("[3]:", timeout=SHOWN_WITHIN_MS)
         notebook.run(3)
         replay = Board(notebook.run(4))
         expect(replay.finding).to_contain_text("only rank 1 calls barrier")

@@ -360,6 +360,7 @@ const copyButton = (text, of) =>
   make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
 
 const LOST_AFTER_MS = 8_000; // a kernel that knows of a page says something every two seconds
+const SILENT_FOR_MS = 5_000; // and much sooner when it is greeted: a page that was saved has none
 const HERE_EVERY_MS = 60_000;
 
 class Page {
@@ -369,7 +370,7 @@ class Page {
     this.view = crypto.randomUUID?.() ?? String(Math.random());
     this.chosen = new Set();
     this.past = null;
-    this.ahead = null;
+    this.heardAt = performance.now() - SILENT_FOR_MS;
     this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
@@ -1100,12 +1101,12 @@ export default () => {
         if (page.el.offsetParent) alive = guarded(el, page, () => page.timeline.frame(time));
         requestAnimationFrame(frame);
       };
-      guarded(el, page, () => {
+      alive = guarded(el, page, () => {
         page = new Page(model, store);
         store.resize(model.get("board").world_size);
         pages.add(page);
         el.replaceChildren(page.el);
-        draw();
+        page.draw();
         names.forEach((name) => model.on(`change:${name}`, draw));
         requestAnimationFrame(frame);
         page.send({ kind: "hello" });
