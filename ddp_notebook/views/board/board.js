@@ -463,6 +463,7 @@ class Page {
         { class: "ddpb-sentence" },
         make("span", { class: "ddpb-mark", "aria-hidden": "true" }, found.symbol),
         make("b", {}, found.sentence),
+        " ",
         make("span", { class: "ddpb-category" }, found.passing ? "busy, not stuck" : found.category),
       ),
       found.waiting && make("div", { class: "ddpb-waiting" }, found.waiting),
