@@ -77,7 +77,7 @@ class LiveBoard:
         self._session = session
         self._publisher = shell.display_pub
         self._live = Live(session)
-        self._buttons = Buttons(session, self.nudge, self._live.found)
+        self._buttons = Buttons(session, self._pressed, self._live.found)
         self._timeline: Timeline | None = None
         self._epoch_ns = time.monotonic_ns()
         self._wake = threading.Event()
@@ -187,8 +187,7 @@ class LiveBoard:
                 widget.actions = model.actions_json(
                     model.actions(drawn, session.running, in_run, measuring is not None)
                 )
-                widget.busy = list(self._buttons.busy)
-                widget.said = [model.said_json(each) for each in self._buttons.said]
+                self._show_buttons()
             message = self._timeline.news()
             now_s = time.monotonic()
             if message is None and self._told_s + _BEAT_S < now_s < self._watched_until_s:
@@ -197,6 +196,17 @@ class LiveBoard:
                 self._told_s = now_s
                 widget.tell(message, self._now_us())
             self._answer()
+
+    def _pressed(self) -> None:
+        """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
+        with self._lock:
+            if not self._closed:
+                self._show_buttons()
+        self.nudge()
+
+    def _show_buttons(self) -> None:
+        self._widget.busy = list(self._buttons.busy)
+        self._widget.said = [model.said_json(each) for each in self._buttons.said]
 
     def _now_us(self) -> int:
         return (time.monotonic_ns() - self._epoch_ns) // 1000
