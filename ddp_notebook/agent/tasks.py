@@ -64,10 +64,10 @@ def bench(
         told = round(done * PROGRESS_STEPS)
         voice.emit(Progress, task="bench", done=told, total=PROGRESS_STEPS, value=visit)
 
-    voice.emit(CellStarted, cell=0)
     outcome = "error"
     try:
         with observer.observer.paused(), _interrupts_noted() as stopped:
+            voice.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
             place = torch.device(device)
             with _groups(members, backend, planned.world_sizes) as (control, groups):
                 rank = control.rank()

@@ -57,7 +57,7 @@ def exit_text(exit_code: int) -> str:
 
 
 def describe(state: RankState) -> str:
-    """What a rank does, waits for or died of, in a few words."""
+    """What a rank does, waits for, raised last or died of, in a few words."""
     match state.status:
         case Status.STARTING:
             return "its process starts"
@@ -66,7 +66,7 @@ def describe(state: RankState) -> str:
         case Status.PAUSED:
             return state.detail
         case Status.READY:
-            return ""
+            return f"its last cell raised {state.raised}" if state.raised else ""
         case Status.RUNNING:
             return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
         case Status.FAILED:

@@ -66,7 +66,8 @@ def doing(evidence: RankEvidence) -> str:
             return f"held {evidence.doing}" if evidence.doing else "held by you"
         case Activity.FAILED:
             first = evidence.error_text.strip().splitlines()
-            return f"failed: {cut(first[0], _ERROR_LENGTH)}" if first else f"failed: {evidence.error_type}"
+            error = first[0] if first else evidence.error_type
+            return f"failed: {cut(error, _ERROR_LENGTH)}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:

@@ -103,6 +103,14 @@ def _idle(state: RankState) -> Status:
     return Status.FAILED if state.cause else Status.PAUSED
 
 
+def _raised(event: CellFinished) -> str:
+    """What a cell ended with, in a line; an interrupt is not the cell's doing."""
+    if event.outcome != "error" or not event.ename:
+        return ""
+    first = event.evalue.strip().partition("\n")[0]
+    return f"{event.ename}: {first}" if first else event.ename
+
+
 def _exited(state: RankState, event: RankExited) -> RankState:
     if event.pid != state.pid:
         return state  # the predecessor of a rank that was restarted
@@ -165,9 +173,10 @@ def _living(state: RankState, event: Event) -> RankState:
                 since_ns=event.heard_ns,
             )
         case CellStarted():
-            return replace(state, status=Status.RUNNING, cell=event.number or event.cell, doing="")
+            cell = event.number or event.cell
+            return replace(state, status=Status.RUNNING, cell=cell, doing="", raised="")
         case CellFinished():
-            return replace(state, status=_idle(state), doing="")
+            return replace(state, status=_idle(state), doing="", raised=_raised(event))
         case Pulse():
             return replace(state, doing=event.doing)
         case _:

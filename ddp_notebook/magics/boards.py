@@ -23,6 +23,9 @@ from ddp_notebook.views.timeline_model import Timeline
 if TYPE_CHECKING:
     from ddp_notebook.views.widget import BoardWidget
 
+DRAWN = ("board", "findings", "standings", "actions", "measuring", "busy", "said")
+"""The parts of the widget's state that change."""
+
 _PICTURE_INTERVAL_S = 1.0
 """Below a widget the picture is for later: it need not be painted as often."""
 _QUIET_S = 1.0
@@ -51,6 +54,11 @@ class StillBoard:
         self.open = self._region.open
         self.nudge = self._region.nudge
 
+    def keep(self) -> None:
+        """Have what is known now in the notebook before the cell that runs ends."""
+        if self._region.shown:
+            self._region.paint()
+
     def close(self, final: Board | None = None) -> None:
         """Stop painting; show `final` in its place if it is given."""
         self._region.close(board_bundle(final) if final is not None else None)
@@ -69,7 +77,7 @@ class LiveBoard:
         self._session = session
         self._publisher = shell.display_pub
         self._live = Live(session)
-        self._buttons = Buttons(session, self.nudge, self._live.found)
+        self._buttons = Buttons(session, self._pressed, self._live.found)
         self._timeline: Timeline | None = None
         self._epoch_ns = time.monotonic_ns()
         self._wake = threading.Event()
@@ -78,6 +86,7 @@ class LiveBoard:
         self._closed = False
         self._watched_until_s = 0.0
         self._told_s = 0.0
+        self._kept: object = None
         empty = model.board_json("The ranks are starting.", (), Snapshot(), (), self._epoch_ns)
         self._widget: BoardWidget = BoardWidget(self._heard, board=empty)
         self._picture = LiveRegion(
@@ -99,14 +108,32 @@ class LiveBoard:
         self._wake.set()
         self._picture.nudge()
 
+    def keep(self) -> None:
+        """Say all of it for the cell that runs, unless a page watches, which has it already.
+
+        A program that runs a notebook and saves it, as nbclient does, takes in only what it is
+        told for the cell that runs; what the painter says is said for the board's own.
+        """
+        if time.monotonic() < self._watched_until_s:
+            return
+        self._paint()
+        if self._picture.shown:
+            self._picture.paint()
+        with self._lock:
+            state = self._widget.get_state(DRAWN)
+            if state != self._kept:
+                self._kept = state
+                self._widget.send_state(DRAWN)
+
     def close(self, final: Board | None = None) -> None:
         """Stop painting: what is shown then stays. Of `final` the picture is made."""
         self._paint()
         self._closed = True
         self._wake.set()
         with self._lock:
-            self._widget.actions = []
+            self._widget.actions, self._widget.measuring = [], {}
             self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
+        self.keep()
         bundle = board_bundle(final if final is not None else self._session.status())
         self._picture.close(self._widget.picture(bundle))
 
@@ -152,11 +179,15 @@ class LiveBoard:
                 )
                 widget.findings = model.findings_json(picture.diagnosis)
                 widget.standings = model.standings_json(standings(picture))
-                widget.actions = model.actions_json(
-                    model.actions(drawn, session.running, in_run and bool(picture.pending))
+                measuring = session.measuring
+                widget.measuring = (
+                    model.measuring_json(measuring.what, measuring.done) if measuring else {}
                 )
-                widget.busy = list(self._buttons.busy)
-                widget.said = [model.said_json(each) for each in self._buttons.said]
+                in_run = in_run and bool(picture.pending)
+                widget.actions = model.actions_json(
+                    model.actions(drawn, session.running, in_run, measuring is not None)
+                )
+                self._show_buttons()
             message = self._timeline.news()
             now_s = time.monotonic()
             if message is None and self._told_s + _BEAT_S < now_s < self._watched_until_s:
@@ -165,6 +196,17 @@ class LiveBoard:
                 self._told_s = now_s
                 widget.tell(message, self._now_us())
             self._answer()
+
+    def _pressed(self) -> None:
+        """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
+        with self._lock:
+            if not self._closed:
+                self._show_buttons()
+        self.nudge()
+
+    def _show_buttons(self) -> None:
+        self._widget.busy = list(self._buttons.busy)
+        self._widget.said = [model.said_json(each) for each in self._buttons.said]
 
     def _now_us(self) -> int:
         return (time.monotonic_ns() - self._epoch_ns) // 1000

@@ -16,6 +16,7 @@ from ddp_notebook.magics.parsing import parser_of
 from ddp_notebook.model import Diagnosis, OutputKind, Ranks, name_ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.views import findings_text, stacks_text, text
+from ddp_notebook.views.board_model import INTERRUPT
 
 _MOVING = ("ddp_step", "ddp_restart")
 """One of these at a time; asking and giving up are possible meanwhile."""
@@ -67,6 +68,8 @@ class Buttons:
 
     def _act(self, magic: str) -> str:
         """What the magic gives, as text. Raises what it raises."""
+        if magic == INTERRUPT:
+            return self._cancel()
         name, _, line = magic.removeprefix("%").partition(" ")
         verb = {
             "ddp_step": self._step,
@@ -81,6 +84,15 @@ class Buttons:
         if other and name in _MOVING:
             raise UsageMistake(f"{other} is still at work. %ddp_abort gives it up.")
         return verb(parser_of(name).read(line))
+
+    def _cancel(self) -> str:
+        """End the benchmark that goes on; its own cell shows what came of it."""
+        measuring = self._session.measuring
+        if measuring is None:
+            raise UsageMistake("No benchmark runs.")
+        measuring.cancel()
+        measuring.over.wait()
+        return f"The benchmark ended at {measuring.done:.0%}. What is measured is kept."
 
     def _ranks(self, args: argparse.Namespace) -> Ranks | None:
         if args.ranks is None:

@@ -221,6 +221,9 @@ class DDPMagics(
             return None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
+        finally:
+            if self._live_board is not None:
+                self._live_board.keep()
 
     def _ranks(self, args: argparse.Namespace) -> Ranks | None:
         if args.ranks is None:

@@ -28,6 +28,8 @@ class RankState:
     doing: str = ""
     cause: str = ""
     remedy: str = ""
+    raised: str = ""
+    """What its last cell raised, until it runs the next: ``KeyError: 'x'``."""
     exit_code: int | None = None
     last_words: str = ""
     lost_events: int = 0
@@ -78,7 +80,7 @@ class BoardRow:
     entering: Stage | None
     """The stage these ranks are in, if any."""
     text: str
-    """What they do, wait for, or died of."""
+    """What they do, wait for, raised last, or died of."""
     device: str
     pid: int
     """0 when the row is of several ranks."""

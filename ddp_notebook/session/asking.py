@@ -55,25 +55,24 @@ def ask(
     function: str,
     arguments: Mapping[str, Any],
     give_up: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = lambda: False,
     interrupt_grace_s: float = INTERRUPT_GRACE_S,
 ) -> Answers:
     """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
     from a rank that cannot.
 
     Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
-    `give_up` says so or the user interrupts: then the ranks are interrupted too, and have
-    `interrupt_grace_s` to answer. Raises SessionLost.
+    `give_up` says so; or when the user interrupts, for which `cancelled` stands too: then the
+    ranks are interrupted, and have `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, function, lambda _: arguments)
         gathering = _Gathering(cluster, record, sent)
         answers = gathering.answers
-        gathering.wait(lambda: give_up() or interrupted())
-        if interrupted():
+        gathering.wait(lambda: give_up() or interrupted() or cancelled())
+        if interrupted() or cancelled():
             answers.interrupted = True
-            for rank in answers.pending:
-                cluster.signal(rank, signal.SIGINT)
-            gathering.wait(lambda: False, time.monotonic() + interrupt_grace_s)
+            gathering.interrupt(interrupt_grace_s)
 
     def idle() -> bool:
         states = record.snapshot.ranks
@@ -109,6 +108,28 @@ class _Gathering:
             if time.monotonic() > deadline_s:
                 break
             self.collect(time.monotonic() + _LOOK_EVERY_S)
+
+    def interrupt(self, grace_s: float) -> None:
+        """Interrupt the ranks, and collect what they answer within `grace_s`.
+
+        A rank that runs nothing yet passes over an interrupt: when it begins it gets another.
+        """
+
+        def running() -> set[int]:
+            states = self._record.snapshot.ranks
+            return {r for r in self.answers.pending if states[r].status is Status.RUNNING}
+
+        told = running()
+        for rank in self.answers.pending:
+            self._cluster.signal(rank, signal.SIGINT)
+
+        def begun() -> bool:
+            for rank in running() - told:
+                told.add(rank)
+                self._cluster.signal(rank, signal.SIGINT)
+            return False
+
+        self.wait(begun, time.monotonic() + grace_s)
 
     def collect(self, until_s: float) -> None:
         """Take in what is there, waiting for more until `until_s` (monotonic clock)."""

@@ -15,6 +15,7 @@ from ddp_notebook.model import Event, Progress, Ranks, format_bytes, format_rank
 from ddp_notebook.model.bench import BenchRun
 from ddp_notebook.session.asking import Answers, ask
 from ddp_notebook.session.benchresult import BenchResult
+from ddp_notebook.session.measuring import Measures, Measuring
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 
 if TYPE_CHECKING:
@@ -81,10 +82,8 @@ Watch = Callable[[float, Callable[[], BenchRun]], None]
 """Called with the share that is done, and what gives all that was measured so far."""
 
 
-class BenchVerbs:
+class BenchVerbs(Measures):
     """Mixed into `Session`."""
-
-    record: Record
 
     def _need(self, verb: str) -> Processes:
         raise NotImplementedError
@@ -114,9 +113,10 @@ class BenchVerbs:
         median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
         Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.bench.loop` names the sources.
 
-        `watch` is called as it goes, from another thread. After an interrupt, or when a rank dies,
-        what was measured by then is returned and `ended` says why. Raises UsageMistake when it
-        cannot begin, DDPError when it ends before anything was measured.
+        `watch` is called as it goes, from another thread. After an interrupt, when `measuring` is
+        cancelled, or when a rank dies, what was measured by then is returned and `ended` says why.
+        Raises UsageMistake when it cannot begin, DDPError when it ends before anything was
+        measured.
         """
         options = options or BenchOptions()
         processes = self._need("%ddp_bench")
@@ -140,7 +140,8 @@ class BenchVerbs:
             buckets_bytes=tuple(facts[members[0]]["buckets_bytes"]),
         )
         own = used == _backend_for(device, facts[members[0]]["backend"])
-        run = self._measure(processes, setting, "" if own else used, watch)
+        with self._measuring(", ".join(plan.ops)) as measuring:
+            run = self._measure(processes, setting, "" if own else used, watch, measuring)
         return BenchResult.of(run, options.baseline)
 
     def _facts(
@@ -154,7 +155,12 @@ class BenchVerbs:
         return said.values
 
     def _measure(
-        self, processes: Processes, setting: Setting, backend: str, watch: Watch | None
+        self,
+        processes: Processes,
+        setting: Setting,
+        backend: str,
+        watch: Watch | None,
+        measuring: Measuring,
     ) -> BenchRun:
         """Run it on the ranks, and make what came of it into a result."""
         gathering = Gathering(setting.ranks)
@@ -163,8 +169,10 @@ class BenchVerbs:
             return summarise(setting, gathering.visits(), {}, fitted=False)
 
         def heard(events: Sequence[Event]) -> None:
-            if gathering.take(events) and watch is not None:
-                watch(gathering.done, so_far)
+            if gathering.take(events):
+                measuring.done = gathering.done
+                if watch is not None:
+                    watch(gathering.done, so_far)
 
         arguments = {
             "plan": setting.plan.to_json(),
@@ -180,6 +188,7 @@ class BenchVerbs:
                 setting.ranks,
                 f"{_TASKS}:bench",
                 arguments,
+                cancelled=measuring.cancelled,
                 interrupt_grace_s=_STOP_GRACE_S,
             )
         finally:

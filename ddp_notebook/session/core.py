@@ -34,6 +34,7 @@ from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.cellverbs import CellVerbs
 from ddp_notebook.session.guards import check_name, check_ranks
 from ddp_notebook.session.looking import Looking
+from ddp_notebook.session.measuring import Measuring
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.running import stop_started
@@ -70,6 +71,7 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
         self.wrapping: Wrap | None = None
         """The last model that was taken through DDP's construction."""
         self.seen_late: Diagnosis | None = None
+        self.measuring: Measuring | None = None
         self._last_fault: Fault | None = None
         self._fork_server: ForkServerClient | None = None
         self._gpus: tuple[str, ...] | None = None

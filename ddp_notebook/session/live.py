@@ -95,6 +95,8 @@ class Live:
     def _may_be_wrong(self, snapshot: Snapshot) -> bool:
         if not snapshot.ranks or snapshot.ended or self._session._processes is None:
             return False
+        if self._session.measuring is not None:
+            return False  # what is asked would be measured too
         run = self._session.current
         ended = run.finished.values() if run is not None else ()
         return not snapshot.ready or any(end.trained or end.outcome != "ok" for end in ended)

@@ -18,10 +18,10 @@ from ddp_notebook.model.stepbench import Prediction, StepBenchResult
 from ddp_notebook.model.wrap import fingerprint_from_json
 from ddp_notebook.session.asking import Answers, ask
 from ddp_notebook.session.guards import check_name, idle_ranks
+from ddp_notebook.session.measuring import Measures, Measuring
 from ddp_notebook.session.options import cores
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.record import Record
     from ddp_notebook.session.setup import Processes
 
 _AGENT = "ddp_notebook.agent.stepbench"
@@ -37,10 +37,8 @@ Tell = Callable[[int, int], None]
 """Told how many of how many blocks are done."""
 
 
-class StepBenchVerbs:
+class StepBenchVerbs(Measures):
     """Mixed into `Session`."""
-
-    record: Record
 
     def _need(self, verb: str) -> Processes:
         raise NotImplementedError
@@ -59,30 +57,31 @@ class StepBenchVerbs:
         """Measure the steps of a model on all ranks; `progress(done, total)` as it goes.
 
         With `predict_for` steps at that many ranks are worked out too. What was measured is
-        kept when a rank fails or dies, or the user interrupts: then the result's `problem`
-        says so. Raises UsageMistake before anything is measured when the model, its loss or
-        data cannot be used, differ between ranks or do not fit into memory; CellInterrupted and
-        DDPError when nothing was measured.
+        kept when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
+        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
+        its loss or data cannot be used, differ between ranks or do not fit into memory;
+        CellInterrupted and DDPError when nothing was measured.
         """
         processes = self._need("%ddp_bench")
         members = idle_ranks(None, "%ddp_bench", self.record.snapshot)
         for name in (plan.model, plan.loss, plan.data):
             if name:
                 check_name(name)
-        prepared = self._prepare(processes, members, plan)
-        try:
-            batches = _usable(prepared, plan)
-        except DDPError:
-            self._ask(processes, members, "forget", {})
-            raise
-        heard = _Heard(members, progress)
-        unsubscribe = self.record.subscribe(heard.take)
-        try:
-            told = {"batches": batches, "alone": not _communicates(prepared)}
-            answers = self._ask(processes, members, "measure", told)
-            problem = self._end(answers, heard)
-        finally:
-            unsubscribe()
+        with self._measuring(f"training steps of {plan.model}") as measuring:
+            prepared = self._prepare(processes, members, plan, measuring)
+            try:
+                batches = _usable(prepared, plan)
+            except DDPError:
+                self._ask(processes, members, "forget", {})
+                raise
+            heard = _Heard(members, progress, measuring)
+            unsubscribe = self.record.subscribe(heard.take)
+            try:
+                told = {"batches": batches, "alone": not _communicates(prepared)}
+                answers = self._ask(processes, members, "measure", told, measuring.cancelled)
+                problem = self._end(answers, heard)
+            finally:
+                unsubscribe()
         first = prepared[members[0]]
         about = StepBenchResult(
             model=first["title"],
@@ -108,10 +107,10 @@ class StepBenchVerbs:
         return replace(result, prediction=predicted(result, predict_for))
 
     def _prepare(
-        self, processes: Processes, members: Ranks, plan: StepPlan
+        self, processes: Processes, members: Ranks, plan: StepPlan, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
         arguments = {"plan": plan.to_json(), "device": processes.devices.device}
-        answers = self._ask(processes, members, "prepare", arguments)
+        answers = self._ask(processes, members, "prepare", arguments, measuring.cancelled)
         if answers.complete:
             return answers.values
         if answers.pending:
@@ -132,6 +131,7 @@ class StepBenchVerbs:
         members: Ranks,
         function: str,
         arguments: Mapping[str, Any],
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> Answers:
         return ask(
             processes.cluster,
@@ -139,6 +139,7 @@ class StepBenchVerbs:
             members,
             f"{_AGENT}:{function}",
             arguments,
+            cancelled=cancelled,
             interrupt_grace_s=_STOP_WITHIN_S,
         )
 
@@ -178,9 +179,10 @@ class StepBenchVerbs:
 class _Heard:
     """What the ranks told of their blocks."""
 
-    def __init__(self, members: Ranks, progress: Tell) -> None:
+    def __init__(self, members: Ranks, progress: Tell, measuring: Measuring) -> None:
         self.blocks: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
         self._progress = progress
+        self._measuring = measuring
 
     def take(self, events: Sequence[Event]) -> None:
         """Called with what is new, from any thread."""
@@ -188,6 +190,7 @@ class _Heard:
             if isinstance(event, Progress) and event.task == _TASK and event.rank in self.blocks:
                 self.blocks[event.rank].append(event.value)
                 if event.rank == min(self.blocks):
+                    self._measuring.done = event.done / event.total
                     self._progress(event.done, event.total)
 
     def has(self, counts: Mapping[int, int]) -> bool:

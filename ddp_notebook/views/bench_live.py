@@ -27,7 +27,7 @@ def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict
     left = f", about {left_s:.0f} s left" if left_s is not None else ""
     what = title(run) if run is not None else "the benchmark begins"
     bar = f"[{'█' * filled}{'·' * (_BAR - filled)}] {done:.0%}{left}"
-    hint = "Interrupt the kernel to stop: what is measured is kept."
+    hint = "Interrupt the cell to stop, or press Cancel on the board: what is measured is kept."
     plot = _plot(run) if run is not None and any(c.points for c in run.curves) else ""
     return {
         "text/plain": f"{what} {bar}",

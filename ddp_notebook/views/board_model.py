@@ -88,6 +88,11 @@ def _lane(lane: Lane, epoch_ns: int) -> dict[str, Any]:
     }
 
 
+def measuring_json(what: str, done: float) -> dict[str, Any]:
+    """The benchmark that goes on: of what, and how much of it is done, 0 to 1."""
+    return {"what": _line(what), "percent": round(100 * done)}
+
+
 def findings_json(diagnosis: Diagnosis | None) -> list[dict[str, Any]]:
     """The findings, the one that counts most first."""
     found = diagnosis.findings if diagnosis is not None else ()
@@ -138,10 +143,20 @@ def actions_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
     ]
 
 
-def actions(lanes: Sequence[Lane], running: bool, in_run: bool) -> tuple[Action, ...]:
-    """What can be done with the ranks as they stand. `in_run`: they are in a cell or a script."""
+def actions(
+    lanes: Sequence[Lane], running: bool, in_run: bool, measuring: bool = False
+) -> tuple[Action, ...]:
+    """What can be done with the ranks as they stand. `in_run`: they are in a cell or a script;
+    `measuring`: in a benchmark.
+    """
     if not running:
         return ()
+    if measuring:
+        return (
+            Action("cancel", "Cancel", INTERRUPT),
+            Action("why", "Why?", "%ddp_why"),
+            Action("where", "Where?", "%ddp_where", True),
+        )
     held = _ranks_of(lanes, {Role.HELD})
     blocked = [lane for lane in lanes if lane.status in (Status.RUNNING, Status.SETTING_UP)]
     dead = _ranks_of(lanes, {Role.DEAD}) or _with_status(lanes, Status.DEAD)
@@ -158,6 +173,9 @@ def actions(lanes: Sequence[Lane], running: bool, in_run: bool) -> tuple[Action,
         Action("restart", "Restart", restart, True, "" if dead else CHOOSE_RANKS),
     )
 
+
+INTERRUPT = "interrupt the cell: I, I"
+"""What the button that cancels a benchmark does as it is done by hand: the keys of Jupyter."""
 
 CHOOSE_RANKS = "choose the ranks to restart: click them"
 """Not all of them by one click: their variables would be gone."""

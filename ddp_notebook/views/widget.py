@@ -36,6 +36,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     findings = traitlets.List().tag(sync=True)
     standings = traitlets.List().tag(sync=True)
     actions = traitlets.List().tag(sync=True)
+    measuring = traitlets.Dict().tag(sync=True)
+    """The benchmark that goes on, if one does."""
     busy = traitlets.List().tag(sync=True)
     """The magics that buttons have started and that are not done."""
     said = traitlets.List().tag(sync=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from boards import Board
 from labs import SHOWN_WITHIN_MS, Lab, opened
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 from support import eventually
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,27 +26,6 @@ while not stop:
     stop = torch.tensor([float(pathlib.Path("go-on").exists())])
     dist.all_reduce(stop)  # or a rank would leave the others behind
     time.sleep(0.02)"""
-
-
-class Board:
-    """A live board in a cell's output."""
-
-    def __init__(self, where: Locator | Page) -> None:
-        self.el = where.locator(".ddpb").last
-        self.lanes = self.el.locator(".ddpb-lane")
-        self.finding = self.el.locator("section.ddpb-finding")
-        self.answer = self.el.locator(".ddpb-answer").first
-        self.timeline = self.el.locator(".ddpb-canvas canvas")
-
-    def press(self, name: str) -> None:
-        """Press a button when it can be pressed."""
-        button = self.el.locator(f'.ddpb-action[data-name={name}][aria-disabled="false"]')
-        button.click(timeout=SHOWN_WITHIN_MS)
-
-    def await_roles(self, *roles: str) -> None:
-        """Wait until the lanes say these words, each with its mark before it."""
-        words = [re.compile(rf"^.{role}$") for role in roles]
-        expect(self.el.locator(".ddpb-chip")).to_have_text(words, timeout=SHOWN_WITHIN_MS)
 
 
 def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
@@ -85,6 +64,8 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.answer).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
         notebook.page.screenshot(path=tmp_path / "finding.png")
 
+        # What is sent while a cell runs that fails is given back.
+        expect(notebook.prompt(2)).to_have_text("[3]:", timeout=SHOWN_WITHIN_MS)
         notebook.run(3)
         replay = Board(notebook.run(4))
         expect(replay.finding).to_contain_text("only rank 1 calls barrier")
@@ -151,6 +132,36 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         expect(board.el.locator(".ddpb-gone")).to_be_visible(timeout=SHOWN_WITHIN_MS)
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         page.screenshot(path=tmp_path / "gone.png")
+
+
+def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(
+    lab: Lab, chromium: str, tmp_path: Path
+) -> None:
+    cells = [
+        "%load_ext ddp_notebook",
+        "%ddp_init --world-size 2",
+        "%ddp_bench --budget 300s",
+        "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', x.item())",
+    ]
+    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+        notebook.run(0)
+        board = Board(notebook.run(1))
+        board.await_roles("ready", "ready")
+        bench = notebook.start(2)
+        runs = board.el.locator(".ddpb-measuring")
+        expect(runs).to_contain_text("%ddp_bench runs: all_reduce", timeout=SHOWN_WITHIN_MS)
+        expect(runs.get_by_role("progressbar", name="Benchmark")).to_be_visible()
+        expect(bench.locator("circle").first).to_be_visible(timeout=SHOWN_WITHIN_MS)  # a point
+        cancel = board.el.get_by_role("button", name="Cancel interrupt the cell: I, I")
+        expect(cancel).to_be_visible()
+        notebook.page.screenshot(path=tmp_path / "bench.png")
+        board.press("cancel")
+        expect(board.answer).to_contain_text("What is measured is kept", timeout=SHOWN_WITHIN_MS)
+        expect(notebook.prompt(2)).to_have_text("[3]:", timeout=SHOWN_WITHIN_MS)
+        expect(bench).to_contain_text("Ended early: it was interrupted")
+        expect(runs).to_be_empty()
+        board.await_roles("ready", "ready")
+        expect(notebook.run(3)).to_contain_text("sum 2.0")
 
 
 def picture_of(saved: Path, folder: Path) -> str:

@@ -262,6 +262,37 @@ def test_ranks_are_stepped_by_the_button(page: Page) -> None:
     page.read_until(lambda: page.roles == ["ready", "ready"], "the cell is over")
 
 
+def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:
+    cell = page.kernel.send("result = %ddp_bench --budget 300s")
+    page.read_until(lambda: page.state["measuring"].get("percent", 0) > 0, "a benchmark")
+    assert page.state["measuring"]["what"] == "all_reduce"
+    assert [lane["text"] for lane in page.state["board"]["lanes"]] == ["the benchmark"] * 2
+    cancel = page.state["actions"][0]
+    assert cancel["label"] == "Cancel" and "I, I" in cancel["magic"]
+    assert not {"abort", "restart"} & {each["name"] for each in page.state["actions"]}
+    assert cell not in page.idle, "it still runs"
+
+    answer = page.press(cancel["magic"])
+    assert answer["ok"] and "What is measured is kept" in answer["text"]
+    page.read_until(lambda: cell in page.idle, "the cell has ended")
+    page.read_until(lambda: page.roles == ["ready", "ready"], "both ranks free")
+    page.read_until(lambda: page.state["measuring"] == {}, "no benchmark any more")
+    assert page.kernel.ask("result.ended") == "it was interrupted"
+    assert page.kernel.ask("len(result.points)") > 0
+    page.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    late = page.press(cancel["magic"])
+    assert not late["ok"] and "No benchmark runs" in late["text"]
+
+
+def test_a_benchmark_of_steps_is_cancelled_before_it_has_begun_on_the_ranks(page: Page) -> None:
+    cell = page.kernel.send("%ddp_bench --model mlp --budget 300s")
+    page.read_until(lambda: page.state["measuring"] != {}, "a benchmark")
+    assert page.state["measuring"]["what"] == "training steps of mlp"
+    assert page.press("interrupt the cell: I, I")["ok"]
+    page.read_until(lambda: cell in page.idle, "the cell has ended")
+    page.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
 def test_the_notebook_keeps_a_picture_beside_the_widget(page: Page) -> None:
     """What GitHub, nbconvert and a page without scripts show, in an output of its own."""
     widget = next(each for each in page.outputs if WIDGET in each)

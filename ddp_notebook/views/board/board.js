@@ -360,6 +360,7 @@ const copyButton = (text, of) =>
   make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
 
 const LOST_AFTER_MS = 8_000; // a kernel that knows of a page says something every two seconds
+const SILENT_FOR_MS = 5_000; // and much sooner when it is greeted: a page that was saved has none
 const HERE_EVERY_MS = 60_000;
 
 class Page {
@@ -369,7 +370,7 @@ class Page {
     this.view = crypto.randomUUID?.() ?? String(Math.random());
     this.chosen = new Set();
     this.past = null;
-    this.ahead = null;
+    this.heardAt = performance.now() - SILENT_FOR_MS;
     this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
@@ -381,6 +382,7 @@ class Page {
       part("head"),
       part("gone", { role: "status" }),
       part("findings", { role: "status", "aria-live": "polite" }),
+      part("measuring"),
       part("actions", { role: "toolbar", "aria-label": "What can be done" }),
       part("lanes", { role: "list", "aria-label": "Ranks" }),
       this.timeline.el,
@@ -426,6 +428,7 @@ class Page {
     const board = this.board;
     this.drawHead(board);
     this.drawFindings(this.past ? [] : this.model.get("findings"));
+    this.drawMeasuring(this.past ? {} : this.model.get("measuring"));
     this.drawLanes(board);
     this.drawActions();
     this.drawSources(this.past ? [] : this.model.get("standings"));
@@ -460,6 +463,7 @@ class Page {
         { class: "ddpb-sentence" },
         make("span", { class: "ddpb-mark", "aria-hidden": "true" }, found.symbol),
         make("b", {}, found.sentence),
+        " ",
         make("span", { class: "ddpb-category" }, found.passing ? "busy, not stuck" : found.category),
       ),
       found.waiting && make("div", { class: "ddpb-waiting" }, found.waiting),
@@ -468,6 +472,15 @@ class Page {
       found.evidence.length > 0 &&
         make("details", { class: "ddpb-evidence" }, make("summary", {}, `Evidence (${found.evidence.length})`), make("ul", {}, found.evidence.map((each) => make("li", {}, each)))),
     );
+  }
+
+  /** The benchmark that goes on. Its bar stays the same element, so that it moves. */
+  drawMeasuring({ what, percent }) {
+    const bar = make("progress", { max: "100", "aria-label": "Benchmark" });
+    show(this.measuring, what ?? "", () => (what ? [make("b", {}, `%ddp_bench runs: ${what}`), bar, make("span")] : []));
+    if (!what) return;
+    this.measuring.querySelector("progress").value = percent;
+    this.measuring.lastChild.textContent = `${percent} %`;
   }
 
   // -- lanes
@@ -1079,7 +1092,7 @@ export default () => {
     render({ model, el }) {
       let page = null;
       let alive = true;
-      const names = ["board", "findings", "standings", "actions", "busy", "said"];
+      const names = ["board", "findings", "standings", "actions", "measuring", "busy", "said"];
       const draw = () => alive && (alive = guarded(el, page, () => {
         page.hear(model.get("board").now);
         page.draw();
@@ -1089,12 +1102,12 @@ export default () => {
         if (page.el.offsetParent) alive = guarded(el, page, () => page.timeline.frame(time));
         requestAnimationFrame(frame);
       };
-      guarded(el, page, () => {
+      alive = guarded(el, page, () => {
         page = new Page(model, store);
         store.resize(model.get("board").world_size);
         pages.add(page);
         el.replaceChildren(page.el);
-        draw();
+        page.draw();
         names.forEach((name) => model.on(`change:${name}`, draw));
         requestAnimationFrame(frame);
         page.send({ kind: "hello" });

@@ -1,0 +1,29 @@
+"""A live board in a page, for the tests here."""
+
+from __future__ import annotations
+
+import re
+
+from labs import SHOWN_WITHIN_MS
+from playwright.sync_api import Locator, Page, expect
+
+
+class Board:
+    """A live board in a cell's output."""
+
+    def __init__(self, where: Locator | Page) -> None:
+        self.el = where.locator(".ddpb").last
+        self.lanes = self.el.locator(".ddpb-lane")
+        self.finding = self.el.locator("section.ddpb-finding")
+        self.answer = self.el.locator(".ddpb-answer").first
+        self.timeline = self.el.locator(".ddpb-canvas canvas")
+
+    def press(self, name: str) -> None:
+        """Press a button when it can be pressed."""
+        button = self.el.locator(f'.ddpb-action[data-name={name}][aria-disabled="false"]')
+        button.click(timeout=SHOWN_WITHIN_MS)
+
+    def await_roles(self, *roles: str) -> None:
+        """Wait until the lanes say these words, each with its mark before it."""
+        words = [re.compile(rf"^.{role}$") for role in roles]
+        expect(self.el.locator(".ddpb-chip")).to_have_text(words, timeout=SHOWN_WITHIN_MS)

@@ -1,0 +1,59 @@
+"""What a board has in it, as a screen reader finds it, against outlines that are saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from boards import Board
+from labs import SHOWN_WITHIN_MS, Lab, opened
+from outlines import check, contrasts, outline
+from playwright.sync_api import Page, expect
+
+pytestmark = pytest.mark.timeout(400)
+
+CELLS = [
+    "%load_ext ddp_notebook",
+    "%ddp_init --world-size 2 --step --device cpu",
+    "%%ddp\nif rank == 1:\n    dist.barrier()",
+    "%ddp_save run.json --force",
+    "%ddp_replay run.json",
+]
+LOAD, INIT, HANG, SAVE, REPLAY = range(len(CELLS))
+
+
+def test_a_board_has_the_outline_that_is_saved(lab: Lab, chromium: str, tmp_path: Path) -> None:
+    with opened(lab, chromium, CELLS, tmp_path / "last.png") as notebook:
+        notebook.run(LOAD)
+        board = Board(notebook.run(INIT))
+        board.await_roles("held", "held")
+        check("held-in-setup", lambda: outline(board.el))
+
+        board.press("continue")
+        board.await_roles("ready", "ready")
+        expect(board.answer).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        check("ready", lambda: outline(board.el))
+
+        notebook.start(HANG)
+        expect(board.finding).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(notebook.prompt(HANG)).to_have_text(f"[{HANG + 1}]:", timeout=SHOWN_WITHIN_MS)
+        check("hang", lambda: outline(board.el))
+
+        notebook.run(SAVE)
+        replay = Board(notebook.run(REPLAY))
+        expect(replay.finding).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        check("saved-run", lambda: outline(replay.el))
+
+        check("light-theme", lambda: contrasts(board.el))
+        choose_theme(notebook.page, "JupyterLab Dark")
+        check("dark-theme", lambda: contrasts(board.el))
+
+
+def choose_theme(page: Page, name: str) -> None:
+    """As a person does, in the menu."""
+    page.locator(".lm-MenuBar-itemLabel", has_text="Settings").click()
+    for entry in ("Theme", name):
+        label = page.locator(".lm-Menu-itemLabel").filter(has_text=re.compile(f"^{entry}$"))
+        label.click(timeout=SHOWN_WITHIN_MS)
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-name", name)

@@ -1,0 +1,72 @@
+"""What a rank's last cell raised stays in view until the next: in the state, and in every view."""
+
+from __future__ import annotations
+
+import pytest
+from test_timeline import life
+
+from ddp_notebook.analysis.board import board
+from ddp_notebook.analysis.lanes import Picture, lanes
+from ddp_notebook.analysis.timeline import fold
+from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
+from ddp_notebook.views import board_model, html, text
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def ended(rank: int, outcome: str = "error", ename: str = "KeyError", evalue: str = "'x'") -> Event:
+    """The end of a rank's second cell."""
+    return CellFinished(rank=rank, cell=2, outcome=outcome, ename=ename, evalue=evalue)
+
+
+def after(*last: Event, world_size: int = 4) -> Snapshot:
+    """Ranks that have run a first cell, and `last` in another."""
+    start = Snapshot(ranks=tuple(RankState(rank) for rank in range(world_size)))
+    events = [each for rank in range(world_size) for each in life(rank)]
+    begun = [CellStarted(rank=each.rank, cell=2) for each in last]
+    return fold(start, [*events, *begun, *last])
+
+
+def test_it_is_said_until_the_next_cell_and_the_rank_is_ready() -> None:
+    raised = after(ended(3))
+    assert raised.ready
+    assert [row.text for row in board(raised).rows] == [
+        *[""] * 3,
+        "its last cell raised KeyError: 'x'",
+    ]
+    again = fold(raised, [CellStarted(rank=3, cell=3)])
+    assert again.ranks[3].status is Status.RUNNING and not again.ranks[3].raised
+    well = fold(again, [CellFinished(rank=3, cell=3, outcome="ok")])
+    assert not board(well).rows[3].text
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (ended(0, ename="StopIteration", evalue=""), "StopIteration"),
+        (ended(0, evalue="one\nand more"), "KeyError: one"),
+        (ended(0, "interrupted", "KeyboardInterrupt", ""), ""),
+        (ended(0, ename="", evalue=""), ""),  # a benchmark's, which says so itself
+    ],
+)
+def test_it_is_one_line_and_an_interrupt_is_not_told(event: Event, said: str) -> None:
+    assert after(event).ranks[0].raised == said
+
+
+def test_ranks_that_raised_the_same_share_a_row_and_a_lane() -> None:
+    raised = after(*map(ended, range(5)), ended(6, evalue="'y'"), world_size=8)
+    folded = [(0, 1, 2, 3, 4), (5, 7), (6,)]
+    assert [row.ranks for row in board(raised).rows] == folded
+    assert [lane.ranks for lane in lanes(Picture(raised))] == folded
+
+
+def test_every_view_says_it_and_none_runs_it() -> None:
+    raised = after(ended(3, evalue=HOSTILE))
+    said = f"its last cell raised KeyError: {HOSTILE}"
+    assert said in text.board(board(raised))
+    page = html.board(board(raised))
+    assert "its last cell raised KeyError: &lt;script&gt;" in page and HOSTILE not in page
+    drawn = lanes(Picture(raised))
+    assert drawn[3].role is Role.READY
+    shown = board_model.board_json("", (), raised, drawn, 0)
+    assert [lane["text"] for lane in shown["lanes"]] == ["", "", "", said]
