@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,24 @@ def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Sess
     assert run_ended.wait(10)
     thread.join()
     session.restart((1,))
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_a_rank_that_died_before_a_script_has_met_comes_back_as_the_finding_says(
+    session: Session, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal\n"
+        "import torch.distributed as dist\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.init_process_group('gloo')\n"
+    )
+    result = session.run_script(str(script))
+    assert result.diagnosis is not None
+    assert result.diagnosis.findings[0].remedy.endswith("%ddp_abort")
+    session.abort()
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
