@@ -132,6 +132,14 @@ def test_an_abort_of_c_code_leaves_its_message_as_last_words(session: Session) -
     assert "rank 2 died, killed by SIGABRT (last words: terminate called: bad)" in str(result.error)
 
 
+def test_what_an_earlier_cell_wrote_are_not_the_last_words(session: Session) -> None:
+    session.run_cell(
+        "import os, signal\nn = os.write(2, b'of an earlier cell\\n')"
+    ).raise_for_error()
+    result = session.run_cell("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)")
+    assert "rank 2 died, killed by SIGKILL;" in str(result.error)
+
+
 def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Session) -> None:
     run_ended = threading.Event()
 
