@@ -280,8 +280,9 @@ class SetupVerbs(Underway, LabVerbs):
         if left or others:
             both = format_ranks((*stopped, *left, *others))
             why = f"{name_ranks(left)} still in a cell" if left else f"{name_ranks(others)} dead"
+            free = "Free them with their variables: %ddp_abort. Or restart" if left else "Restart"
             raise UsageMistake(
-                f"The group needs every rank, and {why}. Restart them together: "
+                f"The group needs every rank, and {why}. {free} them together: "
                 f"%ddp_restart --ranks {both}"
             )
 

@@ -3,7 +3,8 @@
     python tests/notebooks/save.py [NAME ...]     such as 02; all by default
 
 What is left out of the saved outputs: widgets (there is no kernel behind them; the picture
-beside each one is kept), the times of the run, and where the session's temporary folder was.
+beside each one is kept), live regions in which nothing came, the times of the run, and where the
+session's temporary folder was.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_TIMEOUT_S = 200
 _FOLDER_OF_SESSION = re.compile(r"(?:/[\w.-]+)+/ddp_notebook-\w+")
 WIDGET = "application/vnd.jupyter.widget-view+json"
+_NOTHING = {"text/plain": ""}
+"""Where a cell that took a moment would have shown its output, and had none."""
 
 
 def save(path: Path) -> float:
@@ -49,6 +52,8 @@ def clean(notebook: Any) -> Any:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop(WIDGET, None)
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if output.get("data") != _NOTHING]
     return notebook
 
 
