@@ -183,3 +183,11 @@ def test_a_store_keeper_that_was_killed_is_replaced_at_the_next_restart(session:
     eventually(lambda: session._processes and not session._processes.store_alive, 5)
     session.restart((0,))
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) -> None:
+    assert session._processes is not None
+    cluster = session._processes.cluster
+    assert cluster.ask((0,), "evidence", 5.0)
+    session.shutdown()
+    assert cluster.ask((0, 1), "evidence", 5.0) == {}
