@@ -273,8 +273,14 @@ class IPyParallelCluster:
         sent = {}
         for rank in ranks:
             name = self._engine(rank)
-            if name is not None:
+            if name is None:
+                continue
+            try:
                 sent[rank] = ask_engine(client, name, {"question": question, "about": about})
+            except OSError:
+                if not self._closing:
+                    raise
+                return {}  # the session ended meanwhile, and nobody needs the answers
         deadline = time.monotonic() + timeout_s
         answers: dict[int, Mapping[str, Any]] = {}
         for rank, future in sent.items():

@@ -34,10 +34,18 @@ def dead_ranks(case: SetupCase) -> Iterator[Finding]:
             (e.rank,),
             "the process ended"
             + (f" (exit code {e.exit_code})" if e.exit_code is not None else ""),
-            f"Bring it back: %ddp_restart --ranks {e.rank}",
+            _way_back(case, e.rank),
             case.waiting,
             tuple(words[-1:]),
         )
+
+
+def _way_back(case: SetupCase, rank: int) -> str:
+    """What brings a dead rank back. Those that wait for it in a cell or a script, inside
+    init_process_group, do not notice its end, and the new one can join only when they are out."""
+    if any(e.rank in case.waiting and e.path for e in case.ranks):
+        return "Free the others, which gives it a new process too: %ddp_abort"
+    return f"Bring it back: %ddp_restart --ranks {rank}"
 
 
 def stopped_ranks(case: SetupCase) -> Iterator[Finding]:

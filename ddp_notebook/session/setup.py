@@ -69,6 +69,8 @@ class Processes:
         self._script_store: StoreKeeper | None = None
         self._lab: LabHosts | None = None
         self._closing = False
+        self._heard_bytes: dict[int, int] = {}
+        """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
         _write_owner(self.folder, fork_server.pid)
         self.spool.mkdir(mode=0o700)
@@ -145,6 +147,7 @@ class Processes:
             "spool": str(self.spool),
         }
         self.listener.expect_from_start(rank)
+        self.begin_words((rank,))
         pid = self.cluster.launch(rank, environment, [["ddp_notebook.agent.boot:start", light]])
         label = self.devices.labels[rank]
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
@@ -262,10 +265,16 @@ class Processes:
             )
         )
 
+    def begin_words(self, ranks: Ranks) -> None:
+        """Something new begins on these ranks: what their logs hold are not its last words."""
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                self._heard_bytes[rank] = self.log_file(rank).stat().st_size
+
     def _log_tail(self, rank: int) -> str:
         with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _LAST_WORDS_BYTES))
+            log.seek(max(self._heard_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
             return log.read().decode("utf-8", "replace")
         return ""
 

@@ -257,12 +257,22 @@ class SetupVerbs(Underway, LabVerbs):
         everyone = tuple(range(self.record.snapshot.world_size))
         members = ranks if ranks is not None else everyone
         check_ranks(members, self.record.snapshot)
+        survivors = tuple(r for r in everyone if r not in members)
+        unset = self._in_set_up(survivors)
         processes.stop(members)
-        self._await_survivors(tuple(r for r in everyone if r not in members), members)
+        if unset:  # they wait for the old group, and nothing else ends that
+            self._give_up(unset)
+        self._await_survivors(survivors, members)
         self._script = None
         self._await_put_down()
         processes.launch(members)
         return self._set_up(replace(processes.options, settings={}, step=False))
+
+    def _in_set_up(self, ranks: Ranks) -> Ranks:
+        """Those of `ranks` that are in set-up, or held in it."""
+        states = self.record.snapshot.ranks
+        within = (Status.SETTING_UP, Status.PAUSED)
+        return tuple(rank for rank in ranks if states[rank].status in within)
 
     def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
         """Ranks that waited for a stopped one fail now; wait until they are idle.
@@ -287,9 +297,10 @@ class SetupVerbs(Underway, LabVerbs):
             both = format_ranks((*stopped, *left, *others))
             verb = "is" if len(left or others) == 1 else "are"
             where = "still in a cell" if left else "dead"
+            free = "Free them with their variables: %ddp_abort. Or restart" if left else "Restart"
             raise UsageMistake(
                 f"The group needs every rank, and {name_ranks(left or others)} {verb} {where}. "
-                f"Restart them together: %ddp_restart --ranks {both}"
+                f"{free} them together: %ddp_restart --ranks {both}"
             )
 
     # -- getting ranks back --------------------------------------------------------------

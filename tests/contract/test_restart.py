@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,14 @@ def test_an_abort_of_c_code_leaves_its_message_as_last_words(session: Session) -
     assert "rank 2 died, killed by SIGABRT (last words: terminate called: bad)" in str(result.error)
 
 
+def test_what_an_earlier_cell_wrote_are_not_the_last_words(session: Session) -> None:
+    session.run_cell(
+        "import os, signal\nn = os.write(2, b'of an earlier cell\\n')"
+    ).raise_for_error()
+    result = session.run_cell("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)")
+    assert "rank 2 died, killed by SIGKILL;" in str(result.error)
+
+
 def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Session) -> None:
     run_ended = threading.Event()
 
@@ -169,9 +178,35 @@ def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Sess
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
+def test_a_rank_that_died_before_a_script_has_met_comes_back_as_the_finding_says(
+    session: Session, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal\n"
+        "import torch.distributed as dist\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.init_process_group('gloo')\n"
+    )
+    result = session.run_script(str(script))
+    assert result.diagnosis is not None
+    assert result.diagnosis.findings[0].remedy.endswith("%ddp_abort")
+    session.abort()
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
 def test_a_store_keeper_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:
     assert session._processes is not None
     os.kill(session._processes._store.pid, signal.SIGKILL)
     eventually(lambda: session._processes and not session._processes.store_alive, 5)
     session.restart((0,))
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) -> None:
+    assert session._processes is not None
+    cluster = session._processes.cluster
+    assert cluster.ask((0,), "evidence", 5.0)
+    session.shutdown()
+    assert cluster.ask((0, 1), "evidence", 5.0) == {}

@@ -131,6 +131,20 @@ def test_a_set_up_that_stalls_can_be_given_up_and_the_processes_live(session: Se
     assert set(session.pull("kept").values()) == {2}
 
 
+def test_a_rank_that_died_in_set_up_comes_back_while_the_others_wait_for_it(
+    session: Session,
+) -> None:
+    before = [state.pid for state in session.record.snapshot.ranks]
+    os.kill(before[1], signal.SIGKILL)
+    eventually(lambda: session.record.snapshot.ranks[1].status is Status.DEAD, 5)
+    session.step((0, 2), "rendezvous")
+    assert "%ddp_restart --ranks 1" in session.why().findings[0].remedy
+    session.restart((1,))
+    assert session.ready
+    after = [state.pid for state in session.record.snapshot.ranks]
+    assert (after[0], after[2]) == (before[0], before[2])
+
+
 def test_an_interrupt_ends_a_set_up_that_waits_and_the_next_one_works(session: Session) -> None:
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     pressed_at: list[float] = []

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     InitArguments,
+    Place,
     Probe,
     RankEvidence,
     Ranks,
@@ -728,6 +729,13 @@ def test_a_process_that_ended_while_others_wait_is_named_with_how_it_ended(
     assert f"(exit code {exit_code})" in finding.cause
     assert finding.evidence == ("Segmentation fault",)
     assert "%ddp_restart --ranks 1" in finding.remedy
+
+
+def test_a_dead_rank_that_others_wait_for_in_a_call_of_their_own_is_not_just_restarted() -> None:
+    gone = RankEvidence(1, Activity.DEAD, exit_code=-9)
+    at = (Place("train.py", 3),)
+    finding = the_one(waiting(0, path=at), gone, waiting(2, path=at))
+    assert finding.remedy.endswith("%ddp_abort")
 
 
 @pytest.mark.parametrize("inside", ["collective", "ddp"])
