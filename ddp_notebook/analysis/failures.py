@@ -181,7 +181,7 @@ def _took_its_port(e: RankEvidence, case: SetupCase, category: Category) -> bool
 
 def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
-    if e.error_category:
+    if e.error_category in set(Category):  # a saved run may come from a later version
         return Category(e.error_category), _first_line(e).rstrip("."), e.error_remedy
     for meaning in MEANINGS:
         if match := meaning.pattern.search(e.error_text):

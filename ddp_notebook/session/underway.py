@@ -101,7 +101,8 @@ class Underway:
             last = {rank: each for each in known for rank in each.ranks}
             self.runs = [each for each in known if not each.done or each in last.values()]
             run.in_hand = True
-            self._need(verb).begin_words(run.ranks)
+            if self._processes is not None:
+                self._processes.begin_words(run.ranks)
             return run
 
     def _check_beside(self, run: CellRun, other: CellRun, *, detach: bool) -> None:
