@@ -133,7 +133,10 @@ def _require(*modules: str) -> None:
 
 
 def copy_notebooks(folder: Path) -> list[Path]:
-    """Copy the tutorials into `folder`, keep what is there, and say so; the copies, in order."""
+    """Copy the notebooks into `folder`, keep what is there, and say so; the copies, in order.
+
+    What goes with them, the solutions and the instructor's guide, is copied without a word.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageMistake(f"{folder} is a file. Name a folder: ddp-notebook demo --dir my-demo")
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +149,11 @@ def copy_notebooks(folder: Path) -> list[Path]:
             shutil.copyfile(source, copy)
             print(f"{copy} written.")
         copies.append(copy)
+    for source in sorted(_notebooks_folder().rglob("*.md")):
+        copy = folder / source.relative_to(_notebooks_folder())
+        copy.parent.mkdir(exist_ok=True)
+        if not copy.exists():
+            shutil.copyfile(source, copy)
     return copies
 
 

@@ -41,6 +41,8 @@ def test_the_tutorials_are_copied_into_a_new_folder(tmp_path: Path) -> None:
     copies = script.copy_notebooks(tmp_path / "new" / "demo")
     assert copies[0] == tmp_path / "new" / "demo" / TUTORIAL
     assert all(copy.exists() for copy in copies)
+    assert (copies[0].parent / "INSTRUCTOR.md").exists()
+    assert (copies[0].parent / "solutions" / copies[0].with_suffix(".md").name).exists()
 
 
 def test_a_notebook_that_is_there_is_kept_and_it_says_so(

@@ -33,7 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_the_wheel_holds_the_tutorials(wheel: zipfile.ZipFile) -> None:
-    tutorials = {f"ddp_notebook/_notebooks/{p.name}" for p in (ROOT / "notebooks").glob("*.ipynb")}
+    folder = ROOT / "notebooks"
+    files = (*folder.glob("*.ipynb"), *folder.rglob("*.md"))
+    tutorials = {f"ddp_notebook/_notebooks/{p.relative_to(folder)}" for p in files}
     assert tutorials
     assert tutorials <= set(wheel.namelist())
 
