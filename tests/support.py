@@ -33,6 +33,16 @@ GONE_WITHIN_S = 10.0
 FOLDER_PREFIX = "ddp_notebook-"
 _SHARED_MEMORY = Path("/dev/shm")
 
+# Cells for ranks: one that goes on until a file is there, and one that hangs.
+GATE = (
+    "import os, time\n"
+    "print('begun')\n"
+    "while not os.path.exists({gate!r}):\n"
+    "    time.sleep(0.01)\n"
+    "print('after the gate')"
+)
+HANG = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
+
 T = TypeVar("T")
 
 

@@ -5,13 +5,15 @@ They raise NotYet with what is asked for, so that a check itself sees only value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ddp_notebook.model import Diagnosis, Ranks, parse_ranks
 from ddp_notebook.workshop.check import NotYet
 
 Value = TypeVar("Value")
+
+AS_IT_IS = "leave the cell that checks as it is: it passes all that is needed."
 
 
 def shown(answer: Any) -> str:
@@ -75,6 +77,20 @@ def ranks(world_size: int = 4) -> Callable[[Any], Ranks]:
         return tuple(sorted({whole_number(one) for one in each}))
 
     return read
+
+
+def parts(answer: Any, count: int = 2) -> tuple[Any, ...]:
+    """What the notebook's own cell passes beside the learner's answer, or with it."""
+    if not (isinstance(answer, tuple) and len(answer) == count):
+        raise NotYet(AS_IT_IS)
+    return answer
+
+
+def image_numbers(answer: Any) -> Sequence[int]:
+    """The numbers of the images that a rank used."""
+    if not isinstance(answer, (list, tuple)):
+        raise NotYet("the numbers of the images are asked for, as a list.")
+    return [whole_number(each) for each in answer]
 
 
 def by_rank(

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.model import Board, Ranks, name_ranks
-from ddp_notebook.workshop.answers import by_rank, one_of, ranks, shown, text, whole_number
+from ddp_notebook.workshop.answers import (
+    AS_IT_IS,
+    by_rank,
+    one_of,
+    parts,
+    ranks,
+    shown,
+    text,
+    whole_number,
+)
 from ddp_notebook.workshop.check import NotYet, exercise
 
 
@@ -44,9 +53,10 @@ def those_that_only_wait(answer: Ranks) -> str:
 
 
 def _neighbours(answer: Any) -> tuple[Mapping[int, str], Board]:
-    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Board)):
-        raise NotYet("leave the cell that checks as it is: it passes the values and the board.")
-    return by_rank(text)(answer[0]), answer[1]
+    neighbour, board = parts(answer)
+    if not isinstance(board, Board):
+        raise NotYet(AS_IT_IS)
+    return by_rank(text)(neighbour), board
 
 
 @exercise("2.3", _neighbours)

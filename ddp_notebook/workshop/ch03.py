@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.model import Category, Diagnosis, Ranks, name_ranks
-from ddp_notebook.workshop.answers import diagnosis, one_of, ranks, shown, whole_number
+from ddp_notebook.workshop.answers import diagnosis, one_of, parts, ranks, shown, whole_number
 from ddp_notebook.workshop.check import NotYet, exercise
 
 _KINDS = ("missing-rank", "duplicate-rank", "env-mismatch", "rank-died", "straggler")
@@ -44,11 +44,8 @@ def whose_key_is_named(rank: int) -> str:
 
 
 def _predicted(answer: Any) -> tuple[Ranks, Diagnosis]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet(
-            "leave the cell that checks as it is: it passes your prediction and the diagnosis."
-        )
-    return ranks()(answer[0]), diagnosis(answer[1])
+    prediction, found = parts(answer)
+    return ranks()(prediction), diagnosis(found)
 
 
 @exercise("3.2", _predicted)
@@ -82,11 +79,7 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
 
 
 def _suspect(answer: Any) -> tuple[int, str, Diagnosis]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet(
-            "leave the cell that checks as it is: it passes your answer and the diagnosis."
-        )
-    own, hidden = answer
+    own, hidden = parts(answer)
     if not (isinstance(own, (tuple, list)) and len(own) == 2):
         raise NotYet(
             f"a rank and a kind are asked for, such as (3, 'straggler'): not {shown(own)}."

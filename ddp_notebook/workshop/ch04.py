@@ -6,12 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.workshop.answers import by_rank, number, shown, text, whole_number
+from ddp_notebook.workshop.answers import (
+    AS_IT_IS,
+    by_rank,
+    number,
+    parts,
+    shown,
+    text,
+    whole_number,
+)
 from ddp_notebook.workshop.check import NotYet, exercise
 
 _EQUAL = 1e-3
 """Gradients that differ by less than this part of their size are equal but for rounding."""
-_AS_IT_IS = "leave the cell that checks as it is: it passes what the ranks have measured."
 
 Distances = Mapping[str, float]
 """How far a gradient is from others, by their names, in parts of their size."""
@@ -30,7 +37,7 @@ def _distances(answer: Any) -> Distances:
         )
     names = ("ddp", "own", "total") if "total" in answer else ("ddp", "own", "fourfold")
     if any(name not in answer for name in names):
-        raise NotYet(_AS_IT_IS)
+        raise NotYet(AS_IT_IS)
     return {name: number(answer[name]) for name in names}
 
 
@@ -82,15 +89,13 @@ def _names(answer: Any) -> tuple[str, ...]:
 
 
 def _first_bucket(answer: Any) -> tuple[tuple[str, ...], Sent]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet(_AS_IT_IS)
-    guess, sent = answer
+    guess, sent = parts(answer)
     if not isinstance(sent, (list, tuple)) or not sent:
-        raise NotYet(f"no bucket was seen: {_AS_IT_IS}")
+        raise NotYet(f"no bucket was seen: {AS_IT_IS}")
     buckets = []
     for bucket in sent:
         if not isinstance(bucket, (list, tuple)) or not bucket:
-            raise NotYet(_AS_IT_IS)
+            raise NotYet(AS_IT_IS)
         buckets.append(_names(bucket[0]))
     return _names(guess), buckets
 
@@ -132,14 +137,12 @@ def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
 
 
 def _counts(answer: Any) -> tuple[int, int, int, int]:
-    if not (isinstance(answer, tuple) and len(answer) == 3):
-        raise NotYet(_AS_IT_IS)
-    counts = answer[2]
+    first, later, counts = parts(answer, 3)
     if not isinstance(counts, (list, tuple)) or len(counts) < 2:
-        raise NotYet(_AS_IT_IS)
+        raise NotYet(AS_IT_IS)
     return (
-        whole_number(answer[0]),
-        whole_number(answer[1]),
+        whole_number(first),
+        whole_number(later),
         whole_number(counts[0]),
         whole_number(counts[-1]),
     )
@@ -188,9 +191,8 @@ _MICRO_BATCHES = 4
 
 
 def _accumulation(answer: Any) -> tuple[Mapping[int, Distances], Mapping[int, int]]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet(_AS_IT_IS)
-    return by_rank(_distances)(answer[0]), by_rank(whole_number)(answer[1])
+    gradients, counts = parts(answer)
+    return by_rank(_distances)(gradients), by_rank(whole_number)(counts)
 
 
 @exercise("4.4", _accumulation)
@@ -258,14 +260,13 @@ def trains_although_parameters_are_unused(became: Mapping[int, str]) -> str:
 
 
 def _norms(answer: Any) -> tuple[float, Mapping[int, tuple[float, float]]]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet(_AS_IT_IS)
-    return number(answer[0]), by_rank(_pair)(answer[1])
+    share, norms = parts(answer)
+    return number(share), by_rank(_pair)(norms)
 
 
 def _pair(value: Any) -> tuple[float, float]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise NotYet(_AS_IT_IS)
+        raise NotYet(AS_IT_IS)
     return number(value[0]), number(value[1])
 
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.model import Ranks, name_ranks
-from ddp_notebook.workshop.answers import by_rank, number, one_of, ranks, whole_number
+from ddp_notebook.workshop.answers import (
+    by_rank,
+    image_numbers,
+    number,
+    one_of,
+    parts,
+    ranks,
+    whole_number,
+)
 from ddp_notebook.workshop.check import NotYet, exercise
 
 JOBS = {"A": "slow", "B": "stuck", "C": "stuck"}
@@ -112,16 +120,9 @@ def where_their_ways_part(answer: tuple[int, int]) -> str:
     )
 
 
-def _numbers(answer: Any) -> Sequence[int]:
-    if not isinstance(answer, (list, tuple)):
-        raise NotYet("the numbers of the images are asked for, as a list.")
-    return [whole_number(each) for each in answer]
-
-
 def _shares(answer: Any) -> tuple[Mapping[int, int], Mapping[int, Sequence[int]]]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet("leave the cell that checks as it is: it passes the steps and the images.")
-    return by_rank(whole_number)(answer[0]), by_rank(_numbers)(answer[1])
+    steps, used = parts(answer)
+    return by_rank(whole_number)(steps), by_rank(image_numbers)(used)
 
 
 @exercise("5.5", _shares)

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.model import name_ranks
-from ddp_notebook.workshop.answers import by_rank, number, one_of, shown, text, whole_number
+from ddp_notebook.workshop.answers import (
+    by_rank,
+    image_numbers,
+    number,
+    one_of,
+    parts,
+    shown,
+    text,
+    whole_number,
+)
 from ddp_notebook.workshop.check import NotYet, exercise
 
 RANKS, MICRO_BATCHES, BATCH = 4, 2, 36
@@ -62,9 +71,8 @@ def _alike(answer: Any) -> Mapping[str, bool]:
 
 
 def _alike_and_odd(answer: Any) -> tuple[Mapping[int, Mapping[str, bool]], Mapping[int, int]]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet("leave the cell that checks as it is: it passes alike and odd.")
-    return by_rank(_alike)(answer[0]), by_rank(whole_number)(answer[1])
+    alike, odd = parts(answer)
+    return by_rank(_alike)(alike), by_rank(whole_number)(odd)
 
 
 @exercise("6.2", _alike_and_odd)
@@ -93,16 +101,9 @@ def who_has_another_model(
     return "right, and every rank knows it: after an all_gather all decide from the same list."
 
 
-def _numbers(answer: Any) -> Sequence[int]:
-    if not isinstance(answer, (list, tuple)):
-        raise NotYet("the numbers of the images are asked for, as a list.")
-    return [whole_number(each) for each in answer]
-
-
 def _marks_and_images(answer: Any) -> tuple[Mapping[int, str], Mapping[int, Sequence[int]]]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet("leave the cell that checks as it is: it passes mark and seen.")
-    return by_rank(text)(answer[0]), by_rank(_numbers)(answer[1])
+    mark, seen = parts(answer)
+    return by_rank(text)(mark), by_rank(image_numbers)(seen)
 
 
 @exercise("6.3", _marks_and_images)

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from ddp_notebook.model.bench import BenchPoint, Curve
-from ddp_notebook.workshop.answers import number, shown
+from ddp_notebook.workshop.answers import AS_IT_IS, number, parts, shown
 from ddp_notebook.workshop.check import NotYet, exercise
 
 _FACTOR = 2.0
@@ -24,7 +24,7 @@ def near(value: float, wanted: float, share: float = 0.02) -> bool:
 
 def _numbers(answer: Any, count: int) -> list[float]:
     if not isinstance(answer, (tuple, list)) or len(answer) != count:
-        raise NotYet("leave the line that checks as it is: it passes all that is needed.")
+        raise NotYet(AS_IT_IS)
     values = [number(each) for each in answer]
     for value in values:
         if not math.isfinite(value):
@@ -37,9 +37,9 @@ def _pair(answer: Any) -> list[float]:
 
 
 def _alpha_and_bandwidth(answer: Any) -> tuple[float, float, Curve]:
-    if not (isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[2], Curve)):
-        raise NotYet("leave the line that checks as it is: it passes the curve as well.")
-    curve = answer[2]
+    *_, curve = parts(answer, 3)
+    if not isinstance(curve, Curve):
+        raise NotYet(AS_IT_IS)
     sizes = [point.size_bytes for point in curve.points]
     if not {_FROM_BYTES, _TO_BYTES} <= set(sizes) or not _small(curve):
         raise NotYet("the curve has other sizes: measure as above, --max 16M --step 4.")

@@ -7,7 +7,16 @@ from typing import Any
 
 from ddp_notebook.model import SavedRun
 from ddp_notebook.model.collectives import Part
-from ddp_notebook.workshop.answers import by_rank, number, one_of, shown, text, whole_number
+from ddp_notebook.workshop.answers import (
+    AS_IT_IS,
+    by_rank,
+    number,
+    one_of,
+    parts,
+    shown,
+    text,
+    whole_number,
+)
 from ddp_notebook.workshop.check import NotYet, exercise
 
 _RANKS = 4
@@ -20,15 +29,8 @@ _KINDS = ("conditional-collective", "divergent-control-flow", "shape-mismatch", 
 _REASONS = ("too few images", "too few epochs", "another model", "it crashed")
 
 
-def _parts(answer: Any, count: int) -> tuple[Any, ...]:
-    """The `count` values that the cell that checks passes."""
-    if not (isinstance(answer, tuple) and len(answer) == count):
-        raise NotYet("leave the line that checks as it is: it passes all that is needed.")
-    return answer
-
-
 def _batch(answer: Any) -> tuple[int, float]:
-    batch, difference = _parts(answer, 2)
+    batch, difference = parts(answer)
     return whole_number(batch), number(difference)
 
 
@@ -55,7 +57,7 @@ def batch_of_four_ranks(answer: tuple[int, float]) -> str:
 
 
 def _line_and_kind(answer: Any) -> tuple[str, str]:
-    line, kind = _parts(answer, 2)
+    line, kind = parts(answer)
     return text(line), one_of(*_KINDS)(kind)
 
 
@@ -130,9 +132,9 @@ def all_stop_together(epochs: list[int]) -> str:
 
 
 def _steps(answer: Any) -> tuple[Mapping[int, int], SavedRun]:
-    steps, saved = _parts(answer, 2)
+    steps, saved = parts(answer)
     if not isinstance(saved, SavedRun):
-        raise NotYet("leave the line that checks as it is: it passes replay.saved.")
+        raise NotYet(AS_IT_IS)
     return by_rank(whole_number, _RANKS)(steps), saved
 
 
@@ -160,8 +162,8 @@ def steps_that_were_begun(answer: tuple[Mapping[int, int], SavedRun]) -> str:
 
 
 def _blame(answer: Any) -> tuple[int, str, int, str]:
-    rank, reason, truth = _parts(answer, 3)
-    culprit, drawn = _parts(truth, 2)
+    rank, reason, truth = parts(answer, 3)
+    culprit, drawn = parts(truth)
     said = one_of(*_REASONS)
     return whole_number(rank), said(reason), whole_number(culprit), said(drawn)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually
+from support import GATE, HANG, eventually
 
 from ddp_notebook.errors import (
     CellFailed,
@@ -28,14 +28,6 @@ pytestmark = pytest.mark.timeout(180)
 
 ALL_REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2"
 LONG = "import time\nprint('begun')\ntime.sleep(600)"
-HANG = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
-GATE = (
-    "import os, time\n"
-    "print('begun')\n"
-    "while not os.path.exists({gate!r}):\n"
-    "    time.sleep(0.01)\n"
-    "print('after the gate')"
-)
 SCRIPT = (
     "import os, time, torch, torch.distributed as dist\n"
     "dist.init_process_group('gloo')\n"

@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Kernel, eventually, ipython_shell, seen_in, session_of, spared
+from support import GATE, HANG, Kernel, eventually, ipython_shell, seen_in, session_of, spared
 
 from ddp_notebook.session.cellrun import CellResult
 
 pytestmark = pytest.mark.timeout(180)
-
-GATE = (
-    "import os, time\n"
-    "print('begun')\n"
-    "while not os.path.exists({gate!r}):\n"
-    "    time.sleep(0.01)\n"
-    "print('after the gate')"
-)
-HANG = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
         ("1.3", (7, LOSSES), "there is no rank 7"),
         ("1.3", (0, {0: 1}), "rank 1 is not among them"),
         ("1.3", (0, everywhere([])), "a list of losses"),
-        ("1.3", 0, "leave the line"),
+        ("1.3", 0, "leave the cell"),
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, said: str) -> None:

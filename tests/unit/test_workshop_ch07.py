@@ -70,7 +70,7 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
         ("7.1", (300, -2, BARE), "the bandwidth is off: -2 GB/s. It is less"),
         ("7.1", (300, float("inf"), CURVE), "no number to reckon with"),
         ("7.1", (300, 2.0, SHORT), "the curve has other sizes"),
-        ("7.1", (300, 2.0), "it passes the curve as well"),
+        ("7.1", (300, 2.0), "it passes all that is needed"),
         ("7.2", (12.8, ALPHA_US, GB_PER_S), "a float32 has four bytes"),
         ("7.2", (400.3, ALPHA_US, GB_PER_S), "bytes, not bits"),
         ("7.2", (0.0503, ALPHA_US, GB_PER_S), "these seem to be seconds"),

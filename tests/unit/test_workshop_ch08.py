@@ -55,7 +55,7 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
         ("8.1", (32, 0.3), "with --batch 32 a step of four ranks sees 128 images"),
         ("8.1", (16, 0.3), "Run all three cells"),
         ("8.1", (16, float("nan")), "Run all three cells"),
-        ("8.1", 16, "leave the line that checks as it is"),
+        ("8.1", 16, "leave the cell that checks as it is"),
         ("8.2", ("loss.backward()", "divergent-control-flow"), "They part earlier"),
         (
             "8.2",
@@ -77,7 +77,7 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
         ("8.4", ({0: 2, 1: 2, 2: 2, 3: 2}, RUN), "rank 0 had ended 2 steps. One more was begun"),
         ("8.4", ({0: 3, 1: 3, 2: 17, 3: 3}, RUN), "not 17 on rank 2"),
         ("8.4", ({0: 3}, RUN), "rank 1 is not among them"),
-        ("8.4", (BEGUN, "run.json"), "it passes replay.saved"),
+        ("8.4", (BEGUN, "run.json"), "it passes all that is needed"),
         ("8.5", (0, "too few images", LOT), "rank 0 is as most of the others"),
         ("8.5", (2, "it crashed", LOT), "its process lives"),
         ("8.5", (2, "another model", LOT), "the models are alike"),
