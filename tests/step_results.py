@@ -90,10 +90,11 @@ def _stamped(batch: int, late_ns: int, draw: random.Random) -> dict[str, Any]:
         ready = [each + late_ns * (number + 1) for number, each in enumerate(ready)]
         times.append(_parts(batch, EXPOSED, draw))
         began.append(start)
-        buckets.append([[at, at + 10_000, at + 3 * MS] for at in ready])
+        buckets.append([[at, at + 10_000, at + 3 * MS, 0] for at in ready])
     return {
         "hooked": times,
         "backward_began": began,
+        "forward_waited": [0] * STEPS,
         "buckets": buckets,
         "sizes": SIZES,
         "logged": [[6 * MS, 3 * MS]] * (STEPS - 1),

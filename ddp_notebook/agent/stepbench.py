@@ -89,11 +89,8 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
         if needs > free:
             text = f"to train a copy of it takes {format_bytes(needs)}"
             return {"failed": "memory", "text": f"{text}, and {format_bytes(free)} are free"}
-    try:
-        subject = models.prepare(plan_.model, names, device)
-        feed = data.feed(subject, plan_.loss, plan_.data, names)
-    except models.Unusable as error:
-        return {"failed": "error", "text": str(error)}
+    subject = models.prepare(plan_.model, names, device)
+    feed = data.feed(subject, plan_.loss, plan_.data, names)
     before = _collectives()
     needs = memories.memory(subject, feed, ranks, min(plan_.batches))
     fits = [each for each in plan_.batches if needs.needs(each) <= needs.available_bytes]
@@ -169,10 +166,10 @@ def _answer(work: Callable[[Callable[[], bool]], dict[str, Any]]) -> dict[str, A
             with training.paused(), _random_kept(), torch.enable_grad():
                 return work(stopped)
         except Exception as error:  # noqa: BLE001  # the user's model may raise anything
-            kind = "memory" if is_out_of_memory(error) else "error"
-            raised_by_model = isinstance(error, _bench("hooks").Failed)
-            text: str = str(error) if raised_by_model else _bench("models").told(error)
-            return {"failed": kind, "text": text}
+            kind = "memory" if is_out_of_memory(error.__cause__ or error) else "error"
+            models = _bench("models")
+            known = isinstance(error, models.Unusable)
+            return {"failed": kind, "text": str(error) if known else models.told(error)}
 
 
 @contextlib.contextmanager

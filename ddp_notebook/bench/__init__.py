@@ -9,6 +9,7 @@ trust.py       how far to believe it
 words.py       what it means
 baseline.py    against a run that was kept
 summary.py     all of these from what the ranks said
+steps_*.py     the same of training steps: plan, stats (with arrivals), predict
 
 On the ranks:
 loop.py        visits sizes, times and checks them
@@ -18,4 +19,5 @@ gloothread.py  gloo's loop threads
 conditions.py  what else the host was doing
 floors.py      what the machine itself can do
 links.py       what links it has
+steps_*.py     of training steps: models, data, memory, loop (with hooks)
 """

@@ -79,6 +79,10 @@ def _compare(curve: Curve, baseline: Curve, noisy: bool) -> CurveChange:
         if len(ours) >= needed and len(ours) >= _ONE_WAY * len(changed[other]):
             verdict, counted = Change.UNDECIDED if noisy else change, ours
     ratio = statistics.median(p.ratio for p in counted) if counted else 1.0
+    if noisy:  # a size can be believed no more than all of them
+        points = tuple(
+            p if p.change is Change.SAME else replace(p, change=Change.UNDECIDED) for p in points
+        )
     return CurveChange(curve, baseline, verdict, ratio, points)
 
 

@@ -44,7 +44,7 @@ def nvlink_gb_per_s(status: str) -> float:
 
 def pcie_gb_per_s(device: Path) -> float:
     """What a device's PCIe link carries, from its files in /sys; 0 where they do not tell."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, IndexError):
         speed = (device / "current_link_speed").read_text().split()[0]
         width = int((device / "current_link_width").read_text())
         return float(speed) * width / 8 * _ENCODED.get(speed, _NEW_ENCODED)

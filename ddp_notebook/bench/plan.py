@@ -138,7 +138,8 @@ class Plan:
     budget_s: float = 15.0
     """When to stop, in seconds. Every size is measured once even so."""
     precision: float = 0.05
-    """A size is measured until its 95 % interval is within this share of its median."""
+    """A size is measured until its 95 % interval, as `stats.median_interval` means it, is within
+    this share of its median."""
     rounds: int = 3
     """How often every size is measured at least, each time in another order: a disturbance of
     a moment then does not fall on one size alone."""

@@ -17,6 +17,13 @@ _LATE_SHARE = 0.02
 """A rank that is late by less than this part of a step is not worth a word."""
 _MANY_STEPS = 8
 """With fewer no rank is named: what comes last three times may do so by chance."""
+_ROUND_NOISE = 0.1
+"""Ranks that do the same differ by this share of its time from round to round (measured: the
+standard deviation of a round's median): caches, clock rates, cores that share their units."""
+_NORMAL_999 = 3.2905
+"""99.9 %, and not 95 %: whoever is named is blamed, and every rank at every point might be."""
+_SPREAD = 1.4826
+"""Of a normal distribution: its standard deviation over its median absolute deviation."""
 
 
 def beside(block: Sequence[Block], name: str) -> Iterator[tuple[Any, ...]]:
@@ -32,7 +39,10 @@ class Hooked:
     forward_ns: list[list[int]]
     began_ns: list[list[int]]
     buckets: list[list[list[list[int]]]]
-    """By step, rank and bucket: ready, issued, done."""
+    """By step, rank and bucket: ready, issued, done, and how long by the second of them the rank
+    had waited for a core since its step began."""
+    forward_waited_ns: list[list[int]]
+    """For a core, in the forward alone."""
     sizes: list[int]
     logged: list[tuple[int, int]]
     rounds: list[int]
@@ -41,13 +51,14 @@ class Hooked:
 
     @classmethod
     def of(cls, blocks: Sequence[list[Block]]) -> Hooked:
-        steps, forward, began, buckets, logged = [], [], [], [], []
+        steps, forward, began, buckets, waited, logged = [], [], [], [], [], []
         rounds: list[int] = []
         for block in blocks:
             steps += [max(map(sum, each)) for each in beside(block, "hooked")]
             forward += [[parts[0] for parts in each] for each in beside(block, "hooked")]
             began += [list(each) for each in beside(block, "backward_began")]
             buckets += [list(each) for each in beside(block, "buckets")]
+            waited += [list(each) for each in beside(block, "forward_waited")]
             rounds += [int(block[0]["round"])] * (len(steps) - len(rounds))
             logged += [(int(all_), int(beside)) for b in block for all_, beside in b["logged"]]
         first = blocks[0][0]
@@ -56,6 +67,7 @@ class Hooked:
             forward,
             began,
             buckets,
+            waited,
             list(first["sizes"]),
             logged,
             rounds,
@@ -70,7 +82,9 @@ class Hooked:
         if not self._whole:
             return found
         found["arrivals"] = tuple(self._arrivals())
-        found["straggler"] = self._straggler(step_ns)
+        own = [self._own(step) for step in self._indexes]
+        found["own_us"] = tuple(statistics.median(each) / 1e3 for each in zip(*own, strict=True))
+        found["straggler"] = straggler(own, self._own_forward(), self.rounds, step_ns)
         last = len(self.sizes) - 1
         found["skew_us"] = tuple(
             (max(at) - min(at)) / 1e3 for at in (self._issued(s, last) for s in self._indexes)
@@ -123,23 +137,24 @@ class Hooked:
                 / 1e3
             )
 
-    def _straggler(self, step_ns: float) -> Straggler | None:
-        last = len(self.sizes) - 1
-        # Since its own step began: all_reduce does not end at once on all ranks, and who began late
-        # for that is not to blame.
-        at_last = [
-            [
-                at - began + forward
-                for at, began, forward in zip(
-                    self._issued(step, last),
-                    self.began_ns[step],
-                    self.forward_ns[step],
-                    strict=True,
-                )
-            ]
-            for step in self._indexes
+    def _own(self, step: int) -> list[int]:
+        """By rank, what it did itself from the beginning of its step to its last all_reduce.
+
+        Its own beginning: all_reduce does not end at once on all ranks, and who began late for
+        that is not to blame. Nor is who had to wait for a core.
+        """
+        return [
+            forward + buckets[-1][1] - began - buckets[-1][3]
+            for forward, began, buckets in zip(
+                self.forward_ns[step], self.began_ns[step], self.buckets[step], strict=True
+            )
         ]
-        return straggler(at_last, self.forward_ns, self.rounds, step_ns)
+
+    def _own_forward(self) -> list[list[int]]:
+        return [
+            [time - waited for time, waited in zip(*ranks, strict=True)]
+            for ranks in zip(self.forward_ns, self.forward_waited_ns, strict=True)
+        ]
 
 
 def split_spans(buckets: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -170,37 +185,54 @@ def _union(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def straggler(
-    arrived_ns: Sequence[Sequence[int]],
-    began_ns: Sequence[Sequence[int]],
+    own_ns: Sequence[Sequence[int]],
+    forward_ns: Sequence[Sequence[int]],
     rounds: Sequence[int],
     step_ns: float,
 ) -> Straggler | None:
     """The rank for which the others wait; None when there is none, or too little is known.
 
-    By step, how long each rank took to come to the last all_reduce and to begin its backward, and
-    in which round that was. All_reduce makes whole steps equally long on all ranks, so only this
-    tells. A rank is named when the 95 % interval of its median time beyond the
-    others' is above 0, the median is more than a fiftieth of the step, and it is so in
-    every round: what another process takes from one rank for a second is not the rank's doing.
+    By step, what each rank took for what it did itself until its last all_reduce, and for the
+    forward of that, and in which round. All_reduce makes whole steps equally long on all ranks,
+    so only this tells. It must be without the waiting for a core: where ranks are more than cores
+    that is as much as the computation, and falls now on one rank and now on another. A rank is
+    named when the 99.9 % interval of what it takes beyond the others is above a fiftieth of
+    the step, and it takes longer in every round: what disturbs a rank for a second is not its
+    doing.
     """
-    if len(arrived_ns) < _MANY_STEPS or len(arrived_ns[0]) < 2:
+    if len(own_ns) < _MANY_STEPS or len(own_ns[0]) < 2:
         return None
     found = []
-    for rank in range(len(arrived_ns[0])):
-        margins = [_beyond_others(at, rank) for at in arrived_ns]
-        low, late = low_of_median(margins), statistics.median(margins)
-        if low > 0 and late > _LATE_SHARE * step_ns and _in_every_round(margins, rounds):
-            by_then = statistics.median(_beyond_others(at, rank) for at in began_ns)
+    for rank in range(len(own_ns[0])):
+        margins = [_beyond_others(times, rank) for times in own_ns]
+        late = statistics.median(margins)
+        low = late - _half_interval(margins, own_ns, rounds)
+        if low > _LATE_SHARE * step_ns and _in_every_round(margins, rounds):
+            in_forward = statistics.median(_beyond_others(times, rank) for times in forward_ns)
             found.append(
                 Straggler(
                     rank=rank,
                     late_us=late / 1e3,
                     low_us=low / 1e3,
-                    where="forward" if by_then > late / 2 else "backward",
+                    where="forward" if in_forward > late / 2 else "backward",
                     share=sum(margin > 0 for margin in margins) / len(margins),
                 )
             )
     return max(found, key=lambda each: each.late_us, default=None)
+
+
+def _half_interval(
+    margins: Sequence[float], own_ns: Sequence[Sequence[int]], rounds: Sequence[int]
+) -> float:
+    """Half of the 99.9 % interval of a median margin.
+
+    The steps of a round are alike in what disturbs them, so a round counts as one step would.
+    """
+    middle = statistics.median(margins)
+    spread = _SPREAD * statistics.median(abs(margin - middle) for margin in margins)
+    typical = statistics.median(statistics.median(times) for times in own_ns)
+    noise = max(spread, _ROUND_NOISE * typical)
+    return _NORMAL_999 * noise / math.sqrt(len(set(rounds)))
 
 
 def _in_every_round(margins: Sequence[float], rounds: Sequence[int]) -> bool:
@@ -210,18 +242,6 @@ def _in_every_round(margins: Sequence[float], rounds: Sequence[int]) -> bool:
     return all(statistics.median(each) > 0 for each in by_round.values())
 
 
-def _beyond_others(at_ns: Sequence[int], rank: int) -> float:
+def _beyond_others(times_ns: Sequence[int], rank: int) -> float:
     """How much longer a rank took than the others, of whom one may be held up for a moment."""
-    return at_ns[rank] - statistics.median(at for r, at in enumerate(at_ns) if r != rank)
-
-
-def low_of_median(values: Sequence[float]) -> float:
-    """The lower end of the 95 % interval of the median, from the order of the values alone."""
-    ordered, count = sorted(values), len(values)
-    below, place = 0.0, 0
-    while place < count:
-        below += math.comb(count, place) / 2**count
-        if below > 0.025:
-            break
-        place += 1
-    return ordered[max(0, place - 1)]
+    return times_ns[rank] - statistics.median(t for r, t in enumerate(times_ns) if r != rank)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddp_notebook.bench.steps_models import SHAPES, Subject, Unusable, told
+from ddp_notebook.bench.steps_models import SHAPES, Subject, Unusable, users_code
 
 _TRY = 2
 """Samples of a batch that is only tried."""
@@ -186,9 +186,9 @@ def _guessed(subject: Subject) -> tuple[Callable[[int], tuple[Inputs, Any]], str
 
 def _goes_through(module: nn.Module, inputs: Inputs) -> bool:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), users_code():
             module(inputs)
-    except Exception:  # noqa: BLE001  # the user's code may raise anything
+    except Unusable:
         return False
     return True
 
@@ -248,12 +248,14 @@ def _with_loss(
 
         made = Feed(batch, with_target, f"{text} (targets: {what})")
         try:
-            value = made.run(subject.module, batch(_TRY))
-            if isinstance(value, torch.Tensor) and value.dim() == 0:
-                return made
-            tried.append("it gave no scalar")
-        except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-            tried.append(told(error))
+            with users_code():
+                value = made.run(subject.module, batch(_TRY))
+        except Unusable as error:
+            tried.append(str(error))
+            continue
+        if isinstance(value, torch.Tensor) and value.dim() == 0:
+            return made
+        tried.append("it gave no scalar")
     raise Unusable(
         f"the loss takes no target that can be made up ({tried[-1]}): give samples with "
         "--data batch, where batch = (inputs, targets) on the ranks"

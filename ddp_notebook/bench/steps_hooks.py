@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.bench.steps_models import told
+from ddp_notebook.bench.conditions import RunQueue
 
 _now_ns: Callable[[], int] = time.perf_counter_ns
 
@@ -26,13 +26,14 @@ _now_ns: Callable[[], int] = time.perf_counter_ns
 class Stamps:
     """The buckets of one step, in the order they are ready: a list of nanoseconds each.
 
-    An entry is ``[ready, issued, done, bytes]``: when the gradients are ready, when the
-    all_reduce was handed to the backend, and when its result was there. Clocks of ranks on one
-    host are the same clock.
+    An entry is ``[ready, issued, done, waited, bytes]``: when the gradients are ready, when the
+    all_reduce was handed to the backend, and when its result was there; and what the run queue
+    said at the second of them. Clocks of ranks on one host are the same clock.
     """
 
-    def __init__(self, wrapped: DistributedDataParallel) -> None:
+    def __init__(self, wrapped: DistributedDataParallel, queue: RunQueue) -> None:
         self.buckets: list[list[int]] = []
+        self._queue = queue
         wrapped.register_comm_hook(None, self._hook)
 
     def take(self) -> list[list[int]]:
@@ -42,29 +43,34 @@ class Stamps:
 
     # Without annotations: torch compares them with its own classes, and ours are texts.
     def _hook(self, state, bucket):  # type: ignore[no-untyped-def]
-        entry = [_now_ns(), 0, 0, 0]
+        entry = [_now_ns(), 0, 0, 0, 0]
         self.buckets.append(entry)
         future = allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
-        entry[1] = _now_ns()
+        entry[1], entry[3] = _now_ns(), self._queue.waited_ns()
 
         def done(reduced: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             entry[2] = _now_ns()
             value: Any = reduced.value()
             return value  # type: ignore[no-any-return]
 
-        entry[3] = bucket.buffer().nbytes
+        entry[4] = bucket.buffer().nbytes
         return future.then(done)
 
 
 class Clock:
     """Stamps between the parts of a step: of the CPU, or events in the GPU's own stream."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, queue: RunQueue) -> None:
+        self.waited_ns: list[list[int]] = []
+        """Of the steps that were last taken, and of each part: how long it waited for a core."""
         self._device = device
+        self._queue = queue
         self._stamps: list[Any] = []
+        self._waited: list[int] = []
 
     def stamp(self) -> None:
         """Now."""
+        self._waited.append(self._queue.waited_ns())
         if self._device.type != "cuda":
             self._stamps.append(_now_ns())
             return
@@ -75,10 +81,16 @@ class Clock:
     def take_ns(self, each: int) -> list[list[int]]:
         """The times between the stamps of each step, which has `each` of them."""
         stamps, self._stamps = self._stamps, []
+        waited, self._waited = self._waited, []
         if stamps and self._device.type == "cuda":
             stamps[-1].synchronize()
-        steps = [stamps[i : i + each] for i in range(0, len(stamps), each)]
-        return [[_between_ns(a, b) for a, b in pairwise(step)] for step in steps]
+        self.waited_ns = _parts_ns(waited, each)
+        return _parts_ns(stamps, each)
+
+
+def _parts_ns(stamps: Sequence[Any], each: int) -> list[list[int]]:
+    steps = [stamps[i : i + each] for i in range(0, len(stamps), each)]
+    return [[_between_ns(a, b) for a, b in pairwise(step)] for step in steps]
 
 
 def _between_ns(start: Any, end: Any) -> int:
@@ -101,16 +113,3 @@ def reduce_as_ddp_does(
     for piece, work in works:
         work.wait()
         gradients[piece].copy_(bucket[piece])
-
-
-class Failed(Exception):
-    """What the user's model raised, and with which batch. `stage` says where."""
-
-    def __init__(self, error: BaseException, batch: int) -> None:
-        super().__init__(f"{told(error)} (batch {batch})")
-        self.error = error
-
-
-def sizes_of(steps: Sequence[Sequence[Sequence[int]]]) -> list[int]:
-    """Bytes of each bucket, in the order they are ready."""
-    return [bucket[3] for bucket in steps[-1]] if steps else []

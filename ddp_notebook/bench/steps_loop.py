@@ -32,9 +32,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.bench.conditions import RunQueue
 from ddp_notebook.bench.steps_data import Feed
-from ddp_notebook.bench.steps_hooks import Clock, Failed, Stamps, reduce_as_ddp_does, sizes_of
-from ddp_notebook.bench.steps_models import Subject
+from ddp_notebook.bench.steps_hooks import Clock, Stamps, reduce_as_ddp_does
+from ddp_notebook.bench.steps_models import Subject, Unusable, users_code
 from ddp_notebook.bench.steps_plan import Block, StepPlan, reduce_sizes, reduces_at_once
 
 _WARM_UP = 3
@@ -44,6 +45,8 @@ _LEAST_STAMPED = 8
 _PARTS = 4
 """Stamps of a step: before the forward, the backward, the optimizer, and after it."""
 _STOPPED = -1
+_AT_BATCH = "{{}} (batch {})"
+"""What the model raised, and with how many samples."""
 
 Record = dict[str, Any]
 """What one rank measured in one block, as JSON; see `steps_stats`."""
@@ -71,6 +74,7 @@ class _Run:
     deadline_ns: int
     rank: int
     ranks: int
+    queue: RunQueue
     clock: Clock
     optimizer: torch.optim.Optimizer
     wrapped: DistributedDataParallel | None = None
@@ -95,10 +99,11 @@ def measure(
 
     `report(done, total, record)` is called after each block. Once `stopped` is True on one rank
     all of them stop before the next block. Without `alone` rank 0 takes no steps by itself, which
-    a model that communicates in its own forward cannot. Raises Failed for what the model raises;
+    a model that communicates in its own forward cannot. Raises Unusable for what the model raises;
     the other ranks then wait for this one. Once the budget is spent the round is finished and
     no other begun. Returns ``{"finished": bool, "blocks": how many}``.
     """
+    queue = RunQueue()
     run = _Run(
         plan=plan,
         subject=subject,
@@ -108,7 +113,8 @@ def measure(
         deadline_ns=time.perf_counter_ns() + int(plan.budget_s * 1e9),
         rank=dist.get_rank(),
         ranks=dist.get_world_size(),
-        clock=Clock(subject.device),
+        queue=queue,
+        clock=Clock(subject.device, queue),
         optimizer=torch.optim.SGD(subject.module.parameters(), lr=0.0),
     )
     sizes = reduce_sizes(subject.gradient_bytes()) if run.ranks > 1 else ()
@@ -117,7 +123,7 @@ def measure(
         for block in plan.schedule(plan.batches, sizes, run.ranks)
         if alone or block.kind != "alone"
     ]
-    with _little_garbage():
+    with _little_garbage(), contextlib.closing(queue):
         try:
             for done, block in enumerate(schedule):
                 if done and block.round != schedule[done - 1].round and _is_spent(run):
@@ -180,22 +186,27 @@ def _hooked(run: _Run, block: Block) -> Record | None:
         return None
     count = max(count, _LEAST_STAMPED)
     _wait_for_all(run)
-    times, begins, buckets, logged = [], [], [], []
+    times, begins, waited, buckets, logged = [], [], [], [], []
+    sizes: list[int] = []
     run.stamps.take()
     for _ in range(count):
-        before_ns = time.perf_counter_ns()
+        before_ns, queued_ns = time.perf_counter_ns(), run.queue.waited_ns()
         (parts,) = _timed(run, wrapped, batch, block.batch, 1)
         times.append(parts)
         begins.append(before_ns + parts[0])
-        buckets.append(run.stamps.take())
+        waited.append(run.clock.waited_ns[0][0])
+        taken = run.stamps.take()
+        sizes = [each[4] for each in taken]
+        buckets.append([[*each[:3], each[3] - queued_ns] for each in taken])
         logged.append(run.private.logged_ns(wrapped))
     return {
         "batch": block.batch,
         "bucket": block.bucket,
         "hooked": times,
         "backward_began": begins,
-        "buckets": [[each[:3] for each in step] for step in buckets],
-        "sizes": sizes_of(buckets),
+        "forward_waited": waited,
+        "buckets": buckets,
+        "sizes": sizes,
         "logged": [each for each in logged[1:] if each is not None],
         "on_host": run.subject.device.type == "cpu",
     }
@@ -261,7 +272,7 @@ _KINDS = {"plain": _plain, "hooked": _hooked, "alone": _alone, "reduce": _reduce
 def _timed(run: _Run, model: nn.Module, batch: Any, size: int, count: int) -> list[list[int]]:
     """`count` steps back to back; of each the time of forward, backward and optimizer, in ns."""
     stamp, forward, optimizer = run.clock.stamp, run.feed.run, run.optimizer
-    try:
+    with users_code(_AT_BATCH.format(size)):
         for _ in range(count):
             stamp()
             loss = forward(model, batch)
@@ -271,8 +282,6 @@ def _timed(run: _Run, model: nn.Module, batch: Any, size: int, count: int) -> li
             optimizer.step()
             optimizer.zero_grad()
             stamp()
-    except Exception as error:
-        raise Failed(error, size) from error
     return run.clock.take_ns(_PARTS)
 
 
@@ -301,7 +310,7 @@ def _wrap(run: _Run, block: Block) -> DistributedDataParallel:
     wrapped = run.wrapped = DistributedDataParallel(run.subject.module, **options)
     run.wrapped_for = wanted
     if block.kind == "hooked":
-        run.stamps = Stamps(wrapped)
+        run.stamps = Stamps(wrapped, run.queue)
         run.private.log_each_step(wrapped)
     batch = _batch(run, run.plan.batches[0])
     for _ in range(_WARM_UP):
@@ -353,15 +362,16 @@ def try_batches(subject: Subject, feed: Feed, batches: Sequence[int]) -> tuple[l
     Without any communication: where one rank fails here, no other waits for it.
     """
     works: list[int] = []
-    try:
-        for size in batches:
-            loss = feed.run(subject.module, feed.batch(size))
-            if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-                raise TypeError("the loss is no scalar tensor, so there is no backward from it")
-            loss.backward()  # type: ignore[no-untyped-call]
-            works.append(size)
+    for size in batches:
+        try:
+            with users_code(_AT_BATCH.format(size)):
+                loss = feed.run(subject.module, feed.batch(size))
+                if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+                    raise TypeError("the loss is no scalar tensor, so there is no backward from it")
+                loss.backward()  # type: ignore[no-untyped-call]
+        except Unusable as error:
+            return works, str(error)
+        finally:
             subject.module.zero_grad(set_to_none=True)
-    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-        subject.module.zero_grad(set_to_none=True)
-        return works, str(Failed(error, size))
+        works.append(size)
     return works, ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,21 @@ _CLASSES = 10
 
 
 class Unusable(Exception):
-    """The user's model, loss or data cannot be used; `str()` says why and what to type."""
+    """The user's model, loss or data cannot be used; `str()` says why and what to type.
+
+    What the user's code raised, if that is why, is its `__cause__`.
+    """
+
+
+@contextlib.contextmanager
+def users_code(said: str = "{}") -> Iterator[None]:
+    """Within, code of the user's runs. What it raises becomes Unusable, with `said` of it."""
+    try:
+        yield
+    except Unusable:
+        raise
+    except Exception as error:
+        raise Unusable(said.format(told(error))) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,10 +131,8 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
 
 
 def _made(make: Callable[[], Any], name: str) -> Subject:
-    try:
+    with users_code(f"{name}() raised {{}}"):
         made = make()
-    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-        raise Unusable(f"{name}() raised {told(error)}") from None
     if not isinstance(made, nn.Module):
         raise Unusable(f"{name}() gave a {type(made).__name__}, not a torch module")
     _check(made, name)
@@ -134,13 +147,11 @@ def _copied(value: nn.Module, name: str) -> Subject:
     if isinstance(value, DistributedDataParallel):
         options, module = _options(value), value.module
     _check(module, name)
-    try:
+    with users_code(
+        f"{name} cannot be copied, and the model itself is not to be changed: {{}}. "
+        f"Give a function that makes it: --model make_{name}"
+    ):
         made = copy.deepcopy(module)
-    except Exception as error:  # noqa: BLE001  # the user's classes may raise anything
-        raise Unusable(
-            f"{name} cannot be copied, and the model itself is not to be changed: {told(error)}. "
-            f"Give a function that makes it: --model make_{name}"
-        ) from None
     made.zero_grad(set_to_none=True)
     return Subject(made.train(), name, options)
 

@@ -17,8 +17,9 @@ from ddp_notebook.model.stepbench import DEFAULT_BUCKET
 
 _MOST_MB = 2**20
 _LEAST_REDUCE_BYTES = 4096
-_MOST_REDUCES = 64
-"""All_reduces under way at once, at most: more of a small size are worked out from these."""
+_MOST_REDUCES = 16
+"""All_reduces under way at once, at most: more of a small size are worked out from these, and
+what is left of the budget goes to the steps."""
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -43,6 +43,16 @@ def summarise(
     return replace(result, break_even=break_even(result.main_points))
 
 
+def so_far(about: StepBenchResult, per_rank: Sequence[Sequence[Block]]) -> StepBenchResult:
+    """`about` with the points of a run that goes on: the parts of each step, and nothing more.
+
+    Intervals take a tenth of a second, which the ranks that are measured would notice.
+    """
+    blocks = list(_together(per_rank))
+    points = (_point(key, plain, len(per_rank), resamples=0) for key, plain in _in_order(blocks))
+    return replace(about, world_size=len(per_rank), points=tuple(points))
+
+
 def _together(per_rank: Sequence[Sequence[Block]]) -> Iterator[list[Block]]:
     """Each block that all ranks have: what each of them measured in it, by rank."""
     found = [{block["block"]: block for block in blocks} for blocks in per_rank]
@@ -52,12 +62,18 @@ def _together(per_rank: Sequence[Sequence[Block]]) -> Iterator[list[Block]]:
 
 
 def _points(blocks: Sequence[list[Block]], ranks: int) -> Iterator[StepPoint]:
-    plain = _by(blocks, "plain", "bucket", "batch")
     hooked = _by(blocks, "hooked", "bucket", "batch")
     alone = _by(blocks, "alone", "batch")
-    for key in sorted(plain, key=lambda key: (_order(key[0]), key[1])):
+    for key, plain in _in_order(blocks):
         ours = [sum(parts) for each in alone.get(key[1:], ()) for parts in each[0]["alone"]]
-        yield _point(key, plain[key], hooked.get(key, []), ours, ranks)
+        yield _point(key, plain, ranks, hooked.get(key, []), ours)
+
+
+def _in_order(blocks: Sequence[list[Block]]) -> Iterator[tuple[tuple[Any, ...], list[list[Block]]]]:
+    """The steps that were timed, by bucket size and then batch."""
+    plain = _by(blocks, "plain", "bucket", "batch")
+    for key in sorted(plain, key=lambda key: (_order(key[0]), key[1])):
+        yield key, plain[key]
 
 
 def _order(bucket: str) -> float:
@@ -81,9 +97,10 @@ def _by(
 def _point(
     key: tuple[Any, ...],
     plain: Sequence[list[Block]],
-    hooked: Sequence[list[Block]],
-    alone_ns: Sequence[int],
     ranks: int,
+    hooked: Sequence[list[Block]] = (),
+    alone_ns: Sequence[int] = (),
+    resamples: int = _RESAMPLES,
 ) -> StepPoint:
     sync = [parts for block in plain for parts in slowest(block, "sync")]
     local = [parts for block in plain for parts in slowest(block, "local")]
@@ -101,7 +118,7 @@ def _point(
         backward_us=backward / 1e3,
         optimizer_us=optimizer / 1e3,
         exposed_us=(step - still) / 1e3,
-        exposed_interval_us=_interval_us(sync_ns, local_ns),
+        exposed_interval_us=_interval_us(sync_ns, local_ns, resamples),
         alone_us=(statistics.median(alone_ns) if alone_ns else still) / 1e3,
         world_size=ranks,
         times_us=tuple(each / 1e3 for each in sync_ns),
@@ -125,15 +142,17 @@ def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
     return [statistics.fmean(parts) for parts in zip(*middle, strict=True)]
 
 
-def _interval_us(one: Sequence[int], other: Sequence[int]) -> tuple[float, float]:
-    """95 % interval of the difference of the medians, by bootstrap."""
+def _interval_us(one: Sequence[int], other: Sequence[int], resamples: int) -> tuple[float, float]:
+    """95 % interval of the difference of the medians, by bootstrap; of no resamples, endless."""
+    if not resamples:
+        return -math.inf, math.inf
     draw = random.Random(len(one))  # noqa: S311  # resampling, no secret
     found = sorted(
         statistics.median(draw.choices(one, k=len(one)))
         - statistics.median(draw.choices(other, k=len(other)))
-        for _ in range(_RESAMPLES)
+        for _ in range(resamples)
     )
-    return found[int(0.025 * _RESAMPLES)] / 1e3, found[int(0.975 * _RESAMPLES) - 1] / 1e3
+    return found[int(0.025 * resamples)] / 1e3, found[int(0.975 * resamples) - 1] / 1e3
 
 
 # -- beside the steps ------------------------------------------------------------------

@@ -24,24 +24,13 @@ def notes(
     several = len(curves) > 1
     found: list[str] = []
     for curve in curves:
-        where = f"{name(curve)}: " if several else ""
+        where = f"{curve.name}: " if several else ""
         found += [where + text for text in _of_curve(curve, floors)]
     found += _tuning(curves)
     found += _spinning(curves, conditions)
     if len(curves) == 1 and curves[0].world_size == 1:
         found.append("One rank sends nothing: these are the times of the call alone.")
     return tuple(found)
-
-
-def name(curve: Curve) -> str:
-    """A curve on one line: ``all_reduce float32, 4 ranks, pipelined``."""
-    ranks = "1 rank" if curve.world_size == 1 else f"{curve.world_size} ranks"
-    parts = [curve.op if curve.op == "barrier" else f"{curve.op} of {curve.dtype}", ranks]
-    if curve.mode != "blocking":
-        parts.append(curve.mode)
-    if curve.tuned:
-        parts.append("SCHED_BATCH")
-    return ", ".join(parts)
 
 
 def _of_curve(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:

@@ -19,7 +19,12 @@ from ddp_notebook.bench.plan import (
     parse_seconds,
 )
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.stepbench import StepBenchVerb, add_step_options, wants_steps
+from ddp_notebook.magics.stepbench import (
+    PAINT_EVERY_S,
+    StepBenchVerb,
+    add_step_options,
+    wants_steps,
+)
 from ddp_notebook.model import Ranks
 from ddp_notebook.model.bench import BenchRun
 from ddp_notebook.model.stepbench import StepBenchResult
@@ -37,8 +42,6 @@ _OF_COLLECTIVES = (
     *("ranks", "op", "min", "max", "step", "dtype", "mode", "world_sizes"),
     *("backend", "device", "tune", "export", "baseline"),
 )
-_PAINT_EVERY_S = 0.5
-"""The ranks that are measured need the cores."""
 _CPU_MAX, _GPU_MAX = "64M", "1G"
 """The largest size by default: 64 MiB take some 40 ms on gloo, 1 GiB about as long on NVLink."""
 
@@ -104,7 +107,7 @@ class BenchVerb(StepBenchVerb):
         baseline = BenchResult.read(args.baseline) if args.baseline else None
         options = BenchOptions(self._ranks(args), args.backend, args.device, baseline)
         painting = _Painting(plan)
-        region = LiveRegion(self.shell.display_pub, painting.bundle, _PAINT_EVERY_S)
+        region = LiveRegion(self.shell.display_pub, painting.bundle, PAINT_EVERY_S)
 
         def watch(done: float, so_far: Callable[[], BenchRun]) -> None:
             painting.done, painting.so_far = done, so_far

@@ -14,13 +14,17 @@ from ddp_notebook.bench.steps_plan import StepPlan, parse_batches, parse_buckets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session.options import MAX_WORLD_SIZE
-from ddp_notebook.views.live import BOARD_INTERVAL_S, LiveRegion
+from ddp_notebook.views.live import LiveRegion
+from ddp_notebook.views.steps_live import live_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddp_notebook.magics.parsing import Parser
     from ddp_notebook.session import Session
 
-_BAR = 30
+PAINT_EVERY_S = 0.5
+"""The ranks that are measured need the cores."""
 _OWN = ("model", "loss", "data", "batch", "bucket_mb", "predict", "world_size")
 
 
@@ -61,21 +65,19 @@ class StepBenchVerb:
         self.session.require("%ddp_bench")
         plan = _plan(args)
         predict_for = self._predict_for(args)
-        bar = _Bar(plan.model)
-        region = LiveRegion(self.shell.display_pub, bar.render, BOARD_INTERVAL_S)
+        painting = _Painting(plan.model)
+        region = LiveRegion(self.shell.display_pub, painting.bundle, PAINT_EVERY_S)
 
-        def progress(done: int, total: int) -> None:
-            bar.done, bar.total = done, total
+        def watch(done: float, so_far: Callable[[], StepBenchResult]) -> None:
+            painting.done, painting.so_far = done, so_far
             region.nudge()
 
         if self._has_front_end:
             region.open()
         try:
-            return self.session.bench_steps(plan, predict_for=predict_for, progress=progress)
+            return self.session.bench_steps(plan, predict_for=predict_for, watch=watch)
         finally:
-            region.close(
-                {"text/plain": f"training steps of {plan.model}: {bar.done} of {bar.total} blocks"}
-            )
+            region.close({"text/plain": ""})
 
     def _predict_for(self, args: argparse.Namespace) -> int | None:
         if not args.predict:
@@ -110,19 +112,18 @@ def _plan(args: argparse.Namespace) -> StepPlan:
         raise UsageMistake(str(error)) from None
 
 
-class _Bar:
-    """How far it is, and how long it may still take."""
+class _Painting:
+    """What is to be shown of steps that are measured. Asked by the painter's thread."""
 
     def __init__(self, what: str) -> None:
-        self.what = what
-        self.done = self.total = 0
+        self.done = 0.0
+        self.so_far: Callable[[], StepBenchResult] | None = None
+        self._what = what
         self._began_s = time.monotonic()
 
-    def render(self) -> dict[str, str]:
-        """The bar as text."""
-        filled = _BAR * self.done // self.total if self.total else 0
-        said = f"training steps of {self.what} [{'█' * filled}{'·' * (_BAR - filled)}]"
-        if self.done:
-            left_s = (time.monotonic() - self._began_s) * (self.total - self.done) / self.done
-            said += f" {self.done}/{self.total}, about {left_s:.0f} s left"
-        return {"text/plain": said}
+    def bundle(self) -> dict[str, str]:
+        """The MIME bundle of this moment."""
+        gone_s = time.monotonic() - self._began_s
+        left_s = gone_s * (1 - self.done) / self.done if self.done else None
+        result = self.so_far() if self.so_far is not None else None
+        return live_steps(self._what, result, self.done, left_s)

@@ -34,7 +34,8 @@ class Samples:
 class BenchPoint:
     """One tensor size. Times are of the slowest rank in each iteration, in microseconds.
 
-    `latency_us` is the median over iterations, `latency_interval_us` its 95 % interval.
+    `latency_us` is the median over iterations, `latency_interval_us` where that of another such run
+    lies, 95 times of 100.
     `algbw_gb_per_s` is size over that time, `busbw_gb_per_s` the same times the operation's
     factor: nccl-tests' definitions, GB = 1e9 bytes. `wrong` counts elements of results that
     were not what the operation must give.
@@ -96,6 +97,17 @@ class Curve:
     def world_size(self) -> int:
         """The number of ranks that took part."""
         return len(self.ranks)
+
+    @property
+    def name(self) -> str:
+        """It on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        parts = [self.op if self.op == "barrier" else f"{self.op} of {self.dtype}", ranks]
+        if self.mode != "blocking":
+            parts.append(self.mode)
+        if self.tuned:
+            parts.append("SCHED_BATCH")
+        return ", ".join(parts)
 
     @property
     def key(self) -> tuple[str, str, str, int, bool]:

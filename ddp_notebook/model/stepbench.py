@@ -26,12 +26,12 @@ class BucketArrival:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that the others wait for: it comes last to the all_reduces, time after time.
+    """A rank that the others wait for: it takes longer to the all_reduces, time after time.
 
     `late_us` is the median of how much longer it takes to the last bucket of a step than the
-    others, taken at their median; `low_us` the lower end of its 95 % interval. `where` is the
-    part of the step it is lost in: ``forward`` or ``backward``. `share` of the steps it takes
-    longer in.
+    others, taken at their median and without waiting for a core; `low_us` the lower end of
+    its 99.9 % interval. `where` is the part of the step it is lost in: ``forward`` or
+    ``backward``. `share` of the steps it takes longer in.
     """
 
     rank: int
@@ -76,6 +76,8 @@ class StepPoint:
     ready_us: tuple[float, ...] = ()
     """For each bucket, when its gradients are ready: after the backward began, with the hook."""
     arrivals: tuple[BucketArrival, ...] = ()
+    own_us: tuple[float, ...] = ()
+    """For each rank, what it takes itself to its last all_reduce, without waiting for a core."""
     straggler: Straggler | None = None
     skew_us: tuple[float, ...] = ()
     """For each step with the hook: from the first rank at the last bucket to the last one."""
@@ -139,13 +141,17 @@ class PredictedStep:
 class Prediction:
     """Steps as a model works them out, not as they were measured.
 
-    `checked` are at the world size that was measured, `steps` at `world_size`. `assumes` says
-    what the model takes for granted. With `refused` there are no steps, and it says why.
+    `checked` are at the world size that was measured, each by what the other points say; `steps`
+    are at `world_size`. `assumes` says what the model takes for granted. With `refused` there are
+    no steps, and it says why.
     """
 
     world_size: int
     checked: tuple[PredictedStep, ...] = ()
     steps: tuple[PredictedStep, ...] = ()
+    within: float = 0.0
+    """How far off `steps` may be, as a share of them: the worst of `checked`, a fifth at least
+    where nothing was measured, and more where ranks share cores that they did not share."""
     assumes: tuple[str, ...] = ()
     refused: str = ""
 
@@ -204,14 +210,22 @@ class StepBenchResult:
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that the others wait for at more than half of the points; None for none."""
-        seen = [point for point in self.points if point.arrivals]
-        named = [point.straggler for point in seen if point.straggler is not None]
-        ranks = [each.rank for each in named]
-        most = max(set(ranks), key=ranks.count, default=None)
-        if most is None or ranks.count(most) * 2 <= len(seen):
-            return None
-        return max((each for each in named if each.rank == most), key=lambda each: each.late_us)
+        """The rank that the others wait for; None for none.
+
+        Named at a point at least, and the slowest at more than half of them: what it loses may
+        be too little to be seen beside a large batch.
+        """
+        seen = [point.own_us for point in self.points if point.own_us]
+        slowest = [own.index(max(own)) for own in seen]
+        return max(
+            (
+                late
+                for point in self.points
+                if (late := point.straggler) and slowest.count(late.rank) * 2 > len(seen)
+            ),
+            key=lambda late: late.late_us,
+            default=None,
+        )
 
     def of_bucket(self, bucket: str) -> tuple[StepPoint, ...]:
         """The points of one bucket size, smallest batch first."""

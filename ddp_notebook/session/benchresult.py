@@ -13,7 +13,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import codec
 from ddp_notebook.model.bench import BenchRun, CurveChange
 from ddp_notebook.model.codec import Misfit
-from ddp_notebook.views import bench_export, bench_plots
+from ddp_notebook.views import bench_export
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,6 +78,8 @@ class BenchResult(BenchRun):
 
         Raises ValueError for another kind.
         """
+        from ddp_notebook.views import bench_plots  # much to load for who never plots
+
         return bench_plots.figure(self, kind, self.baseline)
 
     def rows(self) -> list[dict[str, Any]]:

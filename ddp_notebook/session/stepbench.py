@@ -33,8 +33,8 @@ _DEATH_KNOWN_S = 0.5
 """After its peers have noticed, on a quiet machine."""
 _BUCKETS_FROM_BYTES = 64 * 2**10
 
-Tell = Callable[[int, int], None]
-"""Told how many of how many blocks are done."""
+Watch = Callable[[float, Callable[[], StepBenchResult]], None]
+"""Told what share is done, 0 to 1, and what gives the points there are by then."""
 
 
 class StepBenchVerbs(Measures):
@@ -52,9 +52,9 @@ class StepBenchVerbs(Measures):
         plan: StepPlan,
         *,
         predict_for: int | None = None,
-        progress: Tell = lambda done, total: None,
+        watch: Watch | None = None,
     ) -> StepBenchResult:
-        """Measure the steps of a model on all ranks; `progress(done, total)` as it goes.
+        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
 
         With `predict_for` steps at that many ranks are worked out too. What was measured is
         kept when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
@@ -74,7 +74,8 @@ class StepBenchVerbs(Measures):
             except DDPError:
                 self._ask(processes, members, "forget", {})
                 raise
-            heard = _Heard(members, progress, measuring)
+            about = _about(prepared[members[0]], len(members))
+            heard = _Heard(members, watch, measuring, about)
             unsubscribe = self.record.subscribe(heard.take)
             try:
                 told = {"batches": batches, "alone": not _communicates(prepared)}
@@ -82,22 +83,11 @@ class StepBenchVerbs(Measures):
                 problem = self._end(answers, heard)
             finally:
                 unsubscribe()
-        first = prepared[members[0]]
-        about = StepBenchResult(
-            model=first["title"],
-            parameters=first["parameters"],
-            gradient_bytes=first["gradient_bytes"],
-            inputs=first["inputs"],
-            backend=first["backend"],
-            device=first["device"],
-            world_size=len(members),
-            cores=cores(),
-            threads=first["threads"],
-            notes=(*first["notes"], *_left_out(prepared, plan, batches)),
-            problem=problem,
-        )
+        notes = (*about.notes, *_left_out(prepared, plan, batches))
         result = steps_stats.summarise(
-            about, [heard.blocks[rank] for rank in members], rounds=plan.rounds
+            replace(about, notes=notes, problem=problem),
+            [heard.blocks[rank] for rank in members],
+            rounds=plan.rounds,
         )
         if not result.points:
             problem = f"{problem} Nothing was measured."
@@ -179,10 +169,13 @@ class StepBenchVerbs(Measures):
 class _Heard:
     """What the ranks told of their blocks."""
 
-    def __init__(self, members: Ranks, progress: Tell, measuring: Measuring) -> None:
+    def __init__(
+        self, members: Ranks, watch: Watch | None, measuring: Measuring, about: StepBenchResult
+    ) -> None:
         self.blocks: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
-        self._progress = progress
+        self._watch = watch
         self._measuring = measuring
+        self._about = about
 
     def take(self, events: Sequence[Event]) -> None:
         """Called with what is new, from any thread."""
@@ -191,11 +184,32 @@ class _Heard:
                 self.blocks[event.rank].append(event.value)
                 if event.rank == min(self.blocks):
                     self._measuring.done = event.done / event.total
-                    self._progress(event.done, event.total)
+                    if self._watch is not None:
+                        self._watch(self._measuring.done, self.so_far)
+
+    def so_far(self) -> StepBenchResult:
+        """The points there are, from any thread; their parts, and nothing that takes long."""
+        return steps_stats.so_far(self._about, [list(each) for each in self.blocks.values()])
 
     def has(self, counts: Mapping[int, int]) -> bool:
         """True when each rank has told of so many blocks."""
         return all(len(self.blocks[rank]) >= count for rank, count in counts.items())
+
+
+def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
+    """What is known before anything is measured, from what the first rank said of itself."""
+    return StepBenchResult(
+        model=first["title"],
+        parameters=first["parameters"],
+        gradient_bytes=first["gradient_bytes"],
+        inputs=first["inputs"],
+        backend=first["backend"],
+        device=first["device"],
+        world_size=ranks,
+        cores=cores(),
+        threads=first["threads"],
+        notes=tuple(first["notes"]),
+    )
 
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:

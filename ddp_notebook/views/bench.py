@@ -60,7 +60,7 @@ def table_text(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
     for curve in run.curves:
         rows = [_HEADERS, *_rows(curve.points)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
-        heading = ["", curve_name(curve)] if len(run.curves) > 1 else [""]
+        heading = ["", curve.name] if len(run.curves) > 1 else [""]
         lines += [*heading, *(_line(row, widths) for row in rows)]
     if not run.curves:
         lines.append("Nothing was measured.")
@@ -103,7 +103,7 @@ def _html_table(run: BenchRun, curve: Curve) -> str:
         f'<div style="overflow-x: auto"><table style="{_TABLE_STYLE}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-    summary = f"{escape(curve_name(curve))}: {len(curve.points)} sizes as a table"
+    summary = f"{escape(curve.name)}: {len(curve.points)} sizes as a table"
     opened = " open" if len(run.curves) == 1 else ""
     return f"<details{opened}><summary>{summary}</summary>{table}</details>"
 
@@ -113,42 +113,36 @@ def title(run: BenchRun) -> str:
     if not run.curves:
         return f"{run.backend} on {run.device}"
     if len(run.curves) == 1:
-        return f"{curve_name(run.curves[0])}, {run.backend} on {run.device}"
+        return f"{run.curves[0].name}, {run.backend} on {run.device}"
     ops = ", ".join(dict.fromkeys(curve.op for curve in run.curves))
     return f"{ops}: {len(run.curves)} curves, {run.backend} on {run.device}"
 
 
-def curve_name(curve: Curve) -> str:
-    """A curve on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
-    ranks = "1 rank" if curve.world_size == 1 else f"{curve.world_size} ranks"
-    what = curve.op if curve.op == "barrier" else f"{curve.op} of {curve.dtype}"
-    mode = "" if curve.mode == "blocking" else f", {curve.mode}"
-    return f"{what}, {ranks}{mode}{', SCHED_BATCH' if curve.tuned else ''}"
-
-
 def _compared(change: CurveChange) -> str:
     """A curve against the baseline's, in words."""
-    count = sum(p.change is change.change for p in change.points)
-    sizes = f"{count} of {len(change.points)} sizes"
+    changed = [p.change for p in change.points if p.change is not Change.SAME]
+    noisy = Change.UNDECIDED in changed
     if change.change is Change.SAME:
-        changed = [p for p in change.points if p.change is not Change.SAME]
-        some = f" ({len(changed)} of {len(change.points)} sizes differ)" if changed else ""
-        return f"Against the baseline {curve_name(change.curve)}: {change.change}{some}."
+        some = f"{len(changed)} of {len(change.points)} sizes"
+        some = f" ({some} {'are too noisy to say' if noisy else 'differ'})" if changed else ""
+        return f"Against the baseline {change.curve.name}: {change.change}{some}."
     if change.change is Change.UNDECIDED:
         return (
-            f"Against the baseline {curve_name(change.curve)} took {change.ratio:.2f} times its "
+            f"Against the baseline {change.curve.name} took {change.ratio:.2f} times its "
             "time, but one of the two runs is too noisy to conclude from: the machine may have "
             "been busier. Measure both again when it is quiet."
         )
+    sizes = f"{changed.count(change.change)} of {len(change.points)} sizes"
     if change.together is not None:
         low, high = change.together
+        alone = "they are too noisy to say" if noisy else f"{sizes} changed"
         return (
-            f"Against the baseline {curve_name(change.curve)} is {change.change}: "
+            f"Against the baseline {change.curve.name} is {change.change}: "
             f"{change.ratio:.2f} times its time over all sizes together (99.9 % interval "
-            f"{low:.2f} to {high:.2f}); by themselves {sizes} changed."
+            f"{low:.2f} to {high:.2f}); by themselves {alone}."
         )
     return (
-        f"Against the baseline {curve_name(change.curve)} is {change.change}: {change.ratio:.2f} "
+        f"Against the baseline {change.curve.name} is {change.change}: {change.ratio:.2f} "
         f"times its time at {sizes}, whose 95 % intervals do not touch."
     )
 

@@ -12,7 +12,7 @@ from html import escape
 
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.bench import BenchPoint, BenchRun
-from ddp_notebook.views.bench import curve_name, title
+from ddp_notebook.views.bench import title
 
 _COLOURS = ("#2E8FCF", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, for common kinds of colour blindness; the blue is lighter, for dark pages."""
@@ -23,12 +23,17 @@ _BAR = 30
 
 def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:
     """What to show now. `done` is 0 to 1, `left_s` how long it may still take, if known."""
+    what = title(run) if run is not None else "the benchmark begins"
+    plot = _plot(run) if run is not None and any(c.points for c in run.curves) else ""
+    return progress_bundle(what, done, left_s, plot)
+
+
+def progress_bundle(what: str, done: float, left_s: float | None, plot: str) -> dict[str, str]:
+    """A progress bar, and under it `plot`, which is SVG or empty."""
     filled = round(_BAR * done)
     left = f", about {left_s:.0f} s left" if left_s is not None else ""
-    what = title(run) if run is not None else "the benchmark begins"
     bar = f"[{'█' * filled}{'·' * (_BAR - filled)}] {done:.0%}{left}"
     hint = "Interrupt the cell to stop, or press Cancel on the board: what is measured is kept."
-    plot = _plot(run) if run is not None and any(c.points for c in run.curves) else ""
     return {
         "text/plain": f"{what} {bar}",
         "text/html": (
@@ -57,7 +62,7 @@ def _plot(run: BenchRun) -> str:
         if len(run.curves) > 1:
             parts.append(
                 f'<text x="{_LEFT + 8}" y="{_TOP + 14 * (number + 1)}" fill="{colour}" '
-                f'font-size="11">{escape(curve_name(curve))}</text>'
+                f'font-size="11">{escape(curve.name)}</text>'
             )
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '

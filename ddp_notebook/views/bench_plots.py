@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.bench import BenchPoint, BenchRun, Curve, Floor
-from ddp_notebook.views.bench import curve_name, title
+from ddp_notebook.views.bench import title
 from ddp_notebook.views.bench_live import format_us
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _draw_time(axes: Axes, curve: Curve, style: tuple[str, str], *, alone: bool)
         linewidth=1.2,
         elinewidth=1.0,
         capsize=2,
-        label="median" if alone else curve_name(curve),
+        label="median" if alone else curve.name,
     )
     if curve.fit is not None:
         fit = curve.fit

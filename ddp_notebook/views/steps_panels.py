@@ -199,7 +199,8 @@ def draw_prediction(axes: Axes, result: StepBenchResult) -> None:
     log_time(axes, (1, 2, 5))
     axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
     axes.annotate(
-        f"off by at most {worst:.0%} where measured",
+        f"off by at most {worst:.0%} where measured,\n"
+        f"perhaps by {prediction.within:.0%} at {prediction.world_size} ranks",
         (0.98, 0.03),
         xycoords="axes fraction",
         ha="right",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from textwrap import wrap
 
 from ddp_notebook.model import format_bytes
@@ -54,9 +55,9 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
     late = result.straggler
     if late is not None:
         yield (
-            f"Rank {late.rank} is late: in {late.share:.0%} of the steps it comes later than the "
+            f"Rank {late.rank} is late: in {late.share:.0%} of the steps it takes longer than the "
             f"others to the last all_reduce, by {ms(late.late_us)} ms, and they wait for it. It "
-            f"loses the time in its {late.where}."
+            f"loses the time in its {late.where}, and not waiting for a core."
         )
     if result.world_size == 1 or not result.points:
         return
@@ -116,6 +117,8 @@ def notes(result: StepBenchResult) -> list[str]:
         "DDP step minus the same step under no_sync, with its 95 % interval.",
         *result.notes,
     ]
+    if any(point.own_us for point in result.points):
+        found.insert(1, "Own time is from the beginning of a step, without waiting for a core.")
     if result.prediction is not None:
         found += result.prediction.assumes
     return found
@@ -186,7 +189,7 @@ def _arrivals(result: StepBenchResult) -> Iterator[Table]:
         ranks = range(result.world_size)
         columns = ranks if result.world_size <= _MANY_RANKS else _latest(point)
         head = ("bucket", "size", *(f"rank {rank}" for rank in columns))
-        rows = (
+        rows: Iterator[tuple[str, ...]] = (
             (
                 str(number),
                 format_bytes(each.size_bytes),
@@ -194,6 +197,9 @@ def _arrivals(result: StepBenchResult) -> Iterator[Table]:
             )
             for number, each in enumerate(point.arrivals)
         )
+        if point.own_us:
+            own = ("own time", "to the last", *(ms(point.own_us[rank]) for rank in columns))
+            rows = chain(rows, [own])
         what = f"{name_bucket(bucket)} at batch {point.batch}"
         yield Table(f"How late each rank comes to each all_reduce (ms), {what}", (head, *rows))
 
@@ -225,6 +231,7 @@ def _prediction(result: StepBenchResult) -> Iterator[Table]:
     )
     worst = max(prediction.errors, default=0.0)
     what = f"Predicted step, a model: off by at most {worst:.0%} where it can be checked"
+    what += f", perhaps by {prediction.within:.0%} at {prediction.world_size} ranks"
     yield Table(what, (head, (*ranks, f"{prediction.world_size} ranks"), *rows))
 
 

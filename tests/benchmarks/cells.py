@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from statistics import median
 
 from rows import Numbers, Row, compare
@@ -14,6 +15,8 @@ ACTIVATE = (
     "_view.block = True\n_view.activate()"
 )
 
+KINDS = {"ddp_s": "%%ddp\nx = 1", "px_s": "%%px\nx = 1", "local_s": "x = 1"}
+
 
 class TrivialCells:
     """Times are a front end's: from sending a cell to its reply."""
@@ -25,14 +28,15 @@ class TrivialCells:
         with Kernel() as kernel:
             kernel.init(4)
             kernel.run_well(ACTIVATE)
-            for cell in ("%%ddp\nx = 1", "%%px\nx = 1", "x = 1"):
+            for cell in KINDS.values():
                 kernel.run_well(cell)
-            ours, theirs, local = [], [], []
+            times: dict[str, list[float]] = {name: [] for name in KINDS}
+            order = random.Random(1)
             for _ in range(CELLS):
-                ours.append(kernel.run_well("%%ddp\nx = 1").elapsed_s)
-                theirs.append(kernel.run_well("%%px\nx = 1").elapsed_s)
-                local.append(kernel.run_well("x = 1").elapsed_s)
-        return {"ddp_s": median(ours), "px_s": median(theirs), "local_s": median(local)}
+                # Not always the same after the same: what one leaves behind the next pays for.
+                for name in order.sample(sorted(KINDS), k=len(KINDS)):
+                    times[name].append(kernel.run_well(KINDS[name]).elapsed_s)
+        return {name: median(taken) for name, taken in times.items()}
 
     def rows(self, medians: Numbers) -> list[Row]:
         """The bar, and what a cell without any ranks costs."""

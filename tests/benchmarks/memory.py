@@ -59,13 +59,13 @@ class Memory:
         ]
 
 
-def stock_engines() -> dict[str, float]:
-    """The memory of `ipyparallel.Cluster(n=4)`, started as its documentation says."""
+def stock_engines(count: int = 4) -> dict[str, float]:
+    """The memory of `ipyparallel.Cluster(n=count)`, started as its documentation says."""
     import ipyparallel as ipp
 
     others = {p.pid for p in our_processes()}
     with tempfile.TemporaryDirectory() as folder:
-        cluster = ipp.Cluster(n=4, profile_dir=folder, log_level=40)
+        cluster = ipp.Cluster(n=count, profile_dir=folder, log_level=40)
         try:
             client = cluster.start_and_connect_sync()
             client[:].execute("import torch", block=True)

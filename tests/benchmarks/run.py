@@ -1,6 +1,7 @@
 """Measures every bar in one run and prints one table.
 
     python tests/benchmarks/run.py [--rounds 5] [--only start,cells] [--kills] [--json FILE]
+    python tests/benchmarks/run.py --only browser [--minutes 10]
 
 Numbers are medians over rounds; what is compared is measured in the same round.
 """
@@ -19,6 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import classroom
+import page_memory
 import robustness
 import setting_up
 from cells import TrivialCells
@@ -44,7 +47,9 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Scripts,
     Stepping,
 )
-NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", "kills")
+LONG = ("classroom", "kills", "browser")
+"""Measured only when they are asked for: they take long, or most of a machine's memory."""
+NAMES = (*(each.name for each in MEASUREMENTS), "interrupts", "setup", *LONG)
 
 
 def main() -> int:
@@ -65,8 +70,12 @@ def main() -> int:
         rows += robustness.interrupts(arguments.tries)
     if "setup" in arguments.only:
         rows += setting_up.rows(arguments.fault_rounds, arguments.healthy_runs, arguments.tries)
+    if "classroom" in arguments.only:
+        rows += classroom.rows(arguments.learners)
     if "kills" in arguments.only:
         rows += robustness.kills(arguments.kill_rounds)
+    if "browser" in arguments.only:
+        rows += page_memory.rows(arguments.minutes)
     facts = {**machine(), "load": max(load), "minutes": (time.monotonic() - started) / 60}
     print(table(rows))
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
@@ -81,15 +90,17 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--rounds", type=int, default=5, help="rounds of each measurement (default 5)")
-    add("--only", default="", help=f"of {','.join(NAMES)} (default: all but kills)")
+    add("--only", default="", help=f"of {','.join(NAMES)} (default: all but the last three)")
     add("--kills", action="store_true", help="the rounds of kills too: about half an hour")
     add("--kill-rounds", type=int, default=20, help="rounds of each kill (default 20)")
+    add("--minutes", type=float, default=10, help="that a board is watched (default 10)")
     add("--tries", type=int, default=50, help="cells after interrupted ones (default 50)")
     add("--fault-rounds", type=int, default=5, help="rounds of each fault (default 5)")
     add("--healthy-runs", type=int, default=200, help="healthy set-ups with delays (default 200)")
+    add("--learners", type=int, default=30, help="sessions in the classroom (default 30)")
     add("--json", type=Path, default=None, help="write all numbers to this file")
     arguments = parser.parse_args()
-    wanted = arguments.only.split(",") if arguments.only else list(NAMES[:-1])
+    wanted = arguments.only.split(",") if arguments.only else list(NAMES[: -len(LONG)])
     unknown = set(wanted) - set(NAMES)
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")

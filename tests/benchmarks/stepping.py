@@ -85,7 +85,7 @@ class Stepping(Measurement):
     name = "stepping"
 
     def round(self) -> Numbers:
-        """Every model at every number of ranks, and a late rank at each."""
+        """Every model at every number of ranks, and a late rank, and none, at each."""
         numbers: dict[str, float] = {}
         for world_size in WORLD_SIZES:
             with Ranks(world_size) as session:
@@ -100,10 +100,15 @@ class Stepping(Measurement):
         for world_size in WORLD_SIZES:
             for model in MODELS:
                 rows += _rows(model, world_size, medians)
-            named = medians[f"late {world_size}"]
+            named, wrong = medians[f"late {world_size}"], medians[f"wrong {world_size}"]
             what = f"rank {LATE_RANK} of {world_size}, 2 ms late before each bucket, is named"
             text = f"{medians[f'late ms {world_size}']:.1f} ms late" if named == 1 else "not named"
             rows.append(Row(what, text, wanted="named", met=named == 1))
+            text = "somebody" if wrong else "nobody"
+            what = f"{world_size} ranks, none of them late: who is named"
+            rows.append(Row(what, text, wanted="nobody", met=not wrong))
+        for model in MODELS:
+            rows.append(_foretold(model, medians))
         return rows
 
 
@@ -118,6 +123,13 @@ def _measure(session: Session, model: str, world_size: int) -> dict[str, float]:
         numbers[f"{key} parts"] = point.parts_us
         numbers[f"{key} step"] = point.step_us
         numbers[f"{key} bare"] = median([*before[point.batch], *after[point.batch]])
+    prediction = result.prediction
+    foretold = {} if prediction is None else {p.batch: p.step_us for p in prediction.steps}
+    for batch in BATCHES:
+        numbers[f"{model} {2 * world_size} {batch} foretold"] = foretold.get(batch, math.nan)
+    numbers[f"{model} {2 * world_size} within"] = (
+        prediction.within if prediction and foretold else math.nan
+    )
     return {**numbers, **_predicted(result, model, world_size)}
 
 
@@ -130,7 +142,7 @@ def _bare_us(session: Session, model: str) -> dict[int, list[float]]:
 
 
 def _predicted(result: StepBenchResult, model: str, world_size: int) -> dict[str, float]:
-    """How far off the model is, at its median and its worst point; nan when it refuses."""
+    """How far off the model is, at its median and its worst point; nan where there is no fit."""
     prediction = result.prediction
     errors = prediction.errors if prediction is not None else ()
     return {
@@ -140,11 +152,14 @@ def _predicted(result: StepBenchResult, model: str, world_size: int) -> dict[str
 
 
 def _late(session: Session, world_size: int) -> dict[str, float]:
-    session.run_cell(f"late = {LATE_RANK}\n{LATE}").raise_for_error()
     plan = StepPlan(model="net", batches=(32,), buckets=("1",), budget_s=BUDGET_S)
+    session.run_cell(f"late = None\n{LATE}").raise_for_error()
+    wrong = session.bench_steps(plan).straggler is not None
+    session.run_cell(f"late = {LATE_RANK}\n{LATE}").raise_for_error()
     named = session.bench_steps(plan).straggler
     right = named is not None and named.rank == LATE_RANK
     return {
+        f"wrong {world_size}": float(wrong),
         f"late {world_size}": float(right),
         f"late ms {world_size}": named.late_us / 1e3 if named is not None else 0.0,
     }
@@ -176,3 +191,23 @@ def _rows(model: str, world_size: int, medians: Numbers) -> list[Row]:
         )
     )
     return rows
+
+
+def _foretold(model: str, medians: Numbers) -> Row:
+    """What the model said of the larger number of ranks, against what was measured there."""
+    few, many = WORLD_SIZES
+    errors = [
+        abs(
+            medians[f"{model} {many} {batch} foretold"] / medians[f"{model} {many} {batch} step"]
+            - 1
+        )
+        for batch in BATCHES
+    ]
+    within = medians[f"{model} {many} within"]
+    refused = any(map(math.isnan, errors))
+    return Row(
+        f"{model}: {many} ranks foretold from {few}, off by",
+        "refused" if refused else f"median {median(errors):.0%}, worst {max(errors):.0%}",
+        wanted="no more than it says" + ("" if refused else f", {within:.0%}"),
+        met=refused or max(errors) <= within,
+    )

@@ -20,8 +20,6 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model.bench import BenchRun, Change, Trust
 from ddp_notebook.session import BenchOptions, BenchResult, InitOptions, Session
 
-pytestmark = pytest.mark.alone
-
 SHORT = Plan(max_bytes=2**20, factor=64, budget_s=1.0)
 """4 B, 256 B, 16 KiB, 1 MiB."""
 BAD_BYTES = 16 * 2**10
@@ -153,6 +151,7 @@ def test_a_wrong_result_is_caught_at_the_size_it_happens_at(ranks2: Session) -> 
     assert all(p.wrong == 0 for p in ranks2.bench(SHORT).points)
 
 
+@pytest.mark.alone
 def test_a_rank_that_is_2_ms_late_is_found_and_named(ranks4: Session) -> None:
     body = "time.sleep(0.002)\nreturn real(tensor, *args, **named)"
     with planted(ranks4, body, (2,)):
@@ -172,6 +171,7 @@ def taking(milliseconds: float) -> str:
     )
 
 
+@pytest.mark.alone
 def test_a_slowdown_of_a_fifth_is_judged_against_a_baseline_and_no_change_is_not(
     ranks2: Session,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +16,6 @@ from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session import InitOptions, Session
-
-pytestmark = pytest.mark.alone
 
 NET = (
     "from torch import nn\n"
@@ -87,7 +85,7 @@ def test_a_prediction_is_checked_where_something_was_measured(ranks2: Session) -
     prediction = result.prediction
     assert prediction is not None
     if prediction.refused:  # on a loaded machine no latency and bandwidth may explain the times
-        assert "fit" in prediction.refused or "latency" in prediction.refused
+        assert any(word in prediction.refused for word in ("fit", "latency", "off by"))
     else:
         assert len(prediction.errors) == len(result.points)
         assert any("model, not a measurement" in each for each in prediction.assumes)
@@ -169,6 +167,7 @@ LATE = (
 )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_is_2_ms_late_before_each_bucket_is_named(ranks2: Session, late: int) -> None:
     run(ranks2, f"late = {late}\n{LATE}")
@@ -177,8 +176,9 @@ def test_a_rank_that_is_2_ms_late_before_each_bucket_is_named(ranks2: Session, l
     assert named is not None
     assert (named.rank, named.where) == (late, "backward")
     assert named.late_us > 5_000, "2 ms before each of six buckets"
-    last = result.points[0].arrivals[-1].late_us
+    last, own = result.points[0].arrivals[-1].late_us, result.points[0].own_us
     assert last[late] > last[1 - late]
+    assert own[late] > own[1 - late] + 5_000
 
 
 # -- what is left as it was ------------------------------------------------------------
@@ -321,14 +321,18 @@ def session() -> Iterator[Session]:
 def after_some_blocks(session: Session, act: Any, **options: Any) -> StepBenchResult:
     """Measure, and `act` once when three blocks of each kind there is are done."""
     acted = threading.Event()
+    seen: list[StepBenchResult] = []
 
-    def progress(done: int, total: int) -> None:
-        if done > total / 2 and not acted.is_set():
+    def watch(done: float, so_far: Callable[[], StepBenchResult]) -> None:
+        if done > 1 / 2 and not acted.is_set():
+            seen.append(so_far())
             acted.set()
             act()
 
     plan = StepPlan(model="net", **{**SHORT, "rounds": 12, **options})
-    return session.bench_steps(plan, progress=progress)
+    result = session.bench_steps(plan, watch=watch)
+    assert seen[0].batches == result.batches, "what there is by then is told"
+    return result
 
 
 def test_an_interrupt_keeps_what_is_measured_and_the_session_goes_on(ranks2: Session) -> None:

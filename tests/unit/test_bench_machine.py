@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_notebook.bench import gloothread
-from ddp_notebook.bench.conditions import Meter, busy_s
+from ddp_notebook.bench.conditions import Meter, RunQueue, busy_s
 from ddp_notebook.bench.links import links, nvlink_gb_per_s, pcie_gb_per_s
 
 NVLINK = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)
@@ -95,6 +97,42 @@ def test_what_this_process_does_is_its_own() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
+def test_what_a_thread_waited_for_a_core_is_read_and_nothing_where_it_is_not_told(
+    tmp_path: Path,
+) -> None:
+    told = tmp_path / "schedstat"
+    told.write_text("725923 42504 17\n")
+    queue = RunQueue(told)
+    assert queue.waited_ns() == 42504
+    told.write_text("925923 62504 19\n")
+    assert queue.waited_ns() == 62504
+    queue.close()
+    assert queue.waited_ns() == 0
+    queue.close()
+    assert RunQueue(tmp_path / "none").waited_ns() == 0
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux tells this")
+def test_a_thread_that_shares_a_core_waits_for_it() -> None:
+    before = os.sched_getaffinity(0)
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        core = {min(before)}
+        os.sched_setaffinity(child.pid, core)
+        os.sched_setaffinity(0, core)  # of this thread alone
+        queue = RunQueue()
+        first = queue.waited_ns()
+        deadline = time.monotonic() + 30
+        while queue.waited_ns() == first and time.monotonic() < deadline:
+            sum(range(10_000))
+        assert queue.waited_ns() > first
+        queue.close()
+    finally:
+        os.sched_setaffinity(0, before)
+        child.kill()
+        child.wait()
+
+
 def test_a_loop_thread_is_known_by_its_name_and_gets_its_policy_back() -> None:
     done = threading.Event()
     named = threading.Event()

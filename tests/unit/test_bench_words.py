@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from bench_runs import QUIET, SOCKET, bench_run
@@ -177,8 +178,30 @@ def test_a_difference_to_a_noisy_run_may_be_the_machines() -> None:
     (change,) = compare(slower, before)
     assert change.change is Change.UNDECIDED
     assert "one of the two runs is too noisy" in table_text(slower, [change])
+    assert {point.change for point in change.points} == {Change.UNDECIDED}
+    assert all(point.ratio > 1.3 for point in change.points), "how far apart they are is kept"
     (change,) = compare(bench_run(seed=1), before)
     assert change.change is Change.SAME
+
+
+def test_no_size_of_a_noisy_run_is_said_to_have_changed_where_the_whole_has_not() -> None:
+    before = replace(bench_run(noise=0.01), trust=Trust.NOISY)
+    now = bench_run(noise=0.01, seed=1)
+    first, *rest = now.curves[0].points
+    low, high = first.latency_interval_us
+    odd = replace(
+        first,
+        latency_us=first.latency_us * 2,
+        latency_interval_us=(low * 2, high * 2),
+        samples=None,
+    )
+    now = replace(now, curves=(replace(now.curves[0], points=(odd, *rest)),))
+    (change,) = compare(now, before)
+    assert change.change is Change.SAME
+    assert change.points[0].change is Change.UNDECIDED
+    assert f"(1 of {len(change.points)} sizes are too noisy to say)" in table_text(now, [change])
+    (trusted,) = compare(now, replace(before, trust=Trust.GOOD))
+    assert trusted.points[0].change is Change.SLOWER
 
 
 def test_only_curves_and_sizes_that_both_have_are_compared() -> None:

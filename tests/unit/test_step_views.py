@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -12,11 +13,13 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 from step_results import ABOUT, plan, ranks, summarise
 
+from ddp_notebook.bench import steps_stats
 from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session.stepbench import predicted
 from ddp_notebook.views import steps_panels, steps_plots
 from ddp_notebook.views.steps import bundles
 from ddp_notebook.views.steps_html import html
+from ddp_notebook.views.steps_live import live_steps
 from ddp_notebook.views.steps_plots import panels, step_figure
 from ddp_notebook.views.steps_text import ms, text
 
@@ -51,8 +54,8 @@ def test_the_text_begins_with_what_matters() -> None:
         "Training steps of net: 2,097,152 parameters, 8 MiB of gradients, 4 ranks, gloo on cpu"
     )
     said = " ".join(lines)
-    assert "Rank 1 is late: in 100% of the steps it comes later than the others" in said
-    assert "It loses the time in its backward." in said
+    assert "Rank 1 is late: in 100% of the steps it takes longer than the others" in said
+    assert "It loses the time in its backward, and not waiting for a core." in said
     assert "4 ranks work off more samples per second than one rank alone, at every batch" in said
     assert "Between bucket sizes there is no difference beyond the noise at batch 128." in said
 
@@ -208,3 +211,46 @@ def test_a_notebook_gets_a_figure_and_tables() -> None:
     figure, tables = bundles(RESULT)
     assert set(figure) == {"image/png", "text/plain"}
     assert set(tables) == {"text/html", "text/plain"}
+
+
+# -- while it runs -----------------------------------------------------------------------
+
+
+def test_the_steps_that_are_measured_so_far_are_drawn_bar_by_bar() -> None:
+    told = ranks(plan((8, 32, 128)))
+    bars = []
+    for blocks in (0, 1, 2, len(told[0])):
+        result = steps_stats.so_far(ABOUT, [each[:blocks] for each in told])
+        shown = live_steps("net", result, 0.5, 3.0)["text/html"]
+        Reader(shown)
+        bars.append(
+            len(
+                re.findall(r'<rect x="[0-9.]+" y="[0-9.]+" width="[0-9.]+" height="[0-9]+\.', shown)
+            )
+        )
+    assert bars == [0, 4, 8, 12], "four parts a bar"
+
+
+def test_what_is_known_so_far_is_what_the_result_will_say_of_it() -> None:
+    told = ranks(plan())
+    names = ("batch", "step_us", "local_us", "forward_us", "backward_us", "exposed_us", "times_us")
+    for soon, last in zip(
+        steps_stats.so_far(ABOUT, told).points, summarise(ABOUT, told).points, strict=True
+    ):
+        assert all(getattr(soon, name) == getattr(last, name) for name in names)
+
+
+def test_the_live_steps_stay_inside_their_box_and_say_what_they_are() -> None:
+    shown = live_steps(EVIL, RESULT, 0.25, 7.4)
+    assert shown["text/plain"].startswith(f"training steps of {EVIL} [")
+    assert shown["text/plain"].endswith("25%, about 7 s left")
+    reader = Reader(shown["text/html"])
+    assert "script" not in reader.tags
+    assert {"128", "default", "exposed communication"} <= set(reader.words)
+    for x in re.findall(r' x="(-?[0-9.]+)"', shown["text/html"]):
+        assert 0 <= float(x) <= 640
+    for y in re.findall(r' y="(-?[0-9.]+)"', shown["text/html"]):
+        assert 0 <= float(y) <= 250
+    before = live_steps("net", None, 0.0, None)
+    assert "<svg" not in before["text/html"]
+    assert before["text/plain"].endswith("0%")
