@@ -49,9 +49,12 @@ def lanes(picture: Picture) -> tuple[Lane, ...]:
     """The ranks in their order; from eight on those in the same state share a lane."""
     fold = picture.snapshot.world_size >= FOLD_FROM
     latest = {rank: issued[-1] for rank, issued in picture.collectives.of.items() if issued}
+    pending = set(picture.pending)
+    awaited = collective_steps.Awaited(picture.collectives)
     folded: dict[object, Lane] = {}
     for state in picture.snapshot.ranks:
-        lane = _lane(state, latest, picture)
+        record = latest.get(state.rank) if state.rank in pending else None
+        lane = _lane(state, record, awaited, picture)
         key = _sameness(lane) if fold else state.rank
         there = folded.get(key)
         folded[key] = lane if there is None else _together(there, lane)
@@ -76,11 +79,15 @@ def _together(one: Lane, other: Lane) -> Lane:
     )
 
 
-def _lane(state: RankState, latest: Mapping[int, Collective], picture: Picture) -> Lane:
-    now_ns, rank = picture.snapshot.taken_ns, state.rank
+def _lane(
+    state: RankState,
+    record: Collective | None,
+    awaited: collective_steps.Awaited,
+    picture: Picture,
+) -> Lane:
+    now_ns = picture.snapshot.taken_ns
     quiet = state.heard_ns and now_ns - state.heard_ns > SILENT_AFTER_S * 1e9
     heard_ns = state.heard_ns if quiet and state.status is not Status.DEAD else 0
-    record = latest.get(rank) if rank in picture.pending else None
     text, since_ns, held = describe(state), state.since_ns, state.status is Status.PAUSED
     waits_for: Ranks = ()
     if state.status is Status.SETTING_UP:
@@ -88,17 +95,17 @@ def _lane(state: RankState, latest: Mapping[int, Collective], picture: Picture) 
     elif state.status is Status.RUNNING:
         since_ns = 0
         if record is not None and not record.over:
-            text = collective_steps.describe(record, picture.collectives.of[rank])
+            text = collective_steps.describe(record, picture.collectives.of[state.rank])
             since_ns, held = record.issued_ns, collective_steps.is_held(record)
             if not held:
-                waits_for = collective_steps.waited_for(rank, latest, picture.collectives)
+                waits_for = awaited.by(record)
     elif state.status is Status.READY:
         since_ns = 0
     inside = record is not None and not record.over and not held
     waits = inside or bool(waits_for)
     place = (state.device, f"pid {state.pid}" if state.pid else "", state.host)
     return Lane(
-        ranks=(rank,),
+        ranks=(state.rank,),
         role=_role(state, held, waits, heard_ns, picture.diagnosis),
         status=state.status,
         stage=state.stage,

@@ -12,13 +12,14 @@ from ddp_notebook.analysis.board import board as arranged
 from ddp_notebook.analysis.lanes import as_of, lanes, standings
 from ddp_notebook.magics.buttons import Buttons
 from ddp_notebook.magics.widgets import can_show_widgets, past_message
-from ddp_notebook.model import Board, Snapshot
+from ddp_notebook.model import Board, Ranks, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.session.live import Live
 from ddp_notebook.views import board_model as model
 from ddp_notebook.views.live import BOARD_INTERVAL_S, LiveRegion
 from ddp_notebook.views.notebook import board_bundle
 from ddp_notebook.views.timeline_model import Timeline
+from ddp_notebook.views.timeline_svg import bars
 
 if TYPE_CHECKING:
     from ddp_notebook.views.widget import BoardWidget
@@ -28,6 +29,8 @@ DRAWN = ("board", "findings", "standings", "actions", "measuring", "busy", "said
 
 _PICTURE_INTERVAL_S = 1.0
 """Below a widget the picture is for later: it need not be painted as often."""
+REST_S = 3.0
+"""While a cell runs, its collectives are drawn in the picture when none came for so long."""
 _QUIET_S = 1.0
 _BEAT_S = 2.0
 """While a page watches, it hears something so often: else it says that the kernel is gone."""
@@ -87,6 +90,10 @@ class LiveBoard:
         self._watched_until_s = 0.0
         self._told_s = 0.0
         self._kept: object = None
+        self._kept_key: object = None
+        self._moved_s = 0.0
+        self._rows: list[Ranks] = []
+        self._bars, self._bars_of = "", (0, 0.0, self._rows)
         empty = model.board_json("The ranks are starting.", (), Snapshot(), (), self._epoch_ns)
         self._widget: BoardWidget = BoardWidget(self._heard, board=empty)
         self._picture = LiveRegion(
@@ -116,8 +123,13 @@ class LiveBoard:
         """
         if time.monotonic() < self._watched_until_s:
             return
+        key = self._live.key()
+        if key == self._kept_key:
+            return  # the cells of a loop: a painting each would be a tenth of their time
+        self._kept_key = key
         self._paint()
         if self._picture.shown:
+            self._draw_bars(at_rest=True)
             self._picture.paint()
         with self._lock:
             state = self._widget.get_state(DRAWN)
@@ -130,17 +142,33 @@ class LiveBoard:
         self._paint()
         self._closed = True
         self._wake.set()
+        self._kept_key = None
         with self._lock:
             self._widget.actions, self._widget.measuring = [], {}
             self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
         self.keep()
+        self._draw_bars(at_rest=True)
         bundle = board_bundle(final if final is not None else self._session.status())
-        self._picture.close(self._widget.picture(bundle))
+        self._picture.close(self._widget.picture(bundle, self._bars))
 
     # -- painting ----------------------------------------------------------------------
 
     def _still(self) -> dict[str, str]:
-        return self._widget.picture(board_bundle(self._session.status()))
+        run = self._session.current
+        over = run is None or run.done
+        self._draw_bars(over or time.monotonic() - self._moved_s > REST_S)
+        return self._widget.picture(board_bundle(self._session.status()), self._bars)
+
+    def _draw_bars(self, at_rest: bool) -> None:
+        """Draw the last collectives for the picture. While they go on, those of before stay in
+        it: it is for later, and need not be sent with each of them.
+        """
+        with self._lock:
+            timeline, of = self._timeline, (self._live.run, self._moved_s, self._rows)
+            if timeline is not None and at_rest and of != self._bars_of:
+                self._bars, self._bars_of = bars(timeline, self._rows), of
+            elif of[0] != self._bars_of[0]:
+                self._bars = ""
 
     def _paint_loop(self, delay_s: float) -> None:
         time.sleep(delay_s)
@@ -166,6 +194,9 @@ class LiveBoard:
             if self._timeline is None:
                 self._timeline = Timeline(self._epoch_ns, size)
             self._timeline.take(self._live.run, news)
+            self._rows = [lane.ranks for lane in drawn]
+            if news:
+                self._moved_s = time.monotonic()
             with widget.hold_sync():
                 widget.paint(
                     {
@@ -200,6 +231,7 @@ class LiveBoard:
     def _pressed(self) -> None:
         """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
         with self._lock:
+            self._kept_key = None
             if not self._closed:
                 self._show_buttons()
         self.nudge()

@@ -100,8 +100,9 @@ class SaveVerb:
             bundles.append(findings.bundle(diagnosis))
         publish = self.shell.display_pub.publish
         if can_show_widgets(self.shell):
-            widget = ReplayBoard(replay, diagnosis).widget
-            publish(data=widget.bundle(), metadata={})
-            bundles = [widget.picture(bundle) for bundle in bundles]
+            board = ReplayBoard(replay, diagnosis)
+            publish(data=board.widget.bundle(), metadata={})
+            below = (board.bars, "")
+            bundles = [board.widget.picture(*each) for each in zip(bundles, below, strict=False)]
         for bundle in bundles:
             publish(data=bundle, metadata={})

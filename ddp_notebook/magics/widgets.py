@@ -14,6 +14,7 @@ from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views import board_model as model
 from ddp_notebook.views.timeline_model import Timeline
+from ddp_notebook.views.timeline_svg import bars
 
 if TYPE_CHECKING:
     from ddp_notebook.session.replay import Replay
@@ -72,12 +73,14 @@ class ReplayBoard:
         pending = saved.snapshot.with_status(Status.RUNNING)
         sources = saved.case.sources if saved.case is not None else {}
         picture = Picture(saved.snapshot, saved.collectives, pending, diagnosis, sources)
-        shown = arranged(saved.snapshot)
+        shown, drawn = arranged(saved.snapshot), lanes(picture)
+        self.bars = bars(self._timeline, [lane.ranks for lane in drawn])
+        """The last collectives, for where the script does not run."""
         board = model.board_json(
             f"{replay.name}: {shown.headline}",
             shown.notes,
             saved.snapshot,
-            lanes(picture),
+            drawn,
             self._epoch_ns,
         )
         evidence = saved.case.ranks if saved.case is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis.lanes import Picture
@@ -59,6 +60,23 @@ class Live:
             bringup.store if bringup is not None else "session",
         )
         return picture, news
+
+    def key(self) -> object:
+        """Another one whenever a board would show something else, but for how long ago it was.
+
+        Takes some microseconds; a look takes a thousand.
+        """
+        session = self._session
+        snapshot, run, processes = session.record.snapshot, session.current, session._processes
+        written: tuple[tuple[int, int], ...] = ()
+        if run is not None and processes is not None:
+            with contextlib.suppress(ValueError):
+                # Of a run without collectives nothing is drawn, whichever it is.
+                written = tuple(each for each in processes.rings.written(run.ranks) if each[1])
+        timeless = tuple(replace(s, cell=0, heard_ns=0, since_ns=0) for s in snapshot.ranks)
+        known = replace(snapshot, ranks=timeless, taken_ns=0)
+        pending = run.pending if run is not None else ()
+        return known, pending, written, self._found, session.measuring
 
     def past(self, at_ns: int) -> Snapshot:
         """The state as it was at `at_ns`, as far back as it is kept."""

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.analysis import run_rules
 from ddp_notebook.analysis.board import board
+from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.analysis.output import OutputLog
 from ddp_notebook.analysis.timeline import state_at
 from ddp_notebook.analysis.trace import trace
@@ -79,7 +79,7 @@ class Replay:
 
         `saved.diagnosis` is what was found then. Raises UsageMistake when nothing was known.
         """
-        return run_rules.diagnose_run(self._case("%ddp_why"))
+        return diagnose_run(self._case("%ddp_why"))
 
     def where(self) -> Mapping[int, tuple[Place, ...]]:
         """Where each rank was in the user's code, its outermost line first.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.analysis.trace import trace
 from ddp_notebook.errors import NoSession, SessionLost, UsageMistake
 from ddp_notebook.model import (
@@ -79,7 +79,7 @@ class SaveVerbs(Underway):
             moments=kept.moments,
             outputs=kept.outputs if output else (),
             case=case,
-            diagnosis=run_rules.diagnose_run(case) if case is not None else None,
+            diagnosis=diagnose_run(case) if case is not None else None,
             script=self.current.script if self.current is not None else "",
             run=self.current.cell if self.current is not None else 0,
             versions=_versions(case),

@@ -87,8 +87,8 @@ def sentence(finding: Finding) -> str:
 
 
 def only_wait(finding: Finding) -> str:
-    """``Rank 0 only waits.``, ``Ranks 0,2 only wait.``; empty for nobody. Culprits do not count."""
-    ranks = tuple(rank for rank in finding.waiting if rank not in finding.ranks)
+    """``Rank 0 only waits.``, ``Ranks 0,2 only wait.``; empty for nobody."""
+    ranks = finding.waiting
     if not ranks:
         return ""
     return f"{name_ranks(ranks).capitalize()} only wait{'s' if len(ranks) == 1 else ''}."

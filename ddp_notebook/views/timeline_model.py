@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from ddp_notebook.model import Collective, Part, Phase
@@ -41,6 +42,7 @@ class Timeline:
     def _forget(self) -> None:
         self.generation += 1
         self._kinds: dict[tuple[Any, ...], int] = {}
+        self._kind_list: list[tuple[Any, ...]] = []
         self._sent_kinds = 0
         self._slices: dict[int, deque[Slice]] = {}
         self._index: dict[tuple[int, int], Slice] = {}
@@ -63,7 +65,7 @@ class Timeline:
             known[5], known[6] = self._micros(record.done_ns), PHASES.index(record.phase)
             self._fresh[key] = known
             return
-        kind = self._kinds.setdefault(self._kind(record), len(self._kinds))
+        kind = self._number_of(self._kind(record))
         made = [
             record.rank,
             record.number,
@@ -79,6 +81,12 @@ class Timeline:
         if len(row) > self._per_rank:
             oldest = row.popleft()
             del self._index[oldest[0], oldest[1]]
+
+    def _number_of(self, kind: tuple[Any, ...]) -> int:
+        number = self._kinds.setdefault(kind, len(self._kinds))
+        if number == len(self._kind_list):
+            self._kind_list.append(kind)
+        return number
 
     def _kind(self, record: Collective) -> tuple[Any, ...]:
         place = record.place
@@ -111,6 +119,35 @@ class Timeline:
     def _micros(self, at_ns: int) -> int:
         return (at_ns - self.epoch_ns) // 1000 if at_ns else 0
 
+    # -- what is kept ------------------------------------------------------------------
+
+    def last(self, rank: int, most: int) -> list[Slice]:
+        """The newest slices of a rank, the oldest of them first."""
+        row = self._slices.get(rank, ())
+        return list(islice(row, max(0, len(row) - most), None))
+
+    def operation(self, each: Slice) -> str:
+        """What it is: all_reduce, send, ..."""
+        return str(self._kind_of(each)[0])
+
+    def meeting(self, each: Slice) -> tuple[str, int]:
+        """Slices of several ranks with the same meet each other. Sends and receives meet nobody."""
+        kind = self._kind_of(each)
+        return (f"rank {each[0]}" if kind[9] >= 0 else kind[4], each[3])
+
+    def met(self) -> dict[tuple[str, int], int]:
+        """Per meeting when the last rank that is known to have come came."""
+        found: dict[tuple[str, int], int] = {}
+        for row in self._slices.values():
+            for each in row:
+                if PHASES[each[6]] not in (Phase.HELD, Phase.REFUSED):
+                    key = self.meeting(each)
+                    found[key] = max(found.get(key, 0), each[4])
+        return found
+
+    def _kind_of(self, each: Slice) -> tuple[Any, ...]:
+        return self._kind_list[each[2]]
+
     # -- messages ----------------------------------------------------------------------
 
     def news(self) -> dict[str, Any] | None:
@@ -132,7 +169,7 @@ class Timeline:
         return self._message([each for row in self._slices.values() for each in row], 0)
 
     def _message(self, slices: Sequence[Slice], first_kind: int) -> dict[str, Any]:
-        kinds = list(self._kinds)[first_kind:]
+        kinds = self._kind_list[first_kind:]
         return {
             "kind": "slices",
             "run": self.run,

@@ -62,7 +62,7 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {_WIDGET: view, "text/plain": ""}
 
-    def picture(self, bundle: Mapping[str, str]) -> dict[str, str]:
-        """`bundle` as the picture that is seen where the script does not run."""
-        html = f'<div class="ddp-still-{self.still}">{bundle["text/html"]}</div>'
+    def picture(self, bundle: Mapping[str, str], bars: str = "") -> dict[str, str]:
+        """`bundle` as the picture that is seen where the script does not run, `bars` below it."""
+        html = f'<div class="ddp-still-{self.still}">{bundle["text/html"]}{bars}</div>'
         return {**bundle, "text/html": html}

@@ -131,6 +131,10 @@ def test_where_scripts_cannot_be_loaded_the_picture_is_shown(
         picture = page.locator(".ddp-board").first  # in place of an empty box
         expect(picture).to_be_visible()
         expect(picture).to_contain_text("6/6 verified")
+        for rank, last in enumerate(("all_reduce", "barrier")):
+            # The rank that comes second is refused.
+            name = re.compile(f"rank {rank}: 1 collective, the last: {last} #0, (issued|refused)$")
+            expect(page.get_by_role("img", name=name)).to_be_visible()
         expect(page.locator(".ddpb")).to_have_count(0)
         assert page.evaluate("window.hurt") is None
 

@@ -8,7 +8,7 @@ const source = readFileSync(new URL("../../ddp_notebook/views/board/board.js", i
 const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
 
 const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];
-const [HELD, ISSUED, DONE, FAILED] = [0, 1, 2, 3];
+const [HELD, ISSUED, DONE, FAILED, REFUSED] = [0, 1, 2, 3, 4];
 
 /** A message as the kernel sends it. */
 const message = (slices, more = {}) => ({ kind: "slices", run: 1, generation: 1, first_kind: 0, kinds: [KIND], slices, skipped: 0, ...more });
@@ -93,7 +93,11 @@ test("a held collective has not come to the others yet", () => {
     [0, 0, 0, 0, 100, 0, ISSUED],
     [1, 0, 0, 0, 700, 0, HELD],
   ]);
-  assert.deepEqual([...store.rows.get(0).list[0][7].ranks], [0]);
+  const [slice] = store.rows.get(0).list;
+  assert.equal(slice[7].size, 1);
+  store.take(message([[1, 0, 0, 0, 900, 0, ISSUED]], { first_kind: 1, kinds: [] }));
+  store.take(message([[1, 0, 0, 0, 900, 0, ISSUED]], { first_kind: 1, kinds: [] }));
+  assert.deepEqual([slice[7].size, slice[7].lastRank], [2, 1]);
 });
 
 test("messages of another run replace what was there; a gap is noticed", () => {
@@ -126,6 +130,51 @@ test("the first slice that is seen is found, also a long one from before", () =>
   assert.equal(list[store.startOf(list, 7500)][1] <= 2, true);
   assert.equal(board.overlap(list, 9000), false);
   assert.equal(board.overlap([[0, 0, 0, 0, 0, 50, DONE], [0, 1, 0, 1, 20, 60, DONE]], 99), true);
+});
+
+test("of a row what reaches into a part of time is seen, and nothing else is looked at", () => {
+  const store = filled(Array.from({ length: 500 }, (_, i) => [0, i, 0, i, 1000 * i, 1000 * i + 400, DONE]));
+  const numbers = store.seen(0, 100_000, 103_500).map(([, number]) => number);
+  assert.deepEqual(numbers.slice(-4), [100, 101, 102, 103]);
+  assert.ok(numbers.length <= 5); // one before may be among them
+  assert.deepEqual(store.seen(7, 0, 1e9), []);
+});
+
+/** Where slices stand on a line of a pixel per microsecond: [number, x0, x1, top, tall]. */
+function laidOut(slices, roomForTwo = false) {
+  const found = [];
+  board.layOut(slices, (at) => at, 1000, roomForTwo, (slice, ...where) => found.push([slice[1], ...where]));
+  return found;
+}
+
+test("slices that would cover each other are drawn once", () => {
+  const tight = Array.from({ length: 1000 }, (_, i) => [0, i, 0, i, i / 100, i / 100 + 0.005, DONE]);
+  const found = laidOut(tight);
+  assert.ok(found.length <= 25); // a thousand in ten pixels
+  assert.ok(found.at(-1)[2] >= 9.5); // and they are seen up to the end
+  assert.deepEqual(laidOut([[0, 0, 0, 0, 900, 0, ISSUED]]), [[0, 900, 1000, 0, 1]]);
+});
+
+test("two buckets under way at once stand below each other where there is room", () => {
+  const both = [[0, 0, 0, 0, 0, 50, DONE], [0, 1, 0, 1, 20, 60, DONE], [0, 2, 0, 2, 70, 90, DONE]];
+  assert.deepEqual(laidOut(both, true), [[0, 0, 50, 0, 0.5], [1, 20, 60, 0.5, 0.5], [2, 70, 90, 0, 0.5]]);
+  assert.ok(laidOut(both).every(([, , , top, tall]) => top === 0 && tall === 1));
+});
+
+test("what was refused has not come to the others", () => {
+  const store = filled([[0, 0, 0, 0, 100, 900, REFUSED], [0, 1, 0, 0, 200, 900, DONE], [1, 0, 0, 0, 150, 900, DONE]]);
+  assert.deepEqual([store.rows.get(1).list[0][7].size, store.rows.get(1).list[0][7].lastRank], [2, 0]);
+});
+
+test("the page is drawn again by itself only while time moves something", () => {
+  const store = filled([[0, 0, 0, 0, 1000, 2000, DONE], [0, 1, 0, 1, 3000, 0, ISSUED]]);
+  const window = new board.Window();
+  assert.equal(window.update(store, 3500), true);
+  assert.equal(window.update(store, 60e6), false); // what waits reaches the edge already
+  store.take(message([[0, 1, 0, 1, 3000, 4000, DONE]], { first_kind: 1, kinds: [] }));
+  assert.equal(window.update(store, 60e6), false);
+  window.zoom(0.5);
+  assert.equal(window.update(store, 60e6), false);
 });
 
 test("the window follows the end until a person moves it", () => {

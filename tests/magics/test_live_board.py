@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from support import Kernel
 
+from ddp_notebook.magics.boards import REST_S
+
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHIN_S = 40.0
 
@@ -183,15 +185,16 @@ def test_a_page_that_comes_late_gets_all_slices_and_the_past(page: Page) -> None
     page.run("%%ddp\nfor n in range(5):\n    dist.all_reduce(torch.ones(4))")
     everything = {(rank, number) for rank in (0, 1) for number in range(5)}
 
-    def has_all(message: Mapping[str, Any]) -> bool:
-        slices = {(rank, number) for rank, number, *_ in message.get("slices", ())}
-        return slices >= everything and message["first_kind"] == 0
+    def has_all() -> bool:
+        # What a painting under way had not seen yet comes as news after the answer.
+        slices = {(rank, n) for each in page.told for rank, n, *_ in each.get("slices", ())}
+        return slices >= everything and any(each.get("first_kind") == 0 for each in page.told)
 
     page.told.clear()
     page.say(kind="hello", view="late")
-    page.read_until(lambda: any(map(has_all, page.told)), "all slices")
-    whole = next(filter(has_all, page.told))
-    assert {kind[0] for kind in whole["kinds"]} == {"all_reduce"}
+    page.read_until(has_all, "all slices")
+    kinds = {kind[0] for each in page.told for kind in each.get("kinds", ())}
+    assert kinds == {"all_reduce"}
 
     page.told.clear()
     page.read_until(lambda: any(m["kind"] == "beat" for m in page.told), "a sign of life")
@@ -305,3 +308,24 @@ def test_the_notebook_keeps_a_picture_beside_the_widget(page: Page) -> None:
     page.read_until(lambda: "6/6 verified" in [{}, *pictures()][-1].get("text/html", ""), "picture")
     picture = pictures()[-1]
     assert WIDGET not in picture and "2 ranks, gloo" in picture["text/plain"]
+
+
+def test_collectives_are_drawn_in_the_picture_when_they_rest(page: Page, tmp_path: Path) -> None:
+    """Not while they go on: each of a thousand would be a message."""
+    flag, began = tmp_path / "go-on", time.monotonic()
+    before = len(page.outputs)
+    cell = page.kernel.send(LOOP.format(flag=str(flag)))
+
+    def drawn() -> list[str]:
+        sent = [each.get("text/html", "") for each in page.outputs[before:]]
+        return [
+            each[each.index('<table class="ddp-bars"') :] for each in sent if "ddp-bars" in each
+        ]
+
+    told = len(page.told)
+    page.read_until(lambda: len(page.told) > told + 50, "collectives go on")
+    assert len(set(drawn())) <= 1 + (time.monotonic() - began) / REST_S
+    flag.touch()
+    page.read_until(lambda: cell in page.idle, "the cell has ended")
+    page.read_until(lambda: bool(drawn()) and drawn()[-1].count("<svg") == 2, "both ranks drawn")
+    assert "the last: all_reduce #" in drawn()[-1]

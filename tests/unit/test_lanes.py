@@ -180,3 +180,20 @@ def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     assert dead["restart"].magic == "%ddp_restart --ranks 1" and not dead["restart"].why_not
     assert dead["continue"].magic == "%ddp_step --to end"
     assert board_model.actions((), False, False) == ()
+
+
+def test_for_a_thousand_ranks_that_wait_for_one_the_others_are_looked_at_once() -> None:
+    class Counted(dict[int, tuple[Collective, ...]]):
+        looked_at = 0
+
+        def get(self, *key: object) -> object:  # type: ignore[override]
+            self.looked_at += 1
+            return super().get(*key)  # type: ignore[call-overload]
+
+    waiting = picture(1024, without=341)
+    of = Counted(waiting.collectives.of)
+    (late,) = [lane for lane in lanes(waiting) if lane.ranks == (341,)]
+    assert late.role is Role.BUSY
+    counted = replace(waiting, collectives=replace(waiting.collectives, of=of))
+    assert {lane.waits_for for lane in lanes(counted)} == {(341,), ()}
+    assert of.looked_at <= 2 * 1024

@@ -4,7 +4,7 @@
 // Above, pure functions: words, ranks, scales, the store of slices. `node --test` tests them.
 // Below, what draws: the lanes, the timeline, the rest of the page, and the door for anywidget.
 
-// ------------------------------------------------------------------------------- words
+// ------------------------ words
 
 export const ROLES = {
   culprit: ["✗", "to blame", "bad"],
@@ -58,7 +58,7 @@ export function formatBytes(count) {
   return `${count} B`;
 }
 
-// ------------------------------------------------------------------------------- ranks
+// ------------------------ ranks
 
 /** The members of a rank set as it is written: `0,2-4`. */
 export function parseRanks(text) {
@@ -107,7 +107,7 @@ export function brackets(lanes) {
   return [...found.values()];
 }
 
-// ------------------------------------------------------------------------------- slices
+// ------------------------ slices
 
 const [RANK, NUMBER, KIND, SLOT, ISSUED, DONE, PHASE] = [0, 1, 2, 3, 4, 5, 6];
 const MEETING = 7; // added here: where its ranks meet
@@ -145,7 +145,6 @@ export class Store {
     if (message.generation !== this.generation) {
       this.forget();
       this.generation = message.generation;
-      this.run = message.run;
     }
     if (message.first_kind > this.kinds.length) return false;
     message.kinds.forEach((kind, i) => (this.kinds[message.first_kind + i] = kind));
@@ -187,12 +186,12 @@ export class Store {
   /** Where ranks meet: when the last of them came, and who that was. */
   meet(slice) {
     const kind = this.kinds[slice[KIND]];
-    if (!kind || kind[PEER] >= 0 || PHASES[slice[PHASE]] === "held") return;
+    if (!kind || kind[PEER] >= 0 || ["held", "refused"].includes(PHASES[slice[PHASE]])) return;
     const key = `${kind[GROUP]}/${slice[SLOT]}`;
     let meeting = this.meetings.get(key);
-    if (!meeting) this.meetings.set(key, (meeting = { ranks: new Set(), last: -Infinity, first: Infinity }));
+    if (!meeting) this.meetings.set(key, (meeting = { size: 0, last: -Infinity, first: Infinity }));
+    if (slice[MEETING] !== meeting) meeting.size++;
     slice[MEETING] = meeting;
-    meeting.ranks.add(slice[RANK]);
     meeting.first = Math.min(meeting.first, slice[ISSUED]);
     if (slice[ISSUED] > meeting.last) [meeting.last, meeting.lastRank] = [slice[ISSUED], slice[RANK]];
     if (this.meetings.size > MOST_MEETINGS) this.meetings.delete(this.meetings.keys().next().value);
@@ -210,6 +209,15 @@ export class Store {
     return Math.max(0, low - 1);
   }
 
+  /** What of a rank's row reaches into a part of time. */
+  seen(rank, from, to) {
+    const list = this.rows.get(rank)?.list ?? [];
+    const start = this.startOf(list, from);
+    let end = start;
+    while (end < list.length && list[end][ISSUED] <= to) end++;
+    return list.slice(start, end);
+  }
+
   /** What a person wants to know of a slice, a line each. */
   describe(slice, now) {
     const kind = this.kinds[slice[KIND]];
@@ -225,7 +233,7 @@ export class Store {
     if (kind[PLACE]) lines.push(kind[CODE] ? `${kind[PLACE]}   ${kind[CODE]}` : kind[PLACE]);
     lines.push(`${isOpen(slice) ? "for" : "took"} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
     const meeting = slice[MEETING];
-    if (meeting && meeting.ranks.size > 1 && meeting.last > slice[ISSUED])
+    if (meeting && meeting.size > 1 && meeting.last > slice[ISSUED])
       lines[lines.length - 1] += ` · waited ${formatSpan(meeting.last - slice[ISSUED])} for rank ${meeting.lastRank}`;
     else if (meeting && meeting.lastRank === slice[RANK] && meeting.last > meeting.first)
       lines[lines.length - 1] += ` · the last to come, ${formatSpan(meeting.last - meeting.first)} after the first`;
@@ -249,6 +257,27 @@ export function overlap(slices, now) {
   return false;
 }
 
+/**
+ * Where slices of a row stand, from left to right: `place(slice, x0, x1, top, tall)`, the last two as
+ * parts of the row's height. Of those that cover each other one is placed. Slices that are under way
+ * at once stand below each other where there is room for two.
+ */
+export function layOut(slices, x, now, roomForTwo, place) {
+  const floors = roomForTwo && overlap(slices, now) ? 2 : 1;
+  const covered = [-Infinity, -Infinity];
+  const ends = [-Infinity, -Infinity];
+  for (const slice of slices) {
+    const until = endOf(slice, now);
+    const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
+    ends[floor] = Math.max(ends[floor], until);
+    const x0 = x(slice[ISSUED]);
+    const x1 = Math.max(x(until), x0 + 1.5);
+    if (x1 < covered[floor] + 0.5) continue;
+    covered[floor] = x1;
+    place(slice, x0, x1, floor / floors, 1 / floors);
+  }
+}
+
 /** Which part of time is shown: it follows the end, or stays where a person put it. */
 export class Window {
   constructor() {
@@ -256,9 +285,9 @@ export class Window {
     [this.from, this.to] = [0, 1e6];
   }
 
-  /** Follow: the newest slices, and what is still waited for, up to `now`. */
+  /** Follow: the newest slices, and what is still waited for; true while time alone moves that. */
   update(store, now) {
-    if (!this.follow || !store.rows.size) return;
+    if (!this.follow || !store.rows.size) return false;
     let from = Infinity;
     for (const { list } of store.rows.values()) from = Math.min(from, list[Math.max(0, list.length - 24)][ISSUED]);
     const shown = Math.max(store.last - from, 200);
@@ -266,6 +295,7 @@ export class Window {
     const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;
     const near = this.set && Math.abs(this.from - from) < 0.04 * shown && to <= this.to && to > this.to - 0.2 * shown;
     if (!near) [this.from, this.to, this.set] = [from - 0.02 * shown, Math.max(to, from + 100), true];
+    return store.pending > 0 && now <= this.to;
   }
 
   get span() {
@@ -316,7 +346,7 @@ export function ticks(from, to, most = 6) {
   return found;
 }
 
-// ------------------------------------------------------------------------------- the page
+// ------------------------ the page
 
 /** An element; children are elements or text, and text stays text. */
 function make(tag, attributes = {}, ...children) {
@@ -336,7 +366,7 @@ function show(element, key, children) {
   const said = JSON.stringify(key);
   if (element.shownKey === said) return false;
   element.shownKey = said;
-  element.replaceChildren(...children().flat().filter(Boolean));
+  element.replaceChildren(...[children()].flat(2).filter(Boolean));
   return true;
 }
 
@@ -364,9 +394,11 @@ const SILENT_FOR_MS = 5_000; // and much sooner when it is greeted: a page that 
 const HERE_EVERY_MS = 60_000;
 
 class Page {
-  constructor(model, store) {
+  /** `guarded` runs what draws later, as long as there is a page. */
+  constructor(model, store, guarded) {
     this.model = model;
     this.store = store;
+    this.guarded = guarded;
     this.view = crypto.randomUUID?.() ?? String(Math.random());
     this.chosen = new Set();
     this.past = null;
@@ -381,7 +413,7 @@ class Page {
       make("style", {}, `.ddp-still-${model.get("still")}, .jp-OutputArea-child:has(.ddp-still-${model.get("still")}) { display: none }`),
       part("head"),
       part("gone", { role: "status" }),
-      part("findings", { role: "status", "aria-live": "polite" }),
+      part("findings", { role: "status" }),
       part("measuring"),
       part("actions", { role: "toolbar", "aria-label": "What can be done" }),
       part("lanes", { role: "list", "aria-label": "Ranks" }),
@@ -435,7 +467,7 @@ class Page {
     this.drawSaid(this.model.get("said"));
     show(this.notes, board.notes, () => board.notes.map((note) => make("li", {}, note)));
     this.tick();
-    this.timeline.dirty = true;
+    this.timeline.touch();
   }
 
   drawHead(board) {
@@ -447,8 +479,11 @@ class Page {
     ]);
   }
 
+  /** What a person has unfolded stays so when more is known, or nothing for a moment. */
   drawFindings(findings) {
-    show(this.findings, findings, () => findings.map((found, i) => this.finding(found, i === 0)));
+    if (this.findings.firstChild) this.unfolded = this.findings.querySelector("[open]");
+    const drawn = show(this.findings, findings, () => findings.map((found, i) => this.finding(found, i === 0)));
+    if (drawn && this.unfolded) this.findings.querySelector("details")?.setAttribute("open", "");
   }
 
   finding(found, first) {
@@ -476,8 +511,7 @@ class Page {
 
   /** The benchmark that goes on. Its bar stays the same element, so that it moves. */
   drawMeasuring({ what, percent }) {
-    const bar = make("progress", { max: "100", "aria-label": "Benchmark" });
-    show(this.measuring, what ?? "", () => (what ? [make("b", {}, `%ddp_bench runs: ${what}`), bar, make("span")] : []));
+    show(this.measuring, what ?? "", () => what && [make("b", {}, `%ddp_bench runs: ${what}`), make("progress", { max: "100", "aria-label": "Benchmark" }), make("span")]);
     if (!what) return;
     this.measuring.querySelector("progress").value = percent;
     this.measuring.lastChild.textContent = `${percent} %`;
@@ -497,7 +531,7 @@ class Page {
       const more = board.left_out && make("div", { class: "ddpb-more" }, `and ${nameRanks(board.left_out)}`);
       return [this.wires, ...rows, more];
     });
-    if (drawn) requestAnimationFrame(() => this.drawWires());
+    if (drawn) requestAnimationFrame(() => this.guarded(() => this.drawWires()));
   }
 
   lane(lane, stages) {
@@ -650,7 +684,24 @@ class Page {
   }
 }
 
-// ------------------------------------------------------------------------------- the timeline
+// ------------------------ the timeline
+
+/** What says that a collective waits, whatever the colours. */
+function hatch(colour) {
+  const tile = new OffscreenCanvas(6, 6);
+  const brush = tile.getContext("2d");
+  brush.globalAlpha = 0.28;
+  brush.fillStyle = brush.strokeStyle = colour;
+  brush.fillRect(0, 0, 6, 6);
+  brush.globalAlpha = 1;
+  brush.lineWidth = 1.4;
+  for (const shift of [-6, 0, 6]) {
+    brush.moveTo(shift, 6);
+    brush.lineTo(shift + 6, 0);
+  }
+  brush.stroke();
+  return tile;
+}
 
 const TONES = { all_reduce: "a", broadcast: "b", barrier: "c" };
 
@@ -658,8 +709,8 @@ class Timeline {
   constructor(page) {
     this.page = page;
     this.window = new Window();
-    this.dirty = true;
     this.at = null;
+    this.now = 0; // when it was drawn last
     this.canvas = make("canvas", {
       tabindex: "0",
       role: "img",
@@ -667,12 +718,13 @@ class Timeline {
       onpointermove: (e) => this.move(e),
       onpointerleave: () => this.point(null),
       onpointerdown: (e) => this.grab(e),
-      onpointerup: () => (this.grabbed = null),
+      onlostpointercapture: () => (this.grabbed = null), // let go, or taken over by a scroll
       ondblclick: () => this.fit(),
       onkeydown: (e) => this.key(e),
     });
     this.canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
-    this.tip = make("div", { class: "ddpb-tip", role: "status", "aria-live": "polite", hidden: true });
+    this.tip = make("div", { class: "ddpb-tip", role: "status", hidden: true });
+    this.frameAt = make("div", { class: "ddpb-at", hidden: true });
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
@@ -691,7 +743,7 @@ class Timeline {
         this.slider,
         this.info,
       ),
-      make("div", { class: "ddpb-canvas" }, this.canvas, this.tip),
+      make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip),
       make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text))),
     );
   }
@@ -700,19 +752,27 @@ class Timeline {
     return make("button", { class: "ddpb-small", type: "button", "aria-label": label, title: label, onclick: act }, text);
   }
 
-  zoom(factor, at = 0.5) {
+  /** Have it drawn in the page's next frame. */
+  touch() {
+    this.asked ??= requestAnimationFrame(() => {
+      this.asked = null;
+      this.page.guarded(() => this.frame());
+    });
+  }
+
+  zoom(factor, at) {
     this.window.zoom(factor, at);
-    this.dirty = true;
+    this.touch();
   }
 
   fit() {
     this.window.fit(this.page.store, this.page.now());
-    this.dirty = true;
+    this.touch();
   }
 
   hold() {
     this.window.follow = false;
-    this.dirty = true;
+    this.touch();
   }
 
   goLive() {
@@ -726,11 +786,10 @@ class Timeline {
   /** Scrub back: the window goes there, and the lanes show what was known then. */
   scrub() {
     const { store } = this.page;
-    const end = this.page.model.get("board").now ?? store.last;
-    const began = this.page.model.get("board").began ?? store.first;
+    const { now: end = store.last, began = store.first } = this.page.model.get("board");
     const at = began + (Number(this.slider.value) / 1000) * (Math.max(end, store.last) - began);
     this.window.centre(at);
-    this.dirty = true;
+    this.touch();
     clearTimeout(this.asking);
     this.asking = setTimeout(() => this.page.send({ kind: "at", at: Math.round(at) }), 120);
   }
@@ -744,7 +803,7 @@ class Timeline {
   }
 
   grab(event) {
-    this.grabbed = { x: event.clientX, from: this.window.from, to: this.window.to };
+    this.grabbed = { x: event.clientX, from: this.window.from };
     this.canvas.setPointerCapture(event.pointerId);
   }
 
@@ -755,42 +814,47 @@ class Timeline {
 
   move(event) {
     if (this.grabbed) {
-      const by = ((this.grabbed.x - event.clientX) / (this.width - this.gutter)) * this.window.span;
-      if (Math.abs(this.grabbed.x - event.clientX) > 2) {
-        this.window.follow = false;
-        [this.window.from, this.window.to] = [this.grabbed.from + by, this.grabbed.to + by];
-        this.dirty = true;
-      }
+      const { x, from } = this.grabbed;
+      if (Math.abs(x - event.clientX) <= 2) return;
+      this.window.pan((from - this.window.from) / this.window.span + (x - event.clientX) / (this.width - this.gutter));
+      this.touch();
       return;
     }
     const box = this.canvas.getBoundingClientRect();
-    const rank = Math.floor((event.clientY - box.top) / this.rowHeight);
-    this.point(this.find(rank, this.window.from + this.shareOf(event) * this.window.span));
+    this.point(this.find(event.clientX - box.left, event.clientY - box.top));
   }
 
-  find(rank, at) {
-    const row = this.page.store.rows.get(rank);
-    if (!row) return null;
-    const near = (3 * this.window.span) / this.width;
-    const now = this.page.now();
-    for (let i = this.page.store.startOf(row.list, at - near); i < row.list.length; i++) {
-      const slice = row.list[i];
-      if (slice[ISSUED] > at + near) break;
-      if (endOf(slice, now) >= at - near) return slice;
-    }
-    return null;
+  /** What is seen at a point of the canvas, or next to it. */
+  find(x, y) {
+    let [found, near] = [null, 3];
+    const rank = Math.floor(y / this.rowHeight);
+    this.layOut(this.odd[this.lineOf(rank)] ?? rank, (slice, x0, x1, top, tall) => {
+      const off = Math.max(x0 - x, x - x1, top - y, y - top - tall, 0);
+      if (off <= near) [found, near] = [slice, off];
+    });
+    return found;
   }
 
+  /** A frame stands around what is pointed at, and words below it: the canvas stays as it is. */
   point(slice) {
     if (slice === this.at) return;
     this.at = slice;
-    this.dirty = true;
     this.tip.hidden = !slice;
+    if (slice) this.tip.replaceChildren(...this.page.store.describe(slice, this.page.now()).map((line) => make("div", {}, line)));
+    this.drawPointed();
+  }
+
+  drawPointed() {
+    const slice = this.at;
+    const until = slice && endOf(slice, this.now);
+    this.frameAt.hidden = !slice || until < this.window.from || slice[ISSUED] > this.window.to;
     if (!slice) return;
-    this.tip.replaceChildren(...this.page.store.describe(slice, this.page.now()).map((line) => make("div", {}, line)));
-    const x = this.x(Math.max(slice[ISSUED], this.window.from));
-    this.tip.style.left = `${Math.max(0, Math.min(x, this.width - 320))}px`;
-    this.tip.style.top = `${(slice[RANK] + 1) * this.rowHeight + 4}px`;
+    let [above, tall] = this.rowOf(slice[RANK]);
+    this.layOut(slice[RANK], (each, _, __, top, high) => each === slice && ([above, tall] = [top, high]));
+    const inside = (x) => Math.max(this.gutter, Math.min(x, this.width));
+    const [x0, x1] = [inside(this.x(slice[ISSUED])), inside(this.x(until))];
+    this.frameAt.style.cssText = `left: ${x0}px; top: ${above}px; width: ${Math.max(x1 - x0, 3)}px; height: ${Math.max(tall, 3)}px`;
+    this.tip.style.cssText = `left: ${Math.max(0, Math.min(x0, this.width - 320))}px; top: ${(slice[RANK] + 1) * this.rowHeight + 4}px`;
   }
 
   key(event) {
@@ -814,7 +878,7 @@ class Timeline {
     else return;
     event.preventDefault();
     event.stopPropagation();
-    this.dirty = true;
+    this.touch();
   }
 
   // -- drawing
@@ -823,88 +887,143 @@ class Timeline {
     return this.gutter + ((at - this.window.from) / this.window.span) * (this.width - this.gutter);
   }
 
-  /** Draw if there is something new to see; called for every frame of a page that is seen. */
-  frame(time) {
-    const { store } = this.page;
-    const flows = this.window.follow && store.pending > 0 && !this.page.model.get("board").frozen;
-    if (!this.dirty && !(flows && time - (this.drawnAt ?? 0) > 100)) return;
-    this.dirty = false;
-    this.drawnAt = time;
+  /** Where a rank's row stands: its top and how high it is. */
+  rowOf(rank) {
+    const apart = this.rowHeight > 5 ? 1 : 0;
+    return [rank * this.rowHeight + apart, this.rowHeight - 2 * apart];
+  }
+
+  /** The first line of the screen's pixels that a rank's row is on. */
+  lineOf(rank) {
+    return Math.floor(rank * this.rowHeight * this.ratio);
+  }
+
+  /** Where what is seen of a rank's row stands: `place(slice, x0, x1, top, tall)`. */
+  layOut(rank, place) {
+    const [above, high] = this.rowOf(rank);
+    const seen = this.page.store.seen(rank, this.window.from, this.window.to);
+    layOut(seen, (at) => this.x(at), this.now, high >= 10, (slice, x0, x1, top, tall) => place(slice, x0, x1, above + top * high, tall * high));
+  }
+
+  /** Draw it, if it can be seen, and again while time alone changes it. */
+  frame() {
+    const { store, model, el } = this.page;
+    if (!el.offsetParent) return; // it is told when that changes
     this.el.hidden = !store.rows.size;
     if (this.el.hidden) return;
-    this.window.update(store, this.page.now());
+    const { frozen } = model.get("board");
+    this.now = this.page.now();
+    const flows = this.window.update(store, this.now);
     this.drawCanvas();
-    const text = this.window.follow ? "Pause" : this.page.model.get("board").frozen ? "▶ End" : "▶ Live";
+    // What was pointed at may have moved, or be gone.
+    if (this.at && store.rows.get(this.at[RANK])?.at.get(this.at[NUMBER]) !== this.at) this.point(null);
+    else this.drawPointed();
+    const text = this.window.follow ? "Pause" : frozen ? "▶ End" : "▶ Live";
     if (this.pause.textContent !== text) this.pause.textContent = text;
     const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
     this.info.textContent = `${formatSpan(this.window.span)} shown${skipped}`;
+    clearTimeout(this.later);
+    if (flows && !frozen) this.later = setTimeout(() => this.touch(), 100);
   }
 
-  theme() {
+  /** The colours of the page's theme: for a brush, and in `words` as pixels have them. */
+  theme(brush) {
     const style = getComputedStyle(this.el);
-    const name = (each) => style.getPropertyValue(`--ddpb-${each}`).trim() || "gray";
-    const colours = Object.fromEntries(
-      ["ink", "line", "bad", "warn", "busy", "ok", "held", "idle", "a", "b", "c", "d", "paper"].map((each) => [each, name(each)]),
-    );
-    const tile = new OffscreenCanvas(6, 6);
-    const brush = tile.getContext("2d");
-    brush.globalAlpha = 0.28;
-    brush.fillStyle = colours.warn;
-    brush.fillRect(0, 0, 6, 6);
-    brush.globalAlpha = 1;
-    brush.strokeStyle = colours.warn;
-    brush.lineWidth = 1.4;
-    for (const shift of [-6, 0, 6]) {
-      brush.moveTo(shift, 6);
-      brush.lineTo(shift + 6, 0);
-    }
-    brush.stroke();
+    const names = ["ink", "line", "bad", "warn", "busy", "ok", "held", "idle", "a", "b", "c", "d", "paper"];
+    const colours = Object.fromEntries(names.map((each) => [each, style.getPropertyValue(`--ddpb-${each}`).trim() || "gray"]));
+    const key = Object.values(colours).join() + style.fontFamily;
+    if (this.colours?.key === key) return this.colours;
+    const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const word = (colour) => {
+      pixel.fillStyle = colour;
+      pixel.fillRect(0, 0, 1, 1);
+      return new Uint32Array(pixel.getImageData(0, 0, 1, 1).data.buffer)[0];
+    };
     // Lines too thin for a pattern have its mean colour.
-    const pale = `color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`;
-    return { ...colours, hatch: tile, pale, font: style.fontFamily };
+    const words = { wait: word(`color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`) };
+    for (const name of ["held", "bad", "a", "b", "c", "d"]) words[name] = word(colours[name]);
+    return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), font: style.fontFamily });
   }
 
   drawCanvas() {
-    const { store, page } = { store: this.page.store, page: this.page };
-    const size = page.model.get("board").world_size;
-    const ratio = window.devicePixelRatio || 1;
+    const size = this.page.model.get("board").world_size;
+    const ratio = (this.ratio = window.devicePixelRatio || 1);
+    this.odd = [];
     this.rowHeight = rowHeight(size);
     this.width = Math.max(200, this.canvas.parentElement.clientWidth);
     this.gutter = this.width < 500 ? 26 : 36;
-    const height = Math.ceil(this.rowHeight * size) + 18;
-    if (this.canvas.width !== Math.round(this.width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
-      this.canvas.width = Math.round(this.width * ratio);
-      this.canvas.height = Math.round(height * ratio);
-      this.canvas.style.height = `${height}px`;
+    const bottom = Math.ceil(this.rowHeight * size);
+    const [wide, high] = [Math.round(this.width * ratio), Math.round((bottom + 18) * ratio)];
+    if (this.canvas.width !== wide || this.canvas.height !== high) {
+      [this.canvas.width, this.canvas.height] = [wide, high];
+      this.canvas.style.height = `${bottom + 18}px`;
     }
     const brush = this.canvas.getContext("2d");
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
-    brush.clearRect(0, 0, this.width, height);
-    const colours = this.theme();
-    colours.wait = this.rowHeight > 2 ? brush.createPattern(colours.hatch, "repeat") : colours.pale;
-    this.drawAxis(brush, colours, this.rowHeight * size);
-    const now = page.now();
+    brush.clearRect(0, 0, this.width, bottom + 18);
+    const colours = this.theme(brush);
+    const lanes = this.lanes();
+    brush.font = `11px ${colours.font}`;
     brush.save();
     brush.beginPath();
-    brush.rect(this.gutter, 0, this.width - this.gutter, this.rowHeight * size);
+    brush.rect(this.gutter, 0, this.width - this.gutter, bottom);
     brush.clip();
-    // Of ranks that share a line of pixels one is drawn, and whoever differs from the one before.
-    const lanes = this.lanes();
-    let line = -1;
-    for (let rank = 0; rank < size; rank++) {
-      const list = store.rows.get(rank)?.list;
-      const here = Math.floor(rank * this.rowHeight);
-      if (!list || (here === line && lanes.get(rank) === lanes.get(rank - 1))) continue;
-      line = here;
-      this.drawRow(brush, colours, rank, list, now);
-    }
+    if (this.rowHeight > 2) this.drawRows(brush, colours, size);
+    else this.drawLines(brush, colours, size, lanes);
     this.drawMarks(brush, colours);
     brush.restore();
+    this.drawAxis(brush, colours, bottom);
     this.drawLabels(brush, colours, size, lanes);
   }
 
+  drawRows(brush, colours, size) {
+    brush.strokeStyle = colours.held;
+    brush.setLineDash([3, 2]);
+    const fill = (name, x0, x1, top, tall) => {
+      if (name === "held") return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
+      brush.fillStyle = colours[name];
+      brush.fillRect(x0, top, x1 - x0, tall);
+    };
+    for (let rank = 0; rank < size; rank++) {
+      this.layOut(rank, (slice, x0, x1, top, tall) => {
+        const from = this.drawSlice(fill, slice, x0, x1, top, tall);
+        this.drawWords(brush, colours, slice, from, x1, top, tall);
+      });
+    }
+    brush.setLineDash([]);
+  }
+
+  /**
+   * Rows of about a pixel, written as pixels: much less work than rectangles for a thousand ranks.
+   * Of ranks that share a line that of the smallest lane is drawn: it is the odd one.
+   */
+  drawLines(brush, colours, size, lanes) {
+    const { ratio } = this;
+    const left = Math.round(this.gutter * ratio);
+    const [wide, high] = [this.canvas.width - left, Math.ceil(size * this.rowHeight * ratio)];
+    if (this.image?.width !== wide || this.image.height !== high) this.image = new ImageData(wide, high);
+    const pixels = new Uint32Array(this.image.data.buffer).fill(0);
+    let [line, end] = [-1, -1];
+    const inside = (x) => Math.max(0, Math.min(Math.round(x * ratio) - left, wide));
+    const fill = (name, x0, x1) => {
+      const [from, to] = [inside(x0), inside(Math.max(x1, x0 + 1 / ratio))];
+      for (let y = line; y < end; y++) pixels.fill(colours.words[name], y * wide + from, y * wide + to);
+    };
+    const countOf = (rank) => lanes.get(rank)?.count ?? Infinity;
+    for (let rank = 0, next = 0; rank < size; rank = next) {
+      line = this.lineOf(rank);
+      let odd = rank;
+      while (++next < size && this.lineOf(next) === line) if (countOf(next) < countOf(odd)) odd = next;
+      end = Math.max(line + 1, this.lineOf(next));
+      this.odd[line] = odd;
+      this.layOut(odd, (slice, x0, x1) => this.drawSlice(fill, slice, x0, x1));
+    }
+    brush.putImageData(this.image, left, 0);
+  }
+
+  /** Below what is there. */
   drawAxis(brush, colours, bottom) {
-    brush.font = `11px ${colours.font}`;
+    brush.globalCompositeOperation = "destination-over";
     brush.textBaseline = "alphabetic";
     brush.textAlign = "center";
     const origin = Number.isFinite(this.page.store.first) ? this.page.store.first : 0;
@@ -918,101 +1037,66 @@ class Timeline {
       const text = formatTick(at, times[1] - times[0] || at);
       if (x > this.gutter + 18 && x < this.width - 18) brush.fillText(text, x, bottom + 14);
     }
+    brush.globalCompositeOperation = "source-over";
   }
 
   /** The lane of each rank. */
   lanes() {
-    const lanes = new Map();
-    for (const lane of this.page.board.lanes) for (const rank of parseRanks(lane.ranks)) lanes.set(rank, lane);
-    return lanes;
+    const { lanes } = this.page.board;
+    if (this.lanesOf?.lanes !== lanes) {
+      const pairs = lanes.flatMap((lane) => parseRanks(lane.ranks).map((rank) => [rank, lane]));
+      this.lanesOf = { lanes, of: new Map(pairs) };
+    }
+    return this.lanesOf.of;
   }
 
   drawLabels(brush, colours, size, lanes) {
-    const every = Math.max(1, Math.ceil(11 / this.rowHeight));
-    const step = [1, 2, 4, 8, 16, 32, 64, 128].find((each) => each >= every) ?? 256;
+    const step = 2 ** Math.ceil(Math.log2(Math.max(1, 11 / this.rowHeight)));
     brush.textAlign = "right";
     brush.textBaseline = "middle";
-    const named = new Map();
-    for (let rank = 0; rank < size; rank++) {
-      const y = rank * this.rowHeight;
-      const lane = lanes.get(rank);
+    const middle = (rank) => rank * this.rowHeight + Math.max(this.rowHeight, 10) / 2;
+    const apart = this.rowHeight > 2 ? 1 : 0; // thinner ones of a lane make one bar
+    let began = 0;
+    for (let rank = 1; rank <= size; rank++) {
+      const lane = lanes.get(began);
+      if (!apart && rank < size && lanes.get(rank) === lane) continue;
       brush.fillStyle = colours[lane && lookOf(lane).tone] ?? colours.idle;
-      brush.fillRect(this.gutter - 5, y, 3, Math.max(this.rowHeight - 1, 0.6));
-      const middle = y + Math.max(this.rowHeight, 10) / 2;
-      if (step > 1 && ["culprit", "late", "dead", "failed"].includes(lane?.role) && named.size < 12) named.set(rank, middle);
-      if (rank % step) continue;
-      brush.fillStyle = colours.ink;
-      brush.fillText(String(rank), this.gutter - 8, middle);
+      brush.fillRect(this.gutter - 5, began * this.rowHeight, 3, Math.max((rank - began) * this.rowHeight - apart, 0.6));
+      began = rank;
     }
+    brush.fillStyle = colours.ink;
+    for (let rank = 0; rank < size; rank += step) brush.fillText(String(rank), this.gutter - 8, middle(rank));
+    if (step === 1) return;
     // Where there is no room for all numbers, those of ranks in trouble stand above the others.
-    for (const [rank, middle] of named) {
+    const troubled = [...lanes.keys()].filter((rank) => ["culprit", "late", "dead", "failed"].includes(lanes.get(rank).role));
+    for (const rank of troubled.slice(0, 12)) {
       brush.fillStyle = colours[lookOf(lanes.get(rank)).tone];
-      brush.fillRect(0, middle - 7, this.gutter - 5, 14);
+      brush.fillRect(0, middle(rank) - 7, this.gutter - 5, 14);
       brush.fillStyle = colours.paper;
-      brush.fillText(String(rank), this.gutter - 8, middle);
+      brush.fillText(String(rank), this.gutter - 8, middle(rank));
     }
   }
 
-  drawRow(brush, colours, rank, list, now) {
-    const [store, end] = [this.page.store, this.window.to];
-    const apart = this.rowHeight > 5 ? 1 : 0;
-    const top = this.rowHeight < 1 ? Math.floor(rank * this.rowHeight) : rank * this.rowHeight + apart;
-    const tall = Math.max(this.rowHeight - 2 * apart, 1);
-    const seen = [];
-    for (let i = store.startOf(list, this.window.from); i < list.length && list[i][ISSUED] <= end; i++) seen.push(list[i]);
-    // Buckets that are under way at once stand below each other, where there is room for it.
-    const floors = tall >= 10 && overlap(seen, now) ? 2 : 1;
-    const covered = [-Infinity, -Infinity];
-    const ends = [-Infinity, -Infinity];
-    for (const slice of seen) {
-      const until = endOf(slice, now);
-      const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
-      ends[floor] = Math.max(ends[floor], until);
-      const x0 = this.x(slice[ISSUED]);
-      const x1 = Math.max(this.x(until), x0 + 1.5);
-      if (x1 < covered[floor] + 0.5 && slice !== this.at) continue; // nothing of it would be seen
-      covered[floor] = x1;
-      this.drawSlice(brush, colours, slice, x0, x1, top + (floor * tall) / floors, tall / floors);
-    }
-  }
-
-  drawSlice(brush, colours, slice, x0, x1, top, tall) {
-    const kind = this.page.store.kinds[slice[KIND]];
-    if (!kind) return;
+  /** A slice, by `fill(colour's name, x0, x1, top, tall)`; where its last part begins. */
+  drawSlice(fill, slice, x0, x1, top, tall) {
     const phase = PHASES[slice[PHASE]];
+    const kind = this.page.store.kinds[slice[KIND]];
+    const meeting = slice[MEETING];
     let from = x0;
-    const met = slice[MEETING]?.ranks.size > 1 ? slice[MEETING] : null;
-    if (phase === "held") {
-      brush.strokeStyle = colours.held;
-      brush.setLineDash([3, 2]);
-      brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, Math.max(tall - 1, 0.5));
-      brush.setLineDash([]);
-    } else if (phase === "issued") {
-      brush.fillStyle = colours.wait;
-      brush.fillRect(x0, top, x1 - x0, tall);
-    } else if (phase === "done") {
-      if (met && this.x(met.last) > x0 + 1) from = Math.min(this.x(met.last), x1);
-      brush.fillStyle = colours.wait;
-      if (from > x0) brush.fillRect(x0, top, from - x0, tall);
-      brush.fillStyle = colours[TONES[kind[OPERATION]] ?? "d"];
-      brush.fillRect(from, top, Math.max(x1 - from, 1.5), tall);
-    } else {
-      brush.fillStyle = colours.bad;
-      brush.fillRect(x0, top, Math.max(x1 - x0, 3), tall);
-    }
-    if (slice === this.at) {
-      brush.strokeStyle = colours.ink;
-      brush.lineWidth = 2;
-      brush.strokeRect(x0, top, x1 - x0, tall);
-      brush.lineWidth = 1;
-    }
-    this.drawWords(brush, colours, kind, phase, from, x1, top, tall);
+    if (phase === "held") fill("held", x0, x1, top, tall);
+    else if (phase === "issued") fill("wait", x0, x1, top, tall);
+    else if (phase === "done") {
+      if (meeting?.size > 1 && this.x(meeting.last) > x0 + 1) from = Math.min(this.x(meeting.last), x1);
+      if (from > x0) fill("wait", x0, from, top, tall);
+      fill(TONES[kind?.[OPERATION]] ?? "d", from, Math.max(x1, from + 1.5), top, tall);
+    } else fill("bad", x0, Math.max(x1, x0 + 3), top, tall);
+    return from;
   }
 
   /** Arrow heads at those that came last: on top, so that one rank of a thousand is seen. */
   drawMarks(brush, colours) {
-    for (const { ranks, first, last, lastRank } of this.page.store.meetings.values()) {
-      if (ranks.size < 2 || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
+    for (const { size, first, last, lastRank } of this.page.store.meetings.values()) {
+      if (size < 2 || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
       const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
       brush.beginPath();
       brush.moveTo(x, y);
@@ -1026,28 +1110,26 @@ class Timeline {
     }
   }
 
-  drawWords(brush, colours, kind, phase, x0, x1, top, tall) {
+  drawWords(brush, colours, slice, x0, x1, top, tall) {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
-    if (tall < 10 || right - left < 40) return;
-    const mark = phase === "failed" || phase === "refused" ? "✗ " : phase === "held" ? "‖ " : phase === "issued" ? "… " : "";
-    const bucket = kind[BUCKET] ? ` bucket ${kind[BUCKET]}` : "";
-    const text = `${mark}${kind[OPERATION]}${bucket}`;
-    brush.font = `11px ${colours.font}`;
+    const kind = this.page.store.kinds[slice[KIND]];
+    if (!kind || tall < 10 || right - left < 40) return;
+    const text = ({ held: "‖ ", issued: "… ", done: "" }[PHASES[slice[PHASE]]] ?? "✗ ") + kind[OPERATION];
     brush.textAlign = "left";
     brush.textBaseline = "middle";
     const room = right - left - 8;
-    const fits = brush.measureText(text).width <= room ? text : brush.measureText(`${mark}${kind[OPERATION]}`).width <= room ? `${mark}${kind[OPERATION]}` : "";
+    const fits = [`${text} bucket ${kind[BUCKET]}`, text].slice(kind[BUCKET] ? 0 : 1).find((each) => brush.measureText(each).width <= room);
     if (!fits) return;
-    if (phase === "issued" || phase === "held") {
+    if (isOpen(slice)) {
       brush.fillStyle = colours.paper;
       brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
     }
-    brush.fillStyle = phase === "issued" || phase === "held" ? colours.ink : "#fff";
+    brush.fillStyle = isOpen(slice) ? colours.ink : "#fff";
     brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
   }
 }
 
-// ------------------------------------------------------------------------------- the door
+// ------------------------ the door
 
 /** Run `act`; what goes wrong is shown, and the picture without scripts comes back. */
 function guarded(el, page, act) {
@@ -1069,10 +1151,9 @@ export default () => {
   const pages = new Set();
 
   function hear(model, message) {
-    const page = pages.values().next().value;
-    if (message?.kind === "slices") {
+    if (message.kind === "slices") {
       store.resize(model.get("board").world_size);
-      if (!store.take(message)) page?.send({ kind: "hello" });
+      if (!store.take(message)) pages.values().next().value?.send({ kind: "hello" });
     }
     for (const each of pages) {
       each.hear(message.now);
@@ -1080,7 +1161,7 @@ export default () => {
         each.past = message.board;
         each.draw();
       }
-      each.timeline.dirty = true;
+      each.timeline.touch();
     }
   }
 
@@ -1093,31 +1174,26 @@ export default () => {
       let page = null;
       let alive = true;
       const names = ["board", "findings", "standings", "actions", "measuring", "busy", "said"];
-      const draw = () => alive && (alive = guarded(el, page, () => {
+      const guard = (act) => alive && (alive = guarded(el, page, act));
+      const draw = () => guard(() => {
         page.hear(model.get("board").now);
         page.draw();
-      }));
-      const frame = (time) => {
-        if (!alive) return;
-        if (page.el.offsetParent) alive = guarded(el, page, () => page.timeline.frame(time));
-        requestAnimationFrame(frame);
-      };
-      alive = guarded(el, page, () => {
-        page = new Page(model, store);
+      });
+      guard(() => {
+        page = new Page(model, store, guard);
         store.resize(model.get("board").world_size);
         pages.add(page);
         el.replaceChildren(page.el);
         page.draw();
         names.forEach((name) => model.on(`change:${name}`, draw));
-        requestAnimationFrame(frame);
         page.send({ kind: "hello" });
       });
-      const clock = setInterval(() => alive && page && page.tick(), 1000);
-      const sized = new ResizeObserver(() => {
-        if (!alive || !page) return;
-        page.timeline.dirty = true;
+      const clock = setInterval(() => guard(() => page.tick()), 1000);
+      // Also when it comes into view after it was hidden.
+      const sized = new ResizeObserver(() => guard(() => {
+        page.timeline.touch();
         page.drawWires();
-      });
+      }));
       if (page) sized.observe(page.el);
       return () => {
         alive = false;
