@@ -11,6 +11,13 @@ from pathlib import Path
 from ddp_notebook.agent import beacon, state
 from ddp_notebook.model import Stage, StageFinished
 
+TURN_S = 0.0005
+"""How long a thread that computes keeps Python's lock from others that want it (5 ms by default).
+
+Each file that an answer reads gives the lock away: with some hundred of them a rank whose main
+thread computes would answer after seconds, or fall behind for good. Where no other thread wants the
+lock it changes nothing.
+"""
 _log = Path(os.devnull)
 _spool = Path(os.curdir)
 _loaded: frozenset[str] = frozenset()
@@ -24,6 +31,7 @@ def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
     """
     global _log, _spool, _loaded
     _log, _spool = Path(log), Path(spool)
+    sys.setswitchinterval(min(sys.getswitchinterval(), TURN_S))
     keep_temporary_files_in(_spool.parent)
     _loaded = frozenset(name.partition(".")[0] for name in sys.modules)
     state.current.rank = rank

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ddp_notebook.agent import state
+from ddp_notebook.agent import probing, state
 from ddp_notebook.agent.keeper import explain, listen
 from ddp_notebook.agent.problems import StageError
 from ddp_notebook.model import Category, InitArguments, name_ranks
@@ -63,6 +63,7 @@ def _file_store(came: InitArguments) -> dist.Store:
 
 def _host(came: InitArguments, port: int, plan: Plan) -> dist.Store:
     """Host the store here, as rank 0 of a plain script does; on the address asked for alone."""
+    _await_resolver(came.master_addr)
     try:
         listener = listen(came.master_addr, port)
     except OSError as error:
@@ -97,16 +98,29 @@ def _await_answer(host: str, port: int, timeout_s: float, plan: Plan) -> None:
     state.current.doing = ""
 
 
+def _await_resolver(host: str) -> None:
+    """Wait until the resolver has said what `host` is, or is not. Raises StageError if given up."""
+    while not probing.lookup(host):
+        state.current.doing = f"store: the resolver has not answered what {host} is"
+        if state.current.give_up.is_set():
+            raise StageError("given up", "%ddp_init")
+    state.current.doing = ""
+
+
 def _knock(host: str, port: int) -> str | None:
     """None when somebody opens at `host`:`port`, else why not."""
-    try:
-        socket.create_connection((host, port), _KNOCK_TIMEOUT_S).close()
-    except socket.gaierror as error:
-        return f"{host} does not resolve ({error.strerror})"
-    except OSError as error:
-        reason = error.strerror or "no answer"
-        return f"nobody opens at {host}:{port} ({reason.lower()})"
-    return None
+    found = probing.lookup(host)
+    if not found:
+        return f"the resolver has not answered what {host} is"
+    if isinstance(found, str):
+        return f"{host} does not resolve ({found})"
+    for address in found:
+        try:
+            socket.create_connection((address, port), _KNOCK_TIMEOUT_S).close()
+            return None
+        except OSError as error:
+            reason = error.strerror or "no answer"
+    return f"nobody opens at {host}:{port} ({reason.lower()})"
 
 
 def await_keys(store: dist.Store, keys: list[str], plan: Plan) -> None:

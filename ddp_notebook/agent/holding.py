@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.05
 
 
 class GivenUp(RuntimeError):
-    """The rank was held before a collective, and what it ran was given up."""
+    """The rank waited in code of ours, and what it ran was given up."""
 
 
 def begin(hold: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import select
 import socket
@@ -27,7 +28,7 @@ def store(host: str, port: int | None) -> Probe:
     if not host or port is None or not 0 < port < 65536:
         return Probe()
     target = f"{host}:{port}"
-    found = _lookup(host)
+    found = lookup(host)
     if isinstance(found, str):
         return Probe(target, "unresolved" if found else "resolving", found)
     try:
@@ -100,11 +101,14 @@ _names: dict[str, tuple[str, ...] | str] = {}
 _asked_for: dict[str, threading.Thread] = {}
 
 
-def _lookup(host: str) -> tuple[str, ...] | str:
+def lookup(host: str) -> tuple[str, ...] | str:
     """The addresses of a name, or why it has none; "" while the resolver has not answered.
 
-    A resolver may take many seconds; whoever asks this rank does not wait for it.
+    A resolver may take many seconds, deaf to everything: nobody waits for it longer than
+    `RESOLVE_TIMEOUT_S`.
     """
+    with contextlib.suppress(ValueError):
+        return (str(ipaddress.ip_address(host)),)
     asking = _asked_for.get(host)
     if asking is None or not asking.is_alive():
         asking = threading.Thread(target=_resolve, args=(host,), name="ddp-resolve", daemon=True)
@@ -124,7 +128,7 @@ def _resolve(host: str) -> None:
 
 def resolved(host: str) -> dict[str, tuple[str, ...]]:
     """What a name resolves to, by name; nothing while that is not known."""
-    found = _lookup(host) if host else ""
+    found = lookup(host) if host else ""
     if isinstance(found, str):
         return {host: ()} if found else {}
     return {host: tuple(sorted(found))}

@@ -1,6 +1,7 @@
 """Notes each call of `init_process_group` on this rank: with what, and whether it returned.
 
-The call itself is torch's own. A note that fails is left out; the user's call goes on.
+The call itself is torch's own, but for the wait for a MASTER_ADDR that means nothing yet: torch
+could not be brought out of it. A note that fails is left out; the user's call goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 import inspect
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,12 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.agent import place, sockets
+from ddp_notebook.agent import holding, place, probing, sockets, state
 from ddp_notebook.model import InitArguments
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MARK = "__ddp_notebook_notes__"
+_ASK_AGAIN_S = 0.2
 
 
 @dataclass
@@ -76,12 +79,15 @@ def _noted(torchs: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(torchs)
     def init_process_group(*args: Any, **options: Any) -> None:
-        mine = log
+        mine, came = log, InitArguments()
         with contextlib.suppress(Exception):  # torch itself says what is wrong with a call
             bound = signature.bind(*args, **options)
             bound.apply_defaults()
-            enter(arguments_of(bound.arguments))
+            came = arguments_of(bound.arguments)
+            enter(came)
         try:
+            if not dist.is_initialized():
+                _await_name(came)
             torchs(*args, **options)
             if mine is log:
                 leave()
@@ -90,6 +96,29 @@ def _noted(torchs: Callable[..., None]) -> Callable[..., None]:
 
     setattr(init_process_group, _MARK, True)
     return init_process_group
+
+
+def _await_name(came: InitArguments) -> None:
+    """Wait here until MASTER_ADDR means something: torch's client waits for that too, deaf to all.
+
+    Raises GivenUp, and DistNetworkError after the call's time-out, as torch does. A call that
+    torch will refuse anyway goes on at once.
+    """
+    complete = None not in (came.rank, came.world_size, came.master_port) and came.master_addr
+    if not complete:
+        return
+    timeout_s = came.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
+    deadline = time.monotonic() + timeout_s
+    try:
+        while isinstance(found := probing.lookup(came.master_addr), str):
+            state.current.waiting_in = "store"
+            if state.current.give_up.wait(_ASK_AGAIN_S):
+                raise holding.GivenUp("given up (%ddp_abort)")
+            if time.monotonic() > deadline:
+                why = found or "the resolver does not answer"
+                raise dist.DistNetworkError(f"MASTER_ADDR {came.master_addr!r}: {why}")
+    finally:
+        state.current.waiting_in = ""
 
 
 def enter(arguments: InitArguments) -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from ddp_notebook.agent import loaders, place, rendezvous, sockets, state, where
+from ddp_notebook.agent import loaders, place, probing, rendezvous, sockets, state, where
 from ddp_notebook.agent.keeper import listen
 
 
@@ -37,6 +37,8 @@ def stand_in_for_the_store() -> bool:
     arguments = rendezvous.log.arguments
     if not rendezvous.log.inside or not arguments.master_port or arguments.hosts_store:
         return False
+    if isinstance(probing.lookup(arguments.master_addr), str):
+        return False  # there is no such place, or not yet
     try:
         listener = listen(arguments.master_addr, arguments.master_port)
     except OSError:

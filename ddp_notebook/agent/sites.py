@@ -28,6 +28,7 @@ _MOST_KNOWN = 20_000
 _NEAR = 4
 """Frames from `site` out to the user's line, in most calls: its caller, the observer, torch's."""
 _LABEL_CHARACTERS = 60
+_WRAPPERS = "torch.distributed.c10d_logger"
 
 
 @dataclass(eq=False, slots=True)
@@ -132,8 +133,11 @@ class _UnderWay(threading.local):
 _kinds: dict[int, _Kind] = {}
 _sites: dict[tuple[int, ...], Site] = {}
 _numbers = itertools.count(1)
-_last_way: dict[int, tuple[tuple[tuple[CodeType, int], ...], bool, Site]] = {}
-"""By the place of the frame that is `_NEAR`: all frames of the call that came from there last."""
+_Way = tuple[tuple[CodeType, int], ...]
+_last_way: dict[int, tuple[CodeType, bool, _Way, bool, Site]] = {}
+"""By the place of the frame that is `_NEAR`: what called the observer when it was last called from
+there, whether only torch's wrapper is in between, all frames from `_NEAR` on if it is and from the
+observer's caller on if not, whether they end at the user's outermost, and the site."""
 _under_way = _UnderWay()
 _engine: CodeType | None = None
 """The code of torch that calls autograd's engine, once it was seen."""
@@ -158,16 +162,18 @@ def site(frame: FrameType | None) -> Site:
         known = _of_engine if frame is None else _under_way.site
         if known is not None:
             return known
+    near: FrameType | None
     try:
         near = sys._getframe(_NEAR)
         at = id(near.f_code) + near.f_lasti
     except ValueError:
-        at = 0
-    # To compare with the way of last time is cheaper than to ask what each frame is.
+        near, at = None, 0
+    # To compare with the way of last time is cheaper than to ask what each frame is, and each
+    # frame that is not touched is one that Python need not make an object of.
     last = _last_way.get(at)
-    if last is not None:
-        way, ends, found = last
-        each = frame
+    if last is not None and frame is not None and frame.f_code is last[0]:
+        _, wrapped, way, ends, found = last
+        each = near if wrapped else frame
         for code, place_in in way:
             if each is None or each.f_code is not code or each.f_lasti != place_in:
                 break
@@ -175,7 +181,7 @@ def site(frame: FrameType | None) -> Site:
         else:
             if ends or each is None:
                 return found
-    return _looked_up(frame, at)
+    return _looked_up(frame, at, near)
 
 
 def backward_begins(frame: FrameType | None) -> Site | None:
@@ -195,8 +201,14 @@ def backward_ends(outer: Site | None) -> None:
     _under_way.site = _of_engine = outer
 
 
-def _looked_up(frame: FrameType | None, near: int = 0, part: Part | None = None) -> Site:
+def _looked_up(
+    frame: FrameType | None,
+    at: int = 0,
+    near: FrameType | None = None,
+    part: Part | None = None,
+) -> Site:
     global _engine
+    _forget_if_many()
     key = [-1] if part is not None else []
     way: list[tuple[CodeType, int]] = []
     begin, ends = frame, False
@@ -212,15 +224,36 @@ def _looked_up(frame: FrameType | None, near: int = 0, part: Part | None = None)
             _engine = frame.f_code
         frame = frame.f_back
     found = _sites.get(tuple(key)) or _new_site(tuple(key), begin, part)
-    if near:
-        _last_way[near] = tuple(way), ends, found
+    if begin is not None and near is not None:
+        wrapped = _only_wrapped(begin, near)
+        kept = tuple(way[2:] if wrapped else way)
+        _last_way[at] = begin.f_code, wrapped, kept, ends, found
     return found
 
 
-def _new_site(key: tuple[int, ...], frame: FrameType | None, part: Part | None) -> Site:
-    if len(_sites) > _MOST_KNOWN:  # code that is made anew all the time
+def _only_wrapped(frame: FrameType, near: FrameType) -> bool:
+    """True when `near` called `frame`, a function of torch's, through the wrapper they all have.
+
+    So the wrapper need not be looked at: there is no other way from the one to the other.
+    """
+    between = frame.f_back
+    return (
+        between is not None
+        and between.f_back is near
+        and bool(_kind(frame).api)
+        and between.f_globals.get("__name__") == _WRAPPERS
+    )
+
+
+def _forget_if_many() -> None:
+    """Where code is made anew all the time. All at once: sites are known by ids of kinds' code."""
+    if len(_sites) > _MOST_KNOWN or len(_kinds) > _MOST_KNOWN:
         _sites.clear()
         _last_way.clear()
+        _kinds.clear()
+
+
+def _new_site(key: tuple[int, ...], frame: FrameType | None, part: Part | None) -> Site:
     begin = frame
     path: list[tuple[str, int, str, str]] = []
     api = "backward" if part is Part.BACKWARD else ""
@@ -251,6 +284,7 @@ def place(frame: FrameType) -> tuple[str, int, str, str]:
 
 def users_path(frame: FrameType | None) -> tuple[tuple[str, int, str, str], ...]:
     """The user's lines on the way to `frame`, the outermost first."""
+    _forget_if_many()
     path: list[tuple[str, int, str, str]] = []
     while frame is not None and len(path) < _MOST_PLACES:
         kind = _kind(frame)

@@ -102,6 +102,8 @@ def _shut_down(fd: int) -> bool:
         try:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return False
+            if connection.type != socket.SOCK_STREAM:
+                return False  # a question to the resolver, which would be asked again and again
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False  # shutting a listener down aborts the process
             connection.shutdown(socket.SHUT_RDWR)

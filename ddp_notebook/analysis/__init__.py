@@ -17,6 +17,7 @@ loader_rules.py      DataLoaders whose workers are stuck
 busy.py              whether a rank that runs code of its own gets on there
 store_rules.py       the store: nobody answers, the wrong one does, an earlier run is in it
 failures.py          what torch's errors mean, by their words
+diagnose.py          the way in to the rules, loaded when first asked
 run_rules.py         what is wrong with a run: the rules of set-up and of collectives
 collective_rules.py  why ranks do not get on in a collective: the rules below, in order
 fingerprint_rules.py what met in one slot: shape, dtype, operation, root, name

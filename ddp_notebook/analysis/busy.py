@@ -39,3 +39,10 @@ def evidence_of(e: RankEvidence) -> tuple[str, ...]:
             if each.due
         ),
     )
+
+
+def where_busy(e: RankEvidence) -> str:
+    """Where it is busy, to stand after the word; of one that is too busy to answer, that."""
+    if e.activity is Activity.SILENT:
+        return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
+    return f" in {e.doing}" if e.doing else ""

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from ddp_notebook.analysis import fingerprint_rules, flow_rules, peer_rules, stop_rules
 from ddp_notebook.analysis.alignment import Alignment, Block, Deviation
-from ddp_notebook.analysis.busy import evidence_of, works
+from ddp_notebook.analysis.busy import evidence_of, where_busy, works
 from ddp_notebook.analysis.fingerprints import Difference, reordered
 from ddp_notebook.analysis.picture import Judged, Picture, named
 from ddp_notebook.model import (
@@ -125,7 +125,7 @@ def stragglers(picture: Picture) -> Iterator[Finding]:
         held = e is not None and e.activity is Activity.HELD
         if e is None or not (held or works(e)):
             continue
-        where = f" at {e.path[-1]}" if e.path else f" in {e.doing}" if e.doing else ""
+        where = f" at {e.path[-1]}" if e.path else where_busy(e)
         yield Finding(
             Category.STRAGGLER,
             (rank,),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ddp_notebook.model import (
     Collective,
@@ -42,13 +42,14 @@ def step_table(
 ) -> StepTable:
     """Where the ranks of a cell stand. `pending` are those that have not finished it."""
     latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
+    awaited_by = Awaited(collectives).by
     told: dict[_Row, list[int]] = {}
     since: dict[_Row, float] = {}
     for rank in members:
         record = latest.get(rank)
         state = _state(record, rank in pending)
         text = describe(record, collectives.of[rank]) if record and rank in pending else ""
-        awaited = waited_for(rank, latest, collectives) if state == "waiting" else ()
+        awaited = awaited_by(record) if record and state == "waiting" else ()
         issued = record.number + (not is_held(record)) if record is not None else 0
         row = (f"{issued} issued", state, text, awaited)
         told.setdefault(row, []).append(rank)
@@ -120,23 +121,31 @@ def buckets(record: Collective, before: Sequence[Collective]) -> tuple[int, int]
     return counts[-1], earlier if earlier >= counts[-1] else 0
 
 
-def waited_for(rank: int, latest: Mapping[int, Collective], collectives: Collectives) -> Ranks:
-    """The ranks that have not come to the collective in which `rank` waits."""
-    record = latest[rank]
-    if record.is_point_to_point:
-        return (record.peer,) if record.peer is not None else ()
-    missing = []
-    for member in collectives.groups.get(record.group, ()):
-        there = any(
-            each.group == record.group
+class Awaited:
+    """Who has not come to a collective: asked for many ranks, most of which wait in the same."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._missing: dict[tuple[str, int], Ranks] = {}
+
+    def by(self, record: Collective) -> Ranks:
+        """The ranks that have not come to what `record`'s rank waits in."""
+        if record.is_point_to_point:
+            return (record.peer,) if record.peer is not None else ()
+        key = (record.group, record.slot)
+        if key not in self._missing:
+            members = self._collectives.groups.get(record.group, ())
+            self._missing[key] = tuple(each for each in members if not self._came(each, record))
+        return self._missing[key]
+
+    def _came(self, rank: int, record: Collective) -> bool:
+        return any(
+            each.slot >= record.slot
+            and each.group == record.group
             and not each.is_point_to_point
-            and each.slot >= record.slot
             and not is_held(each)
-            for each in reversed(collectives.of.get(member, ()))
+            for each in reversed(self._collectives.of.get(rank, ()))
         )
-        if not there:
-            missing.append(member)
-    return tuple(missing)
 
 
 def _title(rows: Sequence[StepRow], pending: Ranks) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.analysis import failures, odd
-from ddp_notebook.analysis.busy import evidence_of, works
+from ddp_notebook.analysis.busy import evidence_of, where_busy, works
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -145,11 +145,10 @@ def late_ranks(case: SetupCase) -> Iterator[Finding]:
         return
     for e in case.ranks:
         if works(e):
-            where = f" in {e.doing}" if e.doing else ""
             yield Finding(
                 Category.STRAGGLER,
                 (e.rank,),
-                f"has not come yet: it is busy{where}",
+                f"has not come yet: it is busy{where_busy(e)}",
                 "Wait for it, or interrupt the cell.",
                 case.waiting,
                 evidence_of(e),

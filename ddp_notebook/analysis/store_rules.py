@@ -43,11 +43,7 @@ def stale_files(case: SetupCase) -> Iterator[Finding]:
 
 def unreachable_store(case: SetupCase) -> Iterator[Finding]:
     """Nobody answers at MASTER_ADDR:MASTER_PORT, though somebody should by now."""
-    unresolved = tuple(
-        e
-        for e in case.ranks
-        if e.activity is Activity.WAITING and e.inside == "store" and e.probe.state == "unresolved"
-    )
+    unresolved = _unresolved(case)
     if unresolved:
         address = unresolved[0].arguments.master_addr
         yield Finding(
@@ -56,7 +52,7 @@ def unreachable_store(case: SetupCase) -> Iterator[Finding]:
             f"MASTER_ADDR {address!r} does not resolve",
             "Set MASTER_ADDR to a name or address of rank 0's machine (127.0.0.1 on one machine).",
             case.waiting,
-            tuple(f"rank {e.rank}: {e.probe.target}: {e.probe.detail}" for e in unresolved),
+            tuple(f"rank {e.rank}: {e.probe.target}: {_answer_of(e)}" for e in unresolved),
         )
     shut_out = tuple(
         e
@@ -69,6 +65,25 @@ def unreachable_store(case: SetupCase) -> Iterator[Finding]:
     )
     if shut_out:
         yield _unreachable(case, shut_out)
+
+
+def _unresolved(case: SetupCase) -> tuple[RankEvidence, ...]:
+    """The ranks whose MASTER_ADDR means nothing; also those that still wait to be told so.
+
+    A resolver that is asked by all ranks at once answers some of them seconds later.
+    """
+    asked = [e for e in case.ranks if e.activity is Activity.WAITING and e.inside == "store"]
+    known = {(e.arguments.master_addr, e.host) for e in asked if e.probe.state == "unresolved"}
+    return tuple(
+        e
+        for e in asked
+        if e.probe.state in ("unresolved", "resolving")
+        and (e.arguments.master_addr, e.host) in known
+    )
+
+
+def _answer_of(e: RankEvidence) -> str:
+    return e.probe.detail or "the resolver has not answered yet"
 
 
 def _somebody_should_answer(e: RankEvidence, case: SetupCase) -> bool:

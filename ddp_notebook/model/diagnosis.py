@@ -68,7 +68,8 @@ class Finding:
     """One mistake. `cause` and `remedy` take one line each.
 
     `ranks` are the culprits: their own action differs from what the correct program needs
-    (all ranks, when each carries the same mistake). `waiting` are the ranks that only wait.
+    (all ranks, when each carries the same mistake). `waiting` are the ranks that only wait: of
+    those it is given, the ones that are no culprits.
     `evidence` is what proves it, a fact a line. `passing` is true of what may mend itself:
     a rank that is late, but works.
     """
@@ -80,6 +81,10 @@ class Finding:
     waiting: Ranks = ()
     evidence: tuple[str, ...] = ()
     passing: bool = False
+
+    def __post_init__(self) -> None:
+        only = tuple(rank for rank in self.waiting if rank not in self.ranks)
+        object.__setattr__(self, "waiting", only)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""

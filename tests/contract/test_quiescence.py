@@ -13,6 +13,7 @@ import pytest
 from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 
@@ -85,6 +86,27 @@ def test_a_rank_that_computes_is_waited_for_however_long_that_takes(ranks: Sessi
         "dist.all_reduce(x)"
     )
     result.raise_for_error()
+
+
+def test_a_rank_that_computes_in_python_answers_each_time(ranks: Session, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    source = (
+        "import os\n"
+        f"while rank == 1 and not os.path.exists({str(enough)!r}):\n"
+        "    for _ in range(100):\n"
+        "        sorted(range(1000))\n"
+        "dist.all_reduce(torch.ones(1))"
+    )
+    assert ranks._processes is not None
+    cluster = ranks._processes.cluster
+    ranks.run_cell(source, detach=True)
+    try:
+        for _ in range(10):
+            (answer,) = cluster.ask((1,), "evidence", stretched(1.0)).values()
+            assert "path" in answer
+    finally:
+        enough.touch()
+        ranks.wait()
 
 
 def test_a_rank_that_sleeps_is_waited_for(ranks: Session) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.analysis.busy import works
+from ddp_notebook.analysis.busy import where_busy, works
 from ddp_notebook.model import Activity, RankEvidence
 
 
@@ -23,3 +23,19 @@ def test_a_rank_works_when_it_is_busy_or_too_busy_to_answer(
     evidence: RankEvidence, expected: bool
 ) -> None:
     assert works(evidence) is expected
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (RankEvidence(0, Activity.BUSY), ""),
+        (RankEvidence(0, Activity.BUSY, doing="cell 3, line 2"), " in cell 3, line 2"),
+        (RankEvidence(0, Activity.SILENT), " and does not answer"),
+        (
+            RankEvidence(0, Activity.SILENT, doing="when last heard: cell 3"),
+            " and does not answer (when last heard: cell 3)",
+        ),
+    ],
+)
+def test_where_a_rank_is_busy_stands_after_the_word(evidence: RankEvidence, expected: str) -> None:
+    assert where_busy(evidence) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from ddp_notebook import model
 from ddp_notebook.model import (
     EVENT_KINDS,
+    Category,
+    Finding,
     cut,
     decode,
     encode,
@@ -103,3 +106,10 @@ def test_text_is_cut_where_it_is_too_long_and_says_so() -> None:
     assert cut("as it is", 8) == "as it is"
     assert cut("one two three", 5) == "one…"
     assert len(cut("x" * 500, 300)) == 300
+
+
+def test_a_culprit_is_never_among_those_that_only_wait() -> None:
+    both = Finding(Category.MISMATCHED_ORDER, (0, 2), "cause", "remedy", (0, 1, 2, 3))
+    assert both.waiting == (1, 3)
+    assert replace(both, ranks=(1,), waiting=(0, 1, 2)).waiting == (0, 2)
+    assert both.to_json()["waiting"] == [1, 3]

@@ -655,6 +655,22 @@ def test_a_name_that_stops_resolving_after_the_store_was_reached_is_no_matter() 
     assert found(waiting(0, "collective"), gone, coming(2)) == []
 
 
+def test_ranks_that_the_resolver_lets_wait_are_named_with_those_that_it_has_answered() -> None:
+    told = Probe("typo:1", "unresolved", "Name or service not known")
+    asks = replace(told, state="resolving", detail="")
+    typo = {rank: arguments(rank, master_addr="typo") for rank in range(3)}
+    ranks = [waiting(r, "store", typo[r], probe=told if r == 1 else asks) for r in range(3)]
+    finding = the_one(*ranks)
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert finding.evidence[1:] == (
+        "rank 1: typo:1: Name or service not known",
+        "rank 2: typo:1: the resolver has not answered yet",
+    )
+    elsewhere = replace(ranks[2], host="b")
+    assert the_one(*ranks[:2], elsewhere).ranks == (0, 1), "another host has another resolver"
+    assert found(*(replace(e, probe=asks) for e in ranks)) == [], "it may only be slow"
+
+
 def test_loopback_as_master_of_two_hosts_is_said() -> None:
     host = waiting(0, "store", arguments(0, 2, "rank0"), host="a")
     other = replace(knocking(1, arguments(1, 2)), host="b")

@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from ddp_notebook.agent import sites  # only the standard library
 from ddp_notebook.model import Part
 
@@ -24,6 +26,20 @@ def _torchs() -> tuple[Callable[[], sites.Site], Callable[[], sites.Site]]:
 
 
 WRAPPER, ENGINE = _torchs()
+
+
+def _wrapped(name: str) -> Callable[[], sites.Site]:
+    """A function of torch.distributed's in the wrapper they all have, asked by an observer."""
+    inner = {"__name__": "torch.distributed.distributed_c10d", "sites": sites, "sys": sys}
+    code = f"def observed(): return sites.site(sys._getframe(1))\ndef {name}(): return observed()\n"
+    exec(compile(code, "/site-packages/torch/distributed/some.py", "exec"), inner)
+    logger = {"__name__": "torch.distributed.c10d_logger", "inner": inner[name]}
+    code = "def wrapper(): return inner()\n"
+    exec(compile(code, "/site-packages/torch/distributed/logger.py", "exec"), logger)
+    return logger["wrapper"]  # type: ignore[return-value]
+
+
+ALL_REDUCE, BROADCAST = _wrapped("all_reduce"), _wrapped("broadcast")
 
 
 def lines(site: sites.Site) -> list[str]:
@@ -115,3 +131,32 @@ def test_a_name_that_is_never_a_text_is_not_asked_for_any_more() -> None:
     found = [log(value) for value in (1, 2, 3, 4, 5)]
     assert {text for _, text in found} == {""}
     assert found[0][0] is found[4][0] and found[4][0].labels == ()
+
+
+def test_code_that_is_made_anew_all_the_time_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "_MOST_KNOWN", 50)
+    for _ in range(200):
+        names: dict[str, object] = {"ask": reduce_it, "path": sites.users_path, "sys": sys}
+        exec("found = ask(), path(sys._getframe())", names)
+        assert len(sites._kinds) < 100 and len(sites._sites) < 100
+    first, second = [one() for _ in range(2)]
+    assert first is second
+
+
+def test_what_a_wrapper_calls_is_told_from_what_else_comes_from_the_same_place() -> None:
+    found = [call() for call in (ALL_REDUCE, BROADCAST, ALL_REDUCE, BROADCAST)]
+    assert [site.api for site in found] == ["all_reduce", "broadcast"] * 2
+    assert found[0] is found[2] and found[1] is found[3]
+
+
+def through_a() -> sites.Site:
+    return ALL_REDUCE()
+
+
+def through_b() -> sites.Site:
+    return ALL_REDUCE()
+
+
+def test_users_code_between_torchs_function_and_a_loop_is_never_skipped() -> None:
+    found = [call() for call in (through_a, through_b, through_a, through_b)]
+    assert [lines(site)[-1] for site in found] == ["through_a", "through_b"] * 2
