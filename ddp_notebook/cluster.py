@@ -20,6 +20,7 @@ from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
+from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.ipyparallel_private import (
     ask_engine,
@@ -40,7 +41,6 @@ CONTROLLER = -1
 _loading = threading.Lock()
 
 _CONTROLLER_ARGS = [
-    "--ip=127.0.0.1",
     "--log-level=ERROR",
     # One process instead of eight: no load-balanced tasks, no broadcast tree, no database.
     "--IPController.use_threads=True",
@@ -61,6 +61,7 @@ _ENGINE_ARGS = [
 ]
 _POLL_S = 0.002
 _REPLY_GRACE_S = 0.2
+_FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
 _LOOK_AT_LOAD_S = 1.0
 
@@ -149,7 +150,7 @@ class IPyParallelCluster:
             load_profile=False,
             shutdown_atexit=False,
             delay=0,
-            controller_args=_CONTROLLER_ARGS,
+            controller_args=[f"--ip={own_loopback()}", *_CONTROLLER_ARGS],
             controller_launcher_class=ForkServerControllerLauncher,
             engine_launcher_class=ForkServerEngineLauncher,
         )
@@ -341,6 +342,7 @@ class IPyParallelCluster:
         self._stopped[rank] = self._engine(rank)
         if rank in self._pids:
             self._forget(rank, self._pids[rank])
+        self._await_forgotten(rank)
 
     def close(self) -> None:
         """Close the client and the loop; the processes end with the fork server."""
@@ -367,6 +369,15 @@ class IPyParallelCluster:
             if pid not in self._forgotten:
                 self._forgotten.add(pid)
                 unregister(self._client, rank)
+
+    def _await_forgotten(self, rank: int) -> None:
+        """Wait for the hub's word that the engine is gone: until then it gives the id to no other.
+
+        The request is on its way on another thread, and a new engine can be quicker.
+        """
+        deadline = time.monotonic() + stretched(_FORGOTTEN_WITHIN_S)
+        while self._engine(rank) is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from ddp_notebook.analysis import setup_rules
 from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.errors import SessionLost, SetupFailed
+from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import (
     Diagnosis,
     Ranks,
@@ -22,12 +23,17 @@ from ddp_notebook.model import (
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.setup import Processes
+from ddp_notebook.session.silent import process_of
 from ddp_notebook.session.why import Told, Watchman, gather
 
 _STAGES = "ddp_notebook.agent.stages"
-_FREE_WITHIN_S = 1.0
+_FREE_WITHIN_S = 2.0
+"""On a quiet machine. torch's client waits up to 1.9 s before it tries again: a rank that does not
+come out loses its variables."""
+_HEARD_WITHIN_S = 1.0
+"""On a quiet machine. What holds Python's lock never hears that it is to come out."""
 _FREE_AGAIN_S = 0.1
-_LAST_WORD_S = 0.3
+_LAST_WORD_S = 1.0
 _PREPARED_WITHIN_S = 10.0
 
 
@@ -244,7 +250,7 @@ class BringUp:
 
     def free(self, ranks: Ranks) -> Ranks:
         """Get ranks out of what they are blocked in; those that nothing but an end will free."""
-        deadline = time.monotonic() + _FREE_WITHIN_S
+        began_s, heard = time.monotonic(), set[int]()
         # Only what they are in now: a set-up that begins meanwhile is not to be given up.
         calls = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
@@ -260,14 +266,22 @@ class BringUp:
         # A rank says that it is done before its call is known to have ended.
         if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
             return ()
-        while (left := stuck()) and time.monotonic() < deadline:
-            self.processes.cluster.ask(left, "free", 0.5)
+        while (left := stuck()) and time.monotonic() - began_s < self._patience_s(left, heard):
+            heard.update(self.processes.cluster.ask(left, "free", 0.5))
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
         # A call can be known to have ended before the rank's own word of it has arrived.
-        self.record.wait_for(lambda: not self._inside(ranks, left), _LAST_WORD_S)
+        self.record.wait_for(lambda: not self._inside(ranks, left), stretched(_LAST_WORD_S))
         self.record.lose_group()
         return left
+
+    def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
+        """How long to wait for ranks that are to come out; not for what cannot hear, or move."""
+        if heard.intersection(ranks):
+            return stretched(_FREE_WITHIN_S)
+        states = self.record.snapshot.ranks
+        stopped = all(process_of(states[rank].pid)[0] == "stopped" for rank in ranks)
+        return 0.0 if stopped else stretched(_HEARD_WITHIN_S)
 
     def _inside(self, ranks: Ranks, but: Ranks) -> bool:
         states = self.record.snapshot.ranks
@@ -280,12 +294,3 @@ class BringUp:
 
 def _ended(answer: Any) -> bool:
     return answer is None or bool(answer.done())
-
-
-def free_port(host: str) -> int:
-    """A port of `host` that is free now."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, proto) as probe:
-        probe.bind(address)
-        port: int = probe.getsockname()[1]
-        return port

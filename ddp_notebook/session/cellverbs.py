@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
 from ddp_notebook.session import aftermath
@@ -86,7 +86,7 @@ class CellVerbs(Underway):
             return replace(result, diagnosis=aftermath.examine(run, processes))
         if not isinstance(result.error, CellFailed) or len(run.ranks) < 2 or run.interrupted:
             return result
-        found = run_rules.diagnose_run(look_at_cell(run, processes, self.record))
+        found = diagnose_run(look_at_cell(run, processes, self.record))
         if found.wrong:
             result.error.diagnosis = found
             return replace(result, diagnosis=found)

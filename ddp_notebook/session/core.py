@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.wrap import Wrap
 
 _VALUE_TIMEOUT_S = 60.0
+_WARM_AFTER_S = 0.1
 
 
 class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs, StepBenchVerbs):
@@ -89,14 +90,21 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, SaveVerbs
 
         def work() -> None:
             # Imported here and not above: ipyparallel takes longer than %load_ext may.
-            from ddp_notebook.session.setup import sweep_stale_folders
-
+            try:
+                from ddp_notebook.session.setup import sweep_stale_folders
+            except RuntimeError:
+                if threading.main_thread().is_alive():
+                    raise
+                return  # Python ends already: nothing can be imported any more, nor is needed
             sweep_stale_folders()
             self._gpus = visible_gpus()
 
         if can_fork():
             self._warm_fork_server("fork")
-        threading.Thread(target=work, name="ddp-warm", daemon=True).start()
+        # Not before %load_ext has returned: the two would take turns.
+        warming = threading.Timer(_WARM_AFTER_S, work)
+        warming.name, warming.daemon = "ddp-warm", True
+        warming.start()
 
     def init(self, options: InitOptions) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.

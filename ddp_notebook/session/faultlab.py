@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts, job_path
+from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.labhosts import INTERFACE
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import labhosts
-from ddp_notebook.session.bringup import free_port
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.wrap import WrapOptions
 

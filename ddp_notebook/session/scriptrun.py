@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Ranks, SetupCase
-from ddp_notebook.session.bringup import free_port
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.running import Send

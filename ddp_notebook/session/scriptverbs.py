@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import run_rules
+from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Board, Diagnosis, Ranks, Status
 from ddp_notebook.session import aftermath
@@ -93,7 +93,7 @@ class ScriptVerbs(Underway):
     def _end_of_script(self, run: CellRun, script_run: ScriptRun) -> CellResult:
         """How a script ended, diagnosed where it failed; its ranks have their group again."""
         result = run.result()
-        found = Diagnosis() if run.interrupted else run_rules.diagnose_run(script_run.look())
+        found = Diagnosis() if run.interrupted else diagnose_run(script_run.look())
         if found.wrong:
             result = replace(result, diagnosis=found)
             if isinstance(result.error, CellFailed):

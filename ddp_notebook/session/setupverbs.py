@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.analysis import run_rules
 from ddp_notebook.analysis.board import exit_text
+from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Board,
@@ -208,7 +208,7 @@ class SetupVerbs(Underway, LabVerbs):
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
-        found = run_rules.diagnose_run(self._look("%ddp_why"))
+        found = diagnose_run(self._look("%ddp_why"))
         if found.findings or self.current is None or self._processes is None or self._half_way:
             return found
         silent = aftermath.examine(self.current, self._processes)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddp_notebook.analysis import busy, run_rules
+from ddp_notebook.analysis import busy
+from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -170,13 +171,14 @@ class Watchman:
         if moved != self._last_moved:
             self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
             self._previous, self._pause_s = None, LOOK_EVERY_S
+            self._picture = None  # a loop of slow collectives looks the same at each look
             return None
         case = self._look()
         # Ranks that compute for hours are not asked twice a second.
         waits = case.waiting or any(e.workers for e in case.ranks)
         self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
-        self.latest = run_rules.diagnose_run(case)
+        self.latest = diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
         is_stuck = stuck(case, self.latest)

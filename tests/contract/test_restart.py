@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from support import GONE_WITHIN_S, eventually
 
+from ddp_notebook import cluster
 from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.launch.ipyparallel_private import unregister
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
 
@@ -97,6 +99,22 @@ def test_all_ranks_can_be_restarted_again_and_again(session: Session) -> None:
     for _ in range(3):
         session.restart()
         assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new engine that comes before that would get an id that is no rank's."""
+    asked: list[threading.Timer] = []
+
+    def ask_late(client: Any, rank: int) -> None:
+        asked.append(threading.Timer(0.5, unregister, (client, rank)))
+        asked[-1].start()
+
+    monkeypatch.setattr(cluster, "unregister", ask_late)
+    assert session.restart((1,)).snapshot.ready
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert len(asked) == 1
 
 
 def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_late(

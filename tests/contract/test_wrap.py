@@ -14,6 +14,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import CellInterrupted, UsageMistake
+from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import Category, Status
 from ddp_notebook.model.wrap import WrapStage
 from ddp_notebook.session import InitOptions, Session
@@ -172,7 +173,7 @@ def test_a_model_that_differs_is_found_before_any_collective(ranks4: Session, wh
     run(ranks4, change, (1,))
     began = time.monotonic()
     made = begin(ranks4)
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < stretched(SOON_S)
     assert made.diagnosis is not None
     (finding,) = made.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.PARAM_MISMATCH, (1,))
@@ -374,7 +375,7 @@ def test_memory_that_runs_out_on_rank_0_is_a_result_and_no_hang(session: Session
     run(session, LIMIT, (0,))
     began = time.monotonic()
     made = begin(session)
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < stretched(SOON_S)
     assert made.diagnosis is not None
     (finding,) = made.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.OOM_ON_ONE_RANK, (0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -59,7 +60,8 @@ class Watch:
         self.ranks = ranks
         self.now_s = 100.0
         self.looks = 0
-        self.man = Watchman(self._look, lambda: self.now_s)
+        self.moved: Callable[[], object] = lambda: None
+        self.man = Watchman(self._look, lambda: self.now_s, lambda: self.moved())
 
     def _look(self) -> SetupCase:
         self.looks += 1
@@ -102,6 +104,15 @@ def test_a_mistake_is_said_when_two_looks_agree_on_it_and_within_two_seconds() -
     assert said(watch.pass_s(60)) == (Category.ENV_MISMATCH, (1,))
     assert watch.looks == 2
     assert watch.now_s - began_s < LOOK_AFTER_S + LOOK_EVERY_S + 4 * STEP_S < 2
+
+
+def test_ranks_that_get_on_slowly_are_not_said_to_stand_still() -> None:
+    watch = Watch(*HEALTHY)
+    watch.moved = lambda: watch.now_s // 1.5  # a collective on the same line each 1.5 s
+    assert watch.pass_s(4 * UNDECIDED_AFTER_S) is None
+    watch.moved = lambda: 0
+    assert watch.pass_s(0.9 * UNDECIDED_AFTER_S) is None
+    assert said(watch.pass_s(UNDECIDED_AFTER_S)) == (Category.UNDECIDED, ())
 
 
 def test_between_looks_the_ranks_are_left_alone() -> None:
