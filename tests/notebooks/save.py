@@ -4,7 +4,7 @@
 
 What is left out of the saved outputs: widgets (there is no kernel behind them; the picture
 beside each one is kept), the times of the run, what stands there only when a cell took long, and
-where the session's temporary folder and the installed libraries were.
+where the session's temporary folder, the installed libraries and this package were.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_TIMEOUT_S = 200
 _FOLDER_OF_SESSION = re.compile(r"(?:/[\w.-]+)+/ddp_notebook-\w+")
 _FOLDER_OF_LIBRARIES = re.compile(r"(?:/[\w.-]+)+/(?:site-packages|lib/python3\.\d+)(?=/)")
+_FOLDER_OF_SOURCE = re.compile(re.escape(str(FOLDER.parent)) + "(?=/ddp_notebook/)")
+"""Where the package is when it is installed in place."""
 _LEFT_BEHIND = re.compile(r"(finished in [\d.]+ s)?")
 """What is left of the live output of a cell that took long; one that was quick shows none."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -46,8 +48,10 @@ def save(path: Path) -> float:
 
 def clean(notebook: Any) -> Any:
     """The notebook as it is saved."""
-    source = _FOLDER_OF_SESSION.sub("…", json.dumps(notebook))
-    notebook = nbformat.reads(_FOLDER_OF_LIBRARIES.sub("…", source), as_version=4)
+    source = json.dumps(notebook)
+    for folder in (_FOLDER_OF_SESSION, _FOLDER_OF_LIBRARIES, _FOLDER_OF_SOURCE):
+        source = folder.sub("…", source)
+    notebook = nbformat.reads(source, as_version=4)
     notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
     for cell in notebook.cells:
