@@ -34,6 +34,17 @@ os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the workers of a run (pytest -n) begin the files in the order in which they come."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take minutes first, or the others would wait for them at the end."""
+    items.sort(key=lambda item: "notebooks" not in item.path.parts)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Take away the folder of this run."""
     if not getattr(session.config.option, "numprocesses", None):

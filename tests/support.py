@@ -23,10 +23,11 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from ddp_notebook.launch import labhosts
+from ddp_notebook.launch.patience import stretched
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
-ROUNDS = int(os.environ.get("DDP_NOTEBOOK_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("DDP_NOTEBOOK_ROUNDS", "1"))
 """How often the tests of random moments try."""
 GONE_WITHIN_S = 10.0
 """How long after an end something of ours may still be alive."""
@@ -55,8 +56,10 @@ def eventually(
 ) -> T:
     """The first true value of `predicate`. Raises AssertionError when there is none in time.
 
-    `what` says what was waited for; `predicate` is looked at every `poll_s`.
+    `what` says what was waited for; `predicate` is looked at every `poll_s`. `deadline_s` is a
+    quiet machine's.
     """
+    deadline_s = stretched(deadline_s)
     deadline = time.monotonic() + deadline_s
     pause = threading.Event()
     while not (value := predicate()):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -14,9 +17,6 @@ from ddp_notebook.views.ansi import strip_ansi
 
 
 def test_loading_the_extension_returns_at_once_and_loads_no_torch() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys, time\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
@@ -31,6 +31,22 @@ def test_loading_the_extension_returns_at_once_and_loads_no_torch() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *_, first, last = shown.stdout.split("\n")[:-1]
     assert first.split()[1] == last == "False"
+
+
+def test_python_may_end_at_once_after_loading_the_extension() -> None:
+    """What is made ready in the background has not come far by then."""
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "from ddp_notebook.session import core\n"
+        "core._WARM_AFTER_S = 0\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'ddp_notebook')"
+    )
+    # IPython complains when the shell has another environment activated.
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_init_and_status_return_a_board_that_shows_itself(
