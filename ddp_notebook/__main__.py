@@ -4,6 +4,7 @@ DDP can work here."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import shutil
@@ -19,6 +20,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.session.options import BACKENDS
 
 _CELL_TIMEOUT_S = 300
+_KERNELS_TRIED = 3
 _SECTIONS = {"board": "Board", "accuracy": "Accuracy", "all_reduce": "all_reduce"}
 """The tags of the tutorial's cells whose outputs the headless demo prints, and their titles."""
 _WIDTH = 60
@@ -203,19 +205,9 @@ def _run_headless(tutorial: Path) -> int:
 
 def _execute(notebook: Any, folder: Path) -> None:
     """Execute all cells, with a line for each code cell. Raises what nbclient raises."""
-    from nbclient import NotebookClient
-
-    client = NotebookClient(
-        notebook,
-        timeout=_CELL_TIMEOUT_S,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-        # Its warning about encryption is for kernels on other hosts.
-        extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
-    )
     total = sum(cell.cell_type == "code" for cell in notebook.cells)
     number = 0
-    with client.setup_kernel():
+    with _kernel(notebook, folder) as client:
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type != "code":
                 continue
@@ -224,6 +216,37 @@ def _execute(notebook: Any, folder: Path) -> None:
             client.execute_cell(cell, index)
             spent_s = time.monotonic() - began_s
             print(f"{number:4} of {total} {spent_s:6.1f} s  {_gist(cell.source)}", flush=True)
+
+
+@contextlib.contextmanager
+def _kernel(notebook: Any, folder: Path) -> Iterator[Any]:
+    """nbclient's client for a notebook, with its kernel. Raises UsageMistake: it does not start.
+
+    Another kernel is started for one that dies before it answers, as Jupyter's server does: its
+    ports were free when they were chosen, and another program may take one until it binds them.
+    """
+    from nbclient import NotebookClient
+
+    with contextlib.ExitStack() as until_the_end:
+        for tries_left in reversed(range(_KERNELS_TRIED)):
+            client = NotebookClient(
+                notebook,
+                timeout=_CELL_TIMEOUT_S,
+                kernel_name="python3",
+                resources={"metadata": {"path": str(folder)}},
+                # Its warning about encryption is for kernels on other hosts.
+                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
+            )
+            try:
+                until_the_end.enter_context(client.setup_kernel())
+                break
+            except RuntimeError as error:
+                if not tries_left:
+                    raise UsageMistake(
+                        f"The notebook's kernel did not start: {error}. "
+                        f"This says why: {sys.executable} -m ipykernel_launcher"
+                    ) from error
+        yield client
 
 
 def _gist(source: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from statistics import median
 
+from kernels import Kernel
 from rows import Numbers, Row, compare
-from support import Kernel
 
 CELLS = 40
 """Of each kind, in turn, in each round."""

@@ -7,9 +7,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from kernels import Kernel
 from memory import megabytes, pss, stock_engines
 from rows import Row, seconds
-from support import Kernel, eventually, our_processes
+from support import eventually, our_processes
 
 LESSON = """%%ddp
 import torch.nn as nn

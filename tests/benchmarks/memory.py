@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Iterable
 
 import psutil
+from kernels import Kernel
 from rows import Numbers, Row
-from support import Kernel, eventually, our_processes
+from support import eventually, our_processes
 
 
 class Memory:

@@ -7,8 +7,8 @@ import time
 from statistics import median, quantiles
 
 from cells import ACTIVATE
+from kernels import Kernel, seen_in
 from rows import Numbers, Row, seconds
-from support import Kernel, seen_in
 
 PRINTS = 60
 STEPS_S = (0.05, 0.01)

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from kernels import Kernel
 from rows import Numbers, Row, compare
-from support import Kernel
 
 WORLD_SIZE = 4
 SCRIPT = """

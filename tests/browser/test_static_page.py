@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import nbclient
 import nbformat
 import pytest
 from boards import Board
+from kernels import execute
 from labs import CHROMIUM_ARGUMENTS, SHOWN_WITHIN_MS
 from nbconvert import HTMLExporter
 from playwright.sync_api import Page, Route, expect, sync_playwright
@@ -44,11 +44,7 @@ STATE = "application/vnd.jupyter.widget-state+json"
 def saved(nothing_left_behind_by_the_module: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A notebook whose ranks hang, saved with the state of its widgets."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in CELLS])
-    folder = str(tmp_path_factory.mktemp("saved"))
-    client = nbclient.NotebookClient(
-        notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": folder}}
-    )
-    client.execute()
+    execute(notebook, tmp_path_factory.mktemp("saved"), 120, allow_errors=True)
     models = notebook.metadata["widgets"][STATE]["state"].values()
     assert "AnyModel" in {each["model_name"] for each in models}
     return notebook

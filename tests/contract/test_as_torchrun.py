@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.session import Session
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -24,11 +24,8 @@ def told(folder: Path) -> list[Any]:
 
 
 def by_torchrun(folder: Path, epochs: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(port), str(SCRIPT), "--epochs", str(epochs)]
+    command += ["--master-port", str(free_port("127.0.0.1")), str(SCRIPT), "--epochs", str(epochs)]
     command += ["--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     # Not the exit code: now and then a process of torch 2.13 aborts when all is done, since a

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support import ROUNDS, Kernel, eventually, ipython_shell, session_of, spared
+from kernels import Kernel
+from support import ROUNDS, eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import Status, parse_ranks

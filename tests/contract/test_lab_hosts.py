@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Kernel, eventually, is_alive, need_lab_hosts, our_processes
+from kernels import Kernel
+from support import eventually, is_alive, need_lab_hosts, our_processes
 
 from ddp_notebook.agent import place, probing
 from ddp_notebook.errors import UsageMistake

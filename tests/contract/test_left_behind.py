@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from kernels import Kernel
 from support import (
     GONE_WITHIN_S,
     ROUNDS,
-    Kernel,
     Leftovers,
     Pids,
     clear_away,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Kernel, seen_in
+from kernels import Kernel, seen_in
 
 from ddp_notebook.session import BenchResult
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from support import Kernel
+from kernels import Kernel
 
 
 @pytest.fixture(scope="module")

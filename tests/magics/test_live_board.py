@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Kernel
+from kernels import Kernel
 
 from ddp_notebook.magics.boards import REST_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import Kernel, seen_in
+from kernels import Kernel, seen_in
 
 from ddp_notebook.magics.parsing import parser_of
 from ddp_notebook.magics.stepbench import wants_steps

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GATE, HANG, Kernel, eventually, ipython_shell, seen_in, session_of, spared
+from kernels import Kernel, seen_in
+from support import GATE, HANG, eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.session.cellrun import CellResult
 

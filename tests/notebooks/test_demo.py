@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbformat.v4 import new_code_cell, new_notebook
 
 from ddp_notebook import __main__ as script
@@ -84,6 +87,51 @@ def test_the_headless_demo_fails_when_a_claim_does_not_hold(
     assert "FAILED" in captured.out
     assert "over 90 % was claimed" in captured.err
     assert (tmp_path / "demo" / "01_quick.executed.ipynb").exists()
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[socket.socket]]]:
+    """Has another program take a port of the next kernels, between its choice and its use."""
+    holders: list[socket.socket] = []
+    write_its_ports = KernelManager.write_connection_file
+
+    def take(kernels: int) -> list[socket.socket]:
+        def taking(manager: KernelManager, **options: object) -> None:
+            if len(holders) < kernels:
+                holders.append(socket.create_server((manager.ip, manager.stdin_port)))
+            write_its_ports(manager, **options)
+
+        monkeypatch.setattr(KernelManager, "write_connection_file", taking)
+        return holders
+
+    yield take
+    for holder in holders:
+        holder.close()
+
+
+def test_the_headless_demo_starts_another_kernel_when_one_finds_its_port_taken(
+    notebooks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    taken: Callable[[int], list[socket.socket]],
+) -> None:
+    holders = taken(1)
+    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 0
+    assert len(holders) == 1
+    assert "accuracy 99 %" in capsys.readouterr().out
+
+
+def test_the_headless_demo_says_how_to_see_why_no_kernel_starts(
+    notebooks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    taken: Callable[[int], list[socket.socket]],
+) -> None:
+    taken(99)
+    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
+    error = capsys.readouterr().err
+    assert "The notebook's kernel did not start" in error
+    assert f"{sys.executable} -m ipykernel_launcher" in error
 
 
 @pytest.mark.parametrize(

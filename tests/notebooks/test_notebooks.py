@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import nbclient
 import nbformat
 import pytest
+from kernels import execute
 from save import clean
 from solutions import cells_by_exercise, exercise_of, solutions_of, solve
 
@@ -82,12 +82,7 @@ def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path:
     copy = Path(shutil.copy(path, tmp_path))
     notebook = nbformat.read(copy, as_version=4)
     solve(notebook, path)
-    nbclient.NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT_S,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()
+    execute(notebook, tmp_path, CELL_TIMEOUT_S)
     saved = clean(nbformat.read(path, as_version=4))
     for now, then in zip(code_cells(clean(notebook)), code_cells(saved), strict=True):
         assert bool(errors(now)) == fails_on_purpose(now), now.source
