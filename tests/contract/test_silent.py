@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from silent_cells import BOTH, HANGS, NET, RIGHT, SECOND, WRONG
+from silent_cells import BOTH, HANGS, NET, SECOND, WRONG
+from sound_cells import RIGHT
 from support import eventually
 
 from ddp_notebook.errors import Stuck

@@ -1,0 +1,126 @@
+"""Ranks as set-up finds them, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ddp_notebook.analysis.setup_rules import diagnose
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    InitArguments,
+    Probe,
+    RankEvidence,
+    Ranks,
+    SetupCase,
+)
+
+HOST, PORT = "127.0.0.1", 29500
+
+IN_SETUP = ("store", "rendezvous", "process-group")
+
+
+def arguments(rank: int, world_size: int = 3, store: str = "session", **more: Any) -> InitArguments:
+    """With what a rank of a healthy job comes."""
+    made = InitArguments(
+        "env",
+        rank,
+        world_size,
+        HOST,
+        PORT,
+        backend="gloo",
+        timeout_s=60.0,
+        hosts_store=store == "rank0" and rank == 0,
+        raw={"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(PORT)},
+    )
+    return replace(made, **more)
+
+
+def coming(rank: int, **more: Any) -> RankEvidence:
+    """It runs code of its own and has not called init_process_group."""
+    made = RankEvidence(rank, Activity.BUSY, doing="load (train.py, line 7)", main_cpu_s=2.0)
+    return replace(made, **more)
+
+
+def waiting(
+    rank: int, inside: str = "rendezvous", came: InitArguments | None = None, **more: Any
+) -> RankEvidence:
+    """It waits in set-up, its store reached."""
+    came = came or arguments(rank)
+    target = f"{came.master_addr}:{came.master_port}"
+    in_the_group = inside in ("collective", "ddp")
+    made = RankEvidence(
+        rank,
+        Activity.WAITING,
+        inside,
+        entered=1,
+        left=int(in_the_group),
+        initialized=in_the_group,
+        arguments=came,
+        probe=Probe(target, "open"),
+        addresses={came.master_addr: (came.master_addr,)},
+        versions={"torch": "2.9.0", "python": "3.12.1"},
+    )
+    return replace(made, **more)
+
+
+def knocking(rank: int, came: InitArguments | None = None, state: str = "refused") -> RankEvidence:
+    """It knocks where nobody opens."""
+    came = came or arguments(rank)
+    probe = Probe(f"{came.master_addr}:{came.master_port}", state, "Connection refused")
+    return waiting(rank, "store", came, probe=probe)
+
+
+def done(rank: int, came: InitArguments | None = None, **more: Any) -> RankEvidence:
+    """Its set-up is complete."""
+    made = waiting(rank, "collective", came)
+    return replace(made, activity=Activity.IDLE, inside="", **more)
+
+
+def idle(rank: int, **more: Any) -> RankEvidence:
+    """It runs nothing and never came."""
+    return replace(RankEvidence(rank, Activity.IDLE), **more)
+
+
+def failed(rank: int, text: str, kind: str = "RuntimeError", **more: Any) -> RankEvidence:
+    """What it ran raised an error, after it had called init_process_group."""
+    made = RankEvidence(
+        rank,
+        Activity.FAILED,
+        entered=1,
+        arguments=arguments(rank),
+        error_type=kind,
+        error_text=text,
+    )
+    return replace(made, **more)
+
+
+TOLD = {"MASTER_ADDR": HOST, "MASTER_PORT": str(PORT)}
+
+
+def case(
+    *ranks: RankEvidence,
+    store: str = "session",
+    told: Mapping[str, str] | None = None,
+    store_alive: bool = True,
+) -> SetupCase:
+    """A job of these ranks."""
+    told = {**TOLD, "WORLD_SIZE": str(len(ranks))} if told is None else told
+    return SetupCase(ranks, told, 0 if store == "rank0" else None, store_alive)
+
+
+def found(*ranks: RankEvidence, **more: Any) -> list[tuple[Category, Ranks]]:
+    """What is wrong with a job of these ranks: categories and culprits, without what passes."""
+    return [(f.category, f.ranks) for f in diagnose(case(*ranks, **more)).findings if not f.passing]
+
+
+def the_one(*ranks: RankEvidence, **more: Any) -> Finding:
+    """The only finding that does not pass."""
+    (finding,) = [f for f in diagnose(case(*ranks, **more)).findings if not f.passing]
+    assert finding.cause
+    assert finding.remedy
+    assert "\n" not in finding.cause + finding.remedy
+    return finding

@@ -1,0 +1,219 @@
+"""Cells that train as they should, however odd they look; they begin with `silent_cells.NET`."""
+
+from __future__ import annotations
+
+RIGHT = {
+    "DataParallel where it does no harm": """
+        with torch.no_grad():
+            nn.DataParallel(nn.Linear(4, 2))(batch())
+        nn.DataParallel(nn.Linear(4, 2))(batch()).sum().backward()
+        step()
+        """,
+    "DataParallel within DistributedDataParallel": """
+        net = DDP(nn.DataParallel(nn.Linear(4, 2)))
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            step(net, opt)
+        """,
+    "DataParallel, and gradients that are averaged by hand": """
+        torch.manual_seed(0)
+        model = nn.DataParallel(nn.Linear(4, 2))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(2):
+            opt.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            for each in model.parameters():
+                dist.all_reduce(each.grad)
+            opt.step()
+        """,
+    "a plain loop": "for _ in range(3): step()",
+    "parameters that may be unused": """
+        class Toy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+            def forward(self, x):
+                return self.a(x)
+        net = DDP(Toy(), find_unused_parameters=True)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            opt.zero_grad(); net(batch()).pow(2).mean().backward(); opt.step()
+        """,
+    "statistics of batches": """
+        for sends in (True, False):
+            body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+            net = DDP(body, broadcast_buffers=sends)
+            opt = torch.optim.Adam(net.parameters())
+            for _ in range(3):
+                step(net, opt)
+        """,
+    "inference without the wrapper": """
+        for _ in range(2):
+            step()
+            if rank == 0:
+                with torch.no_grad():
+                    net.module.eval()(batch())
+                net.module.train()
+            net.module(batch())
+        step()
+        """,
+    "two models": """
+        G, D = DDP(nn.Linear(3, 4)), DDP(nn.Linear(4, 1))
+        g, d = (torch.optim.Adam(m.parameters()) for m in (G, D))
+        for _ in range(3):
+            d.zero_grad()
+            (D(G(torch.randn(2, 3)).detach()).mean() - D(batch()).mean()).backward()
+            d.step()
+            g.zero_grad()
+            D.requires_grad_(False)
+            with D.no_sync():
+                D(G(torch.randn(2, 3))).mean().backward()
+            D.requires_grad_(True)
+            g.step()
+        """,
+    "a moving average": """
+        import copy
+        ema = copy.deepcopy(net.module)
+        for _ in range(3):
+            step()
+            with torch.no_grad():
+                for mine, theirs in zip(ema.parameters(), net.parameters()):
+                    mine.lerp_(theirs, 0.1)
+        ema(batch())
+        """,
+    "a checkpoint that every rank loads": """
+        import io
+        step()
+        file = io.BytesIO()
+        torch.save([net.module.state_dict(), opt.state_dict()], file)
+        file.seek(0)
+        model, state = torch.load(file)
+        net.module.load_state_dict(model); opt.load_state_dict(state)
+        step()
+        """,
+    "gradients averaged by hand": """
+        for _ in range(3):
+            opt.zero_grad()
+            net.module(batch()).pow(2).mean().backward()
+            for each in net.parameters():
+                dist.all_reduce(each.grad)
+                each.grad /= world_size
+            opt.step()
+        """,
+    "a sampler that does not shuffle": """
+        from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+        data = TensorDataset(torch.arange(64.0).view(16, 4))
+        sampler = DistributedSampler(data, shuffle=False)
+        for _ in range(3):
+            for (x,) in DataLoader(data, batch_size=4, sampler=sampler):
+                opt.zero_grad(); net(x).mean().backward(); opt.step()
+        """,
+    "one epoch, and a sampler for validation": """
+        from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+        data = TensorDataset(torch.arange(64.0).view(16, 4))
+        sampler, other = DistributedSampler(data), DistributedSampler(data)
+        for (x,) in DataLoader(data, batch_size=4, sampler=sampler):
+            opt.zero_grad(); net(x).mean().backward(); opt.step()
+            with torch.no_grad():
+                for (y,) in DataLoader(data, batch_size=4, sampler=other):
+                    net(y)
+        """,
+    "every rank has data of its own": """
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.arange(64.0).view(16, 4) + 64 * rank)
+        for (x,) in DataLoader(data, batch_size=4):
+            opt.zero_grad(); net(x / 64).mean().backward(); opt.step()
+        """,
+    "steps of an optimizer within backward": """
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: None)
+        for _ in range(2):
+            net(batch()).pow(2).mean().backward()
+            for each in optimizers.values():
+                each.step(); each.zero_grad()
+        """,
+    "a static graph, gradients that are views, compressed gradients": """
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        class Toy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+            def forward(self, x):
+                return self.a(x)
+        for options in ({"static_graph": True}, {"gradient_as_bucket_view": True}):
+            torch.manual_seed(0)
+            net = DDP(Toy() if "static_graph" in options else nn.Linear(4, 2), **options)
+            torch.manual_seed(100 + rank)
+            net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            opt = torch.optim.SGD(net.parameters(), lr=0.1)
+            for _ in range(3):
+                step(net, opt)
+        """,
+    "states of the optimizer in shards": """
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        opt = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.01)
+        for _ in range(3):
+            step(opt=opt)
+        """,
+    "uneven inputs that are joined": """
+        from torch.distributed.algorithms.join import Join
+        with Join([net]):
+            for _ in range(2 + 2 * rank):
+                step()
+        """,
+    "checkpoints of activations": """
+        from torch.utils.checkpoint import checkpoint
+        class Toy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+            def forward(self, x):
+                return self.b(checkpoint(self.a, x, use_reentrant=False))
+        net = DDP(Toy())
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            step(net, opt)
+        """,
+    "a frozen body, two optimizers, a penalty on the weights": """
+        body = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 2))
+        body[0].requires_grad_(False)
+        net = DDP(body)
+        first = torch.optim.SGD(body[1].parameters(), lr=0.1)
+        second = torch.optim.AdamW(body[2].parameters())
+        for _ in range(3):
+            first.zero_grad(); second.zero_grad()
+            loss = net(batch()).pow(2).mean()
+            loss = loss + sum(p.pow(2).sum() for p in net.module.parameters() if p.requires_grad)
+            loss.backward()
+            first.step(); second.step()
+        """,
+    "a compiled model": """
+        model = torch.compile(net, backend="eager")
+        for _ in range(2):
+            step(model)
+        net.module(batch())
+        step(model)
+        """,
+    "a model of each rank's own, beside": """
+        own = nn.Linear(4, 2)
+        alone = torch.optim.SGD(own.parameters(), lr=0.1)
+        for _ in range(2):
+            step()
+            own(batch() + rank).pow(2).mean().backward()
+            alone.step()
+        """,
+    "clipping": """
+        for _ in range(3):
+            opt.zero_grad()
+            net(batch()).pow(2).mean().backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            opt.step()
+        """,
+    "training that diverges everywhere": """
+        opt = torch.optim.SGD(net.parameters(), lr=1e30)
+        for _ in range(4):
+            step(opt=opt)
+        """,
+}

@@ -1,0 +1,343 @@
+"""Collectives in loops, after refusals and in another order: whose mistake it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from collective_cases import DDP, SKIP, Program, found, refuse, refused, same, the_one
+from traces import (
+    BUSY,
+    DESTROYED,
+    all_reduce,
+    backward,
+    barrier,
+    died,
+    forward,
+    message,
+    op,
+    places,
+    play,
+    raised,
+)
+
+from ddp_notebook.model import Activity, Category, RankEvidence, SetupCase
+
+
+def lost(case: SetupCase, *ranks: int, text: str = "Connection closed by peer") -> SetupCase:
+    """The case when these ranks, which waited, were given an error by torch."""
+    return replace(
+        case,
+        ranks=tuple(
+            replace(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
+            if e.rank in ranks
+            else e
+            for e in case.ranks
+        ),
+    )
+
+
+EPOCHS = """
+for epoch in range(9):
+    for x in loader:
+        loss = net(x)
+        loss.backward()
+    if rank == 0:
+        evaluate()
+    if val >= best:
+        break
+"""
+
+
+def test_an_evaluation_of_rank_0_after_each_epoch_is_no_lack_of_batches() -> None:
+    epoch = [backward(5)] * 3
+    case = play(same(3, [*DDP, *epoch, *epoch], r0=[*DDP, *epoch, all_reduce(7), *epoch]))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "if rank == 0:" in finding.cause
+
+
+def test_a_rank_that_breaks_out_of_the_outer_loop_is_no_lack_of_batches() -> None:
+    epoch = [backward(5)] * 3
+    case = play(same(3, [*DDP, *epoch, *epoch], r1=[*DDP, *epoch]))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "if val >= best:" in finding.cause
+
+
+def test_a_rank_that_comes_once_more_is_said_to() -> None:
+    case = play(same(3, [*DDP, *[backward(7)] * 3], r1=[*DDP, *[backward(7)] * 4]))
+    finding = the_one(case, {"train.py": SKIP})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert finding.cause.startswith("rank 1 is once more in backward")
+
+
+def test_of_models_that_differ_the_one_unlike_most_is_named() -> None:
+    def told(own: int, rank: int) -> str:
+        return (
+            "DDP expects same model across all ranks, but Rank "
+            f"{rank} has {own} params, while rank {1 - rank % 2} has inconsistent 5 params."
+        )
+
+    ends = {rank: raised(told(6 if rank == 1 else 4, rank), "RuntimeError") for rank in range(3)}
+    finding = the_one(play(same(3, DDP), ends))
+    assert (finding.category, finding.ranks) == (Category.PARAM_MISMATCH, (1,))
+    assert len(finding.evidence) >= 3
+
+
+def test_a_rank_that_comes_again_as_the_others_do_has_done_nothing_wrong() -> None:
+    usual, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    for steps in ([usual, usual], [usual, barrier(12)]):
+        case = play(same(3, steps, r1=[refused(odd), *steps]))
+        assert found(case) == []
+    # and what goes wrong later is told as ever
+    case = play(same(3, [usual, all_reduce(12)], r1=[refused(odd), usual]))
+    assert found(case, {"train.py": "\n" * 20}) == [("early-exit", (1,))]
+
+
+def test_a_rank_that_goes_on_after_a_refusal_is_told_of_what_it_brought_there() -> None:
+    step, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    code = "import torch\n" * 6 + "for x in data:\n    try:\n        dist.all_reduce(x)\n"
+    code += "    except RuntimeError:\n        continue\n"
+    # What it issued next met the others': it is one short only at the end.
+    case = play(same(3, [step] * 4, r1=[step, refused(odd), step, step]))
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (1,))
+    assert finding.waiting == (0, 2)
+    assert "rank 1 was refused all_reduce at train.py:9 and went on without it" in finding.cause
+    # What it brought next was refused too: the first is what is told.
+    case = play(same(3, [step, barrier(12)], r1=[refused(odd), refused(barrier(12))]))
+    assert found(refuse(case, 1, "not sent")) == [("shape-mismatch", (1,))]
+
+
+def test_a_rank_that_comes_again_where_another_was_refused_for_its_sake() -> None:
+    step, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    case = refuse(play(same(3, [step], r1=[refused(odd), step])), 2, "not sent")
+    assert found(case)[0] == ("shape-mismatch", (1,))
+
+
+# -- another order -------------------------------------------------------------------------
+
+
+def metrics(*names: str) -> Program:
+    return [all_reduce(18, shape=(), label=name) for name in names]
+
+
+def test_another_name_at_one_line_explains_another_shape() -> None:
+    loss, accuracy = all_reduce(18, label="loss"), all_reduce(18, shape=(3,), label="accuracy")
+    case = play(same(3, [loss], r2=[accuracy]))
+    finding = the_one(refuse(case, 2, "not sent"))
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
+    assert "rank 2 has 'accuracy', ranks 0-1 have 'loss'" in finding.cause
+    # Files of each rank's own are no names that ranks share.
+    own = [all_reduce(18, shape=(4 + rank,), label=f"shard-{rank}") for rank in range(3)]
+    assert found(play({r: [own[r]] for r in range(3)})) == [("shape-mismatch", (0, 1, 2))]
+
+
+def test_other_metrics_in_the_same_slots_are_found_though_nothing_hangs() -> None:
+    case = play(same(3, metrics("day", "loss", "seen"), r1=metrics("loss", "night", "seen")))
+    assert found(case) == [("mismatched-order", (1,))]
+    case = play(same(3, metrics("day"), r1=metrics("night")))
+    assert found(case) == [("mismatched-order", (1,))]
+    case = play({0: metrics("a", "b"), 1: metrics("b", "a")})
+    assert found(case) == [("mismatched-order", (0, 1))]
+
+
+def test_each_ranks_own_files_are_no_metrics() -> None:
+    case = play({rank: metrics(f"shard{rank}.0", f"shard{rank}.1") for rank in range(3)})
+    assert found(case) == []
+
+
+def test_two_collectives_of_one_shape_the_other_way_round() -> None:
+    a, b = all_reduce(5), all_reduce(6)
+    assert found(play(same(3, [a, b, barrier(9)], r1=[b, a, barrier(9)]))) == [
+        ("mismatched-order", (1,))
+    ]
+
+
+def test_two_branches_that_call_the_same_in_another_order() -> None:
+    code = "if rank == 1:\n    dist.broadcast(x, 0)\n    dist.all_reduce(y)\nelse:\n"
+    code += "    dist.all_reduce(y)\n    dist.broadcast(x, 0)\n"
+    case = play(
+        same(
+            3,
+            [all_reduce(5), op("broadcast", 6, root=0)],
+            r1=[op("broadcast", 2, root=0), all_reduce(3)],
+        )
+    )
+    assert found(case, {"train.py": code}) == [("mismatched-order", (1,))]
+    assert [ranks for _, ranks in found(case)] == [(1,)]
+
+
+def test_two_groups_in_opposite_order() -> None:
+    a, b = all_reduce(5, group="a"), all_reduce(6, group="b")
+    groups = {"a": (0, 1), "b": (0, 1)}
+    finding = the_one(play({0: [a, b], 1: [b, a]}, groups=groups))
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
+    assert finding.waiting == ()
+    assert "rank 0 is in all_reduce at train.py:5" in finding.cause
+    groups = {"a": (0, 1, 2), "b": (0, 1, 2)}
+    case = play({0: [a, b], 1: [b, a], 2: [a, b]}, groups=groups)
+    assert found(case) == [("mismatched-order", (1,))]
+
+
+# -- barriers ------------------------------------------------------------------------------
+
+
+def test_barriers_of_different_groups() -> None:
+    case = play(
+        {0: [barrier(5)], 1: [barrier(5)], 2: [barrier(5, group="all")]}, groups={"all": (0, 1, 2)}
+    )
+    assert found(case) == [("barrier-misuse", (2,))]
+
+
+def test_a_barrier_that_only_the_members_of_a_group_reach() -> None:
+    own, rest = [all_reduce(5, group="pair"), barrier(6), all_reduce(9)], [all_reduce(9)]
+    case = play({0: own, 1: own, 2: rest, 3: rest}, groups={"pair": (0, 1)})
+    assert found(case) == [("barrier-misuse", (0, 1))]
+
+
+def test_a_barrier_that_one_rank_does_not_reach() -> None:
+    case = play(same(3, [barrier(5), all_reduce(9)], r1=[all_reduce(9)]))
+    assert found(case) == [("barrier-misuse", (1,))]
+    code = "\n\n\nif rank != 1:\n    dist.barrier()\n\n\n\ndist.all_reduce(x)\n"
+    assert found(case, {"train.py": code}) == [("conditional-collective", (1,))]
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def test_both_send_first() -> None:
+    case = play({r: [message("send", 1 - r, 13), message("recv", 1 - r, 14)] for r in (0, 1)})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert finding.waiting == ()
+    assert "rank 0 is in send to rank 1 at train.py:13" in finding.cause
+
+
+def test_a_ring_in_which_all_receive_first() -> None:
+    case = play(
+        {r: [message("recv", (r - 1) % 3, 5), message("send", (r + 1) % 3, 6)] for r in range(3)}
+    )
+    assert found(case) == [("p2p-mismatch", (0, 1, 2))]
+
+
+def test_a_tag_that_differs() -> None:
+    case = play({0: [message("send", 1, 5, tag=1)], 1: [message("recv", 0, 6, tag=2)]})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert "tags differ" in finding.cause
+
+
+def test_a_message_of_another_size() -> None:
+    case = play({0: [message("send", 1, 5, shape=(8,))], 1: [message("recv", 0, 6, shape=(4,))]})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert "sends float32 [8], rank 1 receives float32 [4]" in finding.cause
+
+
+def test_a_send_whose_peer_went_on_to_a_barrier() -> None:
+    case = play({0: [message("send", 1, 5), barrier(9)], 1: [barrier(9)], 2: [barrier(9)]})
+    assert [c for c, _ in found(case)] == ["p2p-mismatch"]
+
+
+def test_a_peer_that_left() -> None:
+    programs = {
+        0: [message("send", 1, 13)],
+        1: [message("recv", 0, 17), message("send", 0, 19), message("recv", 0, 20)],
+    }
+    case = play(programs, {0: DESTROYED})
+    assert found(case) == [("missing-destroy", (0,))]
+    assert found(lost(case, 1)) == [("missing-destroy", (0,))]
+    assert found(play(programs, {0: died(0)})) == [("missing-destroy", (0,))]
+    assert found(play(programs)) == [("p2p-mismatch", (0,))]
+
+
+# -- groups of some ranks ------------------------------------------------------------------
+
+
+def test_a_rank_that_uses_a_group_of_others() -> None:
+    case = play(
+        {0: [all_reduce(5, group="pair")], 1: [all_reduce(5, group="pair")], 2: []},
+        groups={"pair": (0, 1)},
+    )
+    assert found(case) == []
+    stranger = replace(all_reduce(5, group="pair"), rank=2)
+    of = {**case.collectives.of, 2: (stranger,)}
+    case = replace(case, collectives=replace(case.collectives, of=of))
+    assert found(case) == [("subgroup-misuse", (2,))]
+
+
+def test_new_group_that_not_all_ranks_call() -> None:
+    case = play({0: [], 1: [], 2: [all_reduce(9)]})
+    making = RankEvidence(
+        0, Activity.WAITING, "process-group", entered=1, left=1, initialized=True, path=places(7)
+    )
+    inside = tuple(replace(making, rank=rank) for rank in (0, 1))
+    case = replace(case, ranks=(*inside, case.ranks[2]))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
+    assert "ranks 0-1 are in new_group at train.py:7" in finding.cause
+    in_a_cell = tuple(replace(each, entered=0, left=0) for each in inside)
+    again = the_one(replace(case, ranks=(*in_a_cell, case.ranks[2])))
+    assert again.cause == finding.cause, "the group may be of an earlier cell"
+    everyone = replace(case, ranks=(*inside, replace(making, rank=2)))
+    assert found(everyone) == []
+    coming = replace(case, ranks=(*inside, replace(BUSY, rank=2)))
+    assert found(coming) == []
+
+
+# -- DDP -----------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_backward_reduces_only_some_buckets() -> None:
+    step = [forward(), backward(20, (5,)), backward(20, (7,))]
+    for after in ([barrier(30)], step, []):
+        case = play(same(3, [*DDP, *step, *step, barrier(30)], r1=[*DDP, *step, *step[:2], *after]))
+        assert found(case) == [("unused-params", (1,))], after
+
+
+def test_the_error_of_the_next_forward_names_unused_parameters() -> None:
+    error = raised("Expected to have finished reduction in the prior iteration", "RuntimeError")
+    case = play(same(3, [*DDP, backward(), backward()], r1=[*DDP]), {1: error})
+    assert found(case) == [("unused-params", (1,))]
+    assert found(play(same(2, [*DDP]), {0: error, 1: error})) == [("unused-params", (0, 1))]
+
+
+def test_a_rank_that_goes_forward_and_reduces_nothing() -> None:
+    step = [forward(), backward()]
+    case = play(same(3, [*DDP, *step * 4], r2=[*DDP, *step, forward(), *step, *step]))
+    assert found(case) == [("no-sync-misuse", (2,))]
+    code = "\n" * 18 + "loss = net(x)\nloss.backward()\n"
+    assert found(case, {"train.py": code}) == [("divergent-control-flow", (2,))]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_pass_whose_buckets_are_all_on_their_way_is_whole(size: int) -> None:
+    """DDP issues its buckets without waiting: a rank may stand in the last of several."""
+    buckets = [backward(20, (5,)), backward(20, (7,))]
+    for before, line in ((DDP, 15), ([*DDP, *buckets], 15), ([*DDP, *buckets], 28)):
+        save = barrier(line, (3, "save"))
+        case = play(same(size, [*before, *buckets], r0=[*before, save, *buckets]))
+        of = dict(case.collectives.of)
+        for rank in range(1, size):
+            second = replace(buckets[1], rank=rank, number=len(of[rank]), slot=len(of[rank]))
+            of[rank] = (*of[rank], second)
+        case = replace(case, collectives=replace(case.collectives, of=of))
+        assert found(case) == [("conditional-collective", (0,))]
+
+
+def test_a_barrier_before_the_first_backward_is_no_matter_of_gradients() -> None:
+    case = play(
+        same(3, [*DDP, forward(19), backward()], r0=[*DDP, forward(), barrier(12), backward()])
+    )
+    assert found(case) == [("conditional-collective", (0,))]
+    case = play(same(3, [*DDP, backward(), barrier(30)], r0=[*DDP, barrier(30)]))
+    assert found(case) == [("divergent-control-flow", (0,))]
+
+
+def test_join_may_pair_other_lines() -> None:
+    step = [op("all_reduce", 30, api="join", shape=(1,)), backward()]
+    shadow = [op("all_reduce", 40, api="join", shape=(1,)), replace(backward(40), api="join")]
+    case = play({r: [*DDP, *step * (3 + 2 * r), *shadow * (4 - 2 * r)] for r in range(3)})
+    assert found(case) == []

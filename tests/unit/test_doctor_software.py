@@ -1,0 +1,226 @@
+"""The doctor's checks of software, ranks and GPUs, with facts given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect, ranks
+
+from ddp_notebook.model.doctor import Check, Verdict
+from ddp_notebook.session.doctor.gpus import Gpu, check_devices, check_gpus, check_visible_devices
+from ddp_notebook.session.doctor.software import (
+    check_backend,
+    check_ranks,
+    check_shadowing,
+    check_torch,
+    check_version,
+)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "verdict", "found", "remedy"),
+    [
+        ("python", "3.14.0b2", OK, "3.14.0b2", ""),
+        ("python", "3.10.14", FAILURE, "3.10.14 is older than 3.11", "Python 3.11 or newer"),
+        ("ipyparallel", "9.2.0", OK, "9.2.0", ""),
+        ("ipyparallel", "8.8.0", FAILURE, "older than 9.0", '-m pip install "ipyparallel>=9.0"'),
+        ("ipykernel", "", FAILURE, "not installed", '-m pip install "ipykernel>=6.29"'),
+        ("torch", "2.6.0a0+git1", OK, "2.6.0a0", ""),
+        ("torch", "2.10.0", OK, "2.10.0", ""),
+    ],
+)
+def test_versions(
+    distribution: str, version: str, verdict: Verdict, found: str, remedy: str
+) -> None:
+    expect(partial(check_version, distribution, version), verdict, found, remedy)
+
+
+@pytest.mark.parametrize(
+    ("torch", "verdict", "found", "remedy"),
+    [
+        (TORCH, OK, "2.7.0+cu126, built for CUDA 12.6, driver 560.35.03", ""),
+        ({**CPU_TORCH, "cuda_driver": ""}, OK, "2.7.0+cpu, built without CUDA", ""),
+        ({"torch_error": "No module named 'torch'"}, FAILURE, "No module named", "pip install"),
+        ({**TORCH, "torch": "2.4.1"}, FAILURE, "2.4.1 is older than 2.6", '"torch>=2.6"'),
+        ({**TORCH, "distributed": False}, FAILURE, "without torch.distributed", "pytorch.org"),
+    ],
+)
+def test_torch(torch: Mapping[str, Any], verdict: Verdict, found: str, remedy: str) -> None:
+    expect(partial(check_torch, torch), verdict, found, remedy)
+
+
+@pytest.mark.parametrize(
+    ("torch", "backend", "on_gpus", "verdict", "found", "remedy"),
+    [
+        (TORCH, "auto", True, OK, "torch has gloo and nccl 2.26.2", ""),
+        (TORCH, "nccl", True, OK, "nccl 2.26.2", ""),
+        (CPU_TORCH, "auto", False, OK, "torch has gloo", ""),
+        (CPU_TORCH, "gloo", False, OK, "torch has gloo", ""),
+        (CPU_TORCH, "nccl", False, FAILURE, "torch has gloo, not nccl", "--backend gloo. Or:"),
+        ({**TORCH, "gloo": False}, "gloo", True, FAILURE, "not gloo", "--backend nccl. Or:"),
+        ({**TORCH, "gloo": False}, "auto", False, FAILURE, "ranks on CPUs need gloo", "Install"),
+        ({**CPU_TORCH, "gloo": False}, "auto", True, FAILURE, "neither gloo nor nccl", "Install"),
+        ({**CPU_TORCH, "gloo": False}, "nccl", True, FAILURE, "neither gloo nor nccl", "Install"),
+        (CPU_TORCH, "auto", True, WARNING, "wants both", "--backend gloo"),
+    ],
+)
+def test_backends(
+    torch: Mapping[str, Any], backend: str, on_gpus: bool, verdict: Verdict, found: str, remedy: str
+) -> None:
+    expect(partial(check_backend, torch, backend, on_gpus), verdict, found, remedy)
+
+
+def verdicts(checks: Iterable[Check]) -> dict[str, tuple[Verdict, str]]:
+    """Name of a check to its verdict and what it found."""
+    return {check.name: (check.verdict, check.found) for check in checks}
+
+
+def test_ranks_that_agree_are_fine() -> None:
+    assert verdicts(check_ranks(ranks(4))) == {
+        "versions on ranks": (OK, "ranks 0-3: all the same"),
+        "RANK on ranks": (OK, "each rank has its own number"),
+        "variables on ranks": (OK, "ranks 0-3: all the same"),
+    }
+    assert check_ranks({}) == ()
+
+
+def test_the_odd_ranks_are_named_with_what_they_have() -> None:
+    found = verdicts(check_ranks(ranks(4, torch="2.6.0", cuda_driver="")))["versions on ranks"]
+    assert found == (
+        FAILURE,
+        "torch: rank 3 has 2.6.0, ranks 0-2 have 2.7.0+cu126; "
+        "the CUDA driver: rank 3 has none, ranks 0-2 have 560.35.03",
+    )
+
+
+def test_of_two_ranks_that_differ_none_is_called_odd() -> None:
+    found = verdicts(check_ranks(ranks(2, python="3.11.1")))["versions on ranks"]
+    assert found == (FAILURE, "Python: rank 0 has 3.12.1, rank 1 has 3.11.1")
+
+
+def test_a_rank_with_another_number_is_a_failure() -> None:
+    found = verdicts(check_ranks(ranks(2, environment={"RANK": "0", "WORLD_SIZE": "2"})))
+    verdict, said = found["RANK on ranks"]
+    assert verdict is FAILURE
+    assert said.startswith("RANK is 0 on rank 1: a group built from the environment would wait")
+    unset = verdicts(check_ranks(ranks(1, environment={})))["RANK on ranks"]
+    assert unset[1].startswith("RANK is unset on rank 0")
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict", "found"),
+    [
+        ({"MASTER_PORT": "1"}, FAILURE, "MASTER_PORT: rank 2 has 1, ranks 0-1 have none"),
+        ({"NCCL_P2P_DISABLE": "1"}, WARNING, "NCCL_P2P_DISABLE: rank 2 has 1, ranks 0-1 have none"),
+        ({"CUDA_VISIBLE_DEVICES": "2", "LOCAL_RANK": "2"}, OK, "ranks 0-2: all the same"),
+    ],
+)
+def test_variables_that_differ_between_ranks(
+    own: Mapping[str, str], verdict: Verdict, found: str
+) -> None:
+    environment = {"RANK": "2", "WORLD_SIZE": "3", **own}
+    checks = verdicts(check_ranks(ranks(3, environment=environment)))
+    assert checks["variables on ranks"] == (verdict, found)
+
+
+@pytest.mark.parametrize(
+    ("files", "verdict", "found", "remedy"),
+    [
+        (("train", "test", "model"), OK, "no file here hides a module", ""),
+        (("queue", "train"), WARNING, "queue in this folder may be", "mv queue.py my_queue.py"),
+        (("torch", "queue"), FAILURE, "torch in this folder is", "mv torch.py my_torch.py"),
+    ],
+)
+def test_files_that_hide_modules(
+    files: tuple[str, ...], verdict: Verdict, found: str, remedy: str
+) -> None:
+    expect(partial(check_shadowing, files, ("torch", "numpy")), verdict, found, remedy)
+
+
+GPUS = (
+    Gpu("0", "GPU-aa11", "NVIDIA A", GIB, 80 * GIB),
+    Gpu("1", "GPU-bb22", "NVIDIA A", 0, 80 * GIB),
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus", "usable", "verdict", "found"),
+    [
+        (None, GPUS, 2, OK, "not set"),
+        ("0,1", GPUS, 2, OK, "0,1"),
+        ("GPU-bb", GPUS, 1, OK, "GPU-bb"),
+        ("MIG-1234", GPUS, 1, OK, "MIG-1234"),
+        ("", GPUS, 0, OK, "'' hides all GPUs"),
+        ("-1", GPUS, 0, OK, "'-1' hides all GPUs"),
+        ("0,0", GPUS, 0, FAILURE, "names GPU 0 twice: CUDA then has none"),
+        ("1,GPU-bb22", GPUS, 0, FAILURE, "names GPU 1 twice"),
+        ("7,7", (), 0, FAILURE, "names GPU 7 twice"),
+        ("0,5", GPUS, 1, FAILURE, "names GPU 5, but there is: 0, 1; CUDA drops it"),
+        ("0", (), 0, FAILURE, "names GPU 0, but there is: none"),
+        ("0", (), 1, OK, "0"),  # a container without nvidia-smi
+        ("0", (), None, OK, "0"),
+    ],
+)
+def test_gpus_that_are_made_visible(
+    value: str | None, gpus: tuple[Gpu, ...], usable: int | None, verdict: Verdict, found: str
+) -> None:
+    remedy = "" if verdict is OK else "Name each GPU once, of those there are"
+    expect(partial(check_visible_devices, value, gpus, usable), verdict, found, remedy)
+
+
+TOO_OLD = {**TORCH, "devices": 0, "cuda_error": "RuntimeError: driver too old"}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "backend", "pool", "torch", "verdict", "found", "remedy"),
+    [
+        (4, "auto", (), CPU_TORCH, OK, "4 ranks on CPUs with gloo: no GPU is visible", ""),
+        (4, "auto", ("0",), TORCH, OK, "4 ranks on CPUs with gloo: there is 1 GPU", ""),
+        (4, "auto", ("0", "1"), CPU_TORCH, OK, "4 ranks on CPUs with gloo: there are 2 GPUs", ""),
+        (2, "auto", ("0", "3"), TORCH, OK, "rank 0 on GPU 0, rank 1 on GPU 3; cpu:gloo,cuda", ""),
+        (1, "nccl", ("0",), {}, OK, "rank 0 on GPU 0; nccl", ""),
+        (2, "nccl", (), CPU_TORCH, FAILURE, "no GPU is visible", "Use gloo: %ddp_init --world-siz"),
+        (
+            4,
+            "nccl",
+            ("0", "1"),
+            TORCH,
+            FAILURE,
+            "nccl needs a GPU per rank: 4 ranks, 2 GPUs",
+            "%ddp_init --world-size 2 --backend nccl, or share GPUs with gloo: "
+            "%ddp_init --world-size 4 --device cuda",
+        ),
+        (1, "auto", ("0",), CPU_TORCH, FAILURE, "2.7.0+cpu was built without CUDA", "--device cpu"),
+        (1, "auto", ("0",), TOO_OLD, FAILURE, "(RuntimeError: driver too old)", "--device cpu"),
+        (1, "auto", ("0",), {**TORCH, "devices": 0}, FAILURE, "it finds none", "--device cpu"),
+    ],
+)
+def test_which_rank_gets_which_device(
+    world_size: int,
+    backend: str,
+    pool: tuple[str, ...],
+    torch: Mapping[str, Any],
+    verdict: Verdict,
+    found: str,
+    remedy: str,
+) -> None:
+    expect(partial(check_devices, world_size, backend, pool, torch), verdict, found, remedy)
+
+
+def test_gpus_with_room_and_without() -> None:
+    assert check_gpus((), {}) == ()
+    expect(partial(check_gpus, GPUS, {}), OK, "GPU 0, 1: there is room")
+    full = (GPUS[0], replace(GPUS[1], used_bytes=79 * GIB))
+    remedy = "leave them out: %ddp_init --gpus 0"
+    expect(partial(check_gpus, full, {}), WARNING, "GPU 1 nearly full: 79 GiB of 80 GiB", remedy)
+
+
+def test_gpus_of_several_kinds_may_be_numbered_in_two_ways() -> None:
+    mixed = (GPUS[0], replace(GPUS[1], name="NVIDIA B"))
+    _, numbers = check_gpus(mixed, {})
+    expect(lambda: numbers, WARNING, "NVIDIA A, NVIDIA B", "CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    assert len(check_gpus(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})) == 1

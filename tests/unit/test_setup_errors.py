@@ -1,0 +1,310 @@
+"""Why set-up does not get on: errors and their victims, the store, and who is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from setup_cases import (
+    IN_SETUP,
+    PORT,
+    arguments,
+    coming,
+    done,
+    failed,
+    found,
+    idle,
+    knocking,
+    the_one,
+    waiting,
+)
+
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    InitArguments,
+    Place,
+    Probe,
+    RankEvidence,
+    StoreFile,
+)
+
+# --------------------------------------------------------------------------- errors, and victims
+
+
+ERRORS = {
+    "The server socket has failed to listen on any local network address. port: 29500, useIpv6: "
+    "false, code: -98, name: EADDRINUSE, message: address already in use": Category.PORT_IN_USE,
+    "Port 29500 on 127.0.0.1 is in use by pid 7 (python train.py).": Category.PORT_IN_USE,
+    "no free port in the range 40000-40002": Category.PORT_EXHAUSTED,
+    "found no available ports": Category.PORT_EXHAUSTED,
+    "Unable to find address for: bogus0": Category.WRONG_INTERFACE,
+    "trying to initialize the default process group twice!": Category.DOUBLE_INIT,
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes": (
+        Category.OOM_ON_ONE_RANK
+    ),
+    "[Errno 13] Permission denied: '/data/point'": Category.FILESYSTEM,
+    "DDP expects same model across all ranks, but Rank 1 has 3 params": Category.PARAM_MISMATCH,
+    "No backend type associated with device type cuda": Category.BACKEND_DEVICE_MISMATCH,
+    "division by zero": Category.EXCEPTION_ON_ONE_RANK,
+}
+
+
+@pytest.mark.parametrize(("text", "category"), ERRORS.items())
+def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
+    finding = the_one(waiting(0), failed(1, text), waiting(2))
+    assert (finding.category, finding.ranks, finding.waiting) == (category, (1,), (0, 2))
+
+
+def test_an_error_of_many_lines_has_a_cause_of_one() -> None:
+    finding = the_one(waiting(0), failed(1, "no free port in 1-3\nTraceback:\n  more"), waiting(2))
+    assert finding.cause == "found no free port where it may look in 1-3"
+    assert the_one(waiting(0), failed(1, "There is no free port"), waiting(2)).cause == (
+        "found no free port where it may look"
+    )
+
+
+def test_who_holds_a_port_is_evidence() -> None:
+    held = failed(0, "EADDRINUSE", holder=" by pid 7 (python train.py)")
+    assert (
+        the_one(held, waiting(1), waiting(2)).evidence[-1]
+        == "the port is held by pid 7 (python train.py)"
+    )
+
+
+def test_an_error_that_nobody_waits_for_is_the_users_own() -> None:
+    assert found(*(failed(rank, "division by zero") for rank in range(3))) == []
+
+
+VICTIMS = (
+    "Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+    "wait timeout after 60000ms, keys: /default_pg/0//1//cpu",
+    "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:45678",
+    "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms for recv",
+    "Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
+    "failed to recv, got 0 bytes",
+    "Broken pipe",
+    "Rank 1 did not join within 60 s.",
+    "given up (%ddp_abort)",
+)
+
+
+@pytest.mark.parametrize("text", VICTIMS)
+def test_a_victim_is_never_blamed(text: str) -> None:
+    assert found(failed(0, text), coming(1), waiting(2)) == []
+    cause = failed(1, "ZeroDivisionError: division by zero")
+    assert found(failed(0, text), cause, waiting(2)) == [(Category.EXCEPTION_ON_ONE_RANK, (1,))]
+
+
+def test_a_rank_with_a_shorter_time_out_than_the_others_gave_up_too_early() -> None:
+    hasty = arguments(0, timeout_s=3.0)
+    early = failed(0, "Timed out after 3 seconds waiting for clients", arguments=hasty)
+    finding = the_one(early, coming(1), waiting(2))
+    assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (0,))
+    assert finding.cause == "waits 3 s, other ranks up to 60 s: it gave up first"
+
+
+@pytest.mark.parametrize("text", [t for t in VICTIMS if "imed" not in t and "within" not in t])
+def test_a_closed_connection_is_no_matter_of_time_outs(text: str) -> None:
+    if "timeout" not in text:
+        hasty = arguments(0, timeout_s=3.0)
+        assert found(failed(0, text, arguments=hasty), coming(1), waiting(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (RankEvidence(1, Activity.DEAD, exit_code=-9), Category.RANK_DIED),
+        (idle(1), Category.MISSING_RANK),
+    ],
+)
+def test_who_gave_up_on_a_rank_that_will_not_come_is_a_victim(
+    other: RankEvidence, expected: Category
+) -> None:
+    early = failed(0, "Timed out after 3 seconds", arguments=arguments(0, timeout_s=3.0))
+    assert found(early, other, waiting(2)) == [(expected, (1,))]
+
+
+# --------------------------------------------------------------------------- the store
+
+
+def test_an_address_where_nobody_answers_is_every_ranks_mistake() -> None:
+    came = [arguments(r, master_addr="203.0.113.7") for r in range(3)]
+    finding = the_one(*(knocking(r, came[r], "timeout") for r in range(3)))
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert "nobody answers at 203.0.113.7:29500" in finding.cause
+    assert "(127.0.0.1:29500)" in finding.remedy
+
+
+def test_a_name_that_does_not_resolve_is_said() -> None:
+    came = [arguments(r, master_addr="no-such-host.invalid") for r in range(3)]
+    ranks = [
+        replace(knocking(r, came[r], "unresolved"), addresses={"no-such-host.invalid": ()})
+        for r in range(3)
+    ]
+    finding = the_one(*ranks)
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert finding.cause == "MASTER_ADDR 'no-such-host.invalid' does not resolve"
+
+
+@pytest.mark.parametrize("state", ["refused", "timeout", "unresolved"])
+@pytest.mark.parametrize("store", ["session", "rank0"])
+def test_who_knocks_at_a_wrong_address_has_one_mistake_and_not_two(store: str, state: str) -> None:
+    bad = knocking(1, arguments(1, master_addr="10.0.0.9"), state)
+    ranks = [waiting(0, came=arguments(0, store=store)), bad, waiting(2)]
+    assert found(*ranks, store=store) == [(Category.ENV_MISMATCH, (1,))]
+
+
+def test_ranks_that_knock_in_vain_because_the_host_is_elsewhere_are_victims() -> None:
+    host = waiting(0, "store", arguments(0, store="rank0", master_port=PORT + 1))
+    ranks = [host, knocking(1), knocking(2)]
+    assert found(*ranks, store="rank0") == [(Category.ENV_MISMATCH, (0,))]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        coming(0),
+        RankEvidence(0, Activity.HELD),
+        RankEvidence(0, Activity.SILENT),
+        knocking(0, arguments(0, store="rank0")),
+    ],
+    ids=["busy", "held", "silent", "about to listen"],
+)
+def test_who_knocks_before_the_store_is_open_only_waits(host: RankEvidence) -> None:
+    assert found(host, knocking(1), knocking(2), store="rank0") == []
+
+
+def test_ranks_that_are_shut_out_of_an_open_store_are_found() -> None:
+    host = waiting(0, "store", arguments(0, store="rank0"))
+    shut_out = knocking(1, state="timeout")
+    assert found(host, shut_out, coming(2), store="rank0") == [(Category.UNREACHABLE_MASTER, (1,))]
+
+
+def test_a_store_that_rank_0_takes_for_somebody_elses_is_opened_by_nobody() -> None:
+    ranks = [knocking(r, arguments(r)) for r in range(3)]
+    assert found(*ranks, store="rank0") == [(Category.UNREACHABLE_MASTER, (0, 1, 2))]
+
+
+def test_a_name_that_stops_resolving_after_the_store_was_reached_is_no_matter() -> None:
+    gone = waiting(1, "collective", probe=Probe("node0:1", "unresolved", "try again"))
+    assert found(waiting(0, "collective"), gone, coming(2)) == []
+
+
+def test_ranks_that_the_resolver_lets_wait_are_named_with_those_that_it_has_answered() -> None:
+    told = Probe("typo:1", "unresolved", "Name or service not known")
+    asks = replace(told, state="resolving", detail="")
+    typo = {rank: arguments(rank, master_addr="typo") for rank in range(3)}
+    ranks = [waiting(r, "store", typo[r], probe=told if r == 1 else asks) for r in range(3)]
+    finding = the_one(*ranks)
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert finding.evidence[1:] == (
+        "rank 1: typo:1: Name or service not known",
+        "rank 2: typo:1: the resolver has not answered yet",
+    )
+    elsewhere = replace(ranks[2], host="b")
+    assert the_one(*ranks[:2], elsewhere).ranks == (0, 1), "another host has another resolver"
+    assert found(*(replace(e, probe=asks) for e in ranks)) == [], "it may only be slow"
+
+
+def test_loopback_as_master_of_two_hosts_is_said() -> None:
+    host = waiting(0, "store", arguments(0, 2, "rank0"), host="a")
+    other = replace(knocking(1, arguments(1, 2)), host="b")
+    finding = the_one(host, other, store="rank0")
+    assert (finding.category, finding.ranks) == (Category.HOSTNAME_LOOPBACK, (1,))
+
+
+def test_a_store_of_the_session_that_is_gone_is_no_ranks_mistake() -> None:
+    ranks = [knocking(r) for r in range(3)]
+    finding = the_one(*ranks, store_alive=False)
+    assert (finding.category, finding.ranks) == (Category.STORE_GONE, ())
+    assert finding.remedy == "%ddp_init opens it again."
+
+
+def test_a_host_that_leaves_before_the_others_came_takes_the_store_with_it() -> None:
+    host = idle(0, entered=1, left=1, arguments=arguments(0, store="rank0"))
+    assert found(host, knocking(1), knocking(2), store="rank0") == [(Category.STORE_GONE, (0,))]
+
+
+def in_a_file(rank: int, claims: Mapping[str, int], as_rank: int | None = None) -> RankEvidence:
+    came = InitArguments("file", rank if as_rank is None else as_rank, 2, path="/tmp/point")
+    return waiting(rank, "process-group", came, file=StoreFile("/tmp/point", True, claims=claims))
+
+
+def test_a_file_with_the_addresses_of_an_earlier_run_is_stale_for_all() -> None:
+    for claims in ({"0": 2, "1": 2}, {"0": 1, "1": 2}, {"0": 1, "1": 1, "2": 1}):
+        finding = the_one(*(in_a_file(r, claims) for r in range(2)))
+        assert (finding.category, finding.ranks) == (Category.STALE_STORE, (0, 1))
+
+
+def test_a_file_with_one_address_per_rank_is_fresh() -> None:
+    for claims in ({}, {"0": 1}, {"0": 1, "1": 1}):
+        assert found(*(in_a_file(r, claims) for r in range(2))) == []
+
+
+def test_a_rank_that_two_claim_in_a_file_makes_it_no_stale_one() -> None:
+    ranks = [in_a_file(r, {"0": 2}, as_rank=0) for r in range(2)]
+    assert found(*ranks) == [(Category.DUPLICATE_RANK, (1,))]
+
+
+# --------------------------------------------------------------------------- who is not there
+
+
+@pytest.mark.parametrize("inside", IN_SETUP)
+def test_a_rank_that_is_done_without_having_come_is_missing(inside: str) -> None:
+    finding = the_one(waiting(0, inside), idle(1), waiting(2, inside))
+    assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (1,))
+    assert finding.waiting == (0, 2)
+
+
+def test_a_rank_that_came_once_and_is_done_is_missing_when_the_others_meet_again() -> None:
+    ranks = [waiting(0, entered=2, left=1), done(1), waiting(2, entered=2, left=1)]
+    finding = the_one(*ranks)
+    assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (1,))
+    assert "again" in finding.cause
+
+
+def test_a_rank_that_has_its_group_is_not_missing() -> None:
+    assert found(waiting(0, "process-group"), *(idle(r, initialized=True) for r in (1, 2))) == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "category"),
+    [(1, Category.RANK_DIED), (-9, Category.RANK_DIED), (0, Category.EARLY_EXIT)],
+)
+def test_a_process_that_ended_while_others_wait_is_named_with_how_it_ended(
+    exit_code: int, category: Category
+) -> None:
+    gone = RankEvidence(1, Activity.DEAD, exit_code=exit_code, last_words="a\nSegmentation fault")
+    finding = the_one(waiting(0), gone, waiting(2))
+    assert (finding.category, finding.ranks) == (category, (1,))
+    assert f"(exit code {exit_code})" in finding.cause
+    assert finding.evidence == ("Segmentation fault",)
+    assert "%ddp_restart --ranks 1" in finding.remedy
+
+
+def test_a_dead_rank_that_others_wait_for_in_a_call_of_their_own_is_not_just_restarted() -> None:
+    gone = RankEvidence(1, Activity.DEAD, exit_code=-9)
+    at = (Place("train.py", 3),)
+    finding = the_one(waiting(0, path=at), gone, waiting(2, path=at))
+    assert finding.remedy.endswith("%ddp_abort")
+
+
+@pytest.mark.parametrize("inside", ["collective", "ddp"])
+def test_a_rank_that_is_done_while_others_wait_in_a_collective_left_early(inside: str) -> None:
+    assert found(waiting(0, inside), done(1), waiting(2, inside)) == [(Category.EARLY_EXIT, (1,))]
+    assert found(waiting(0, inside), coming(1, entered=1, left=1), waiting(2, inside)) == []
+
+
+def test_a_rank_that_waits_for_a_file_nobody_wrote_is_found() -> None:
+    polling = coming(1, polls_for="/tmp/ready")
+    finding = the_one(waiting(0), polling, waiting(2))
+    assert (finding.category, finding.ranks) == (Category.FILESYSTEM, (1,))
+    assert "/tmp/ready" in finding.cause
+
+
+@pytest.mark.parametrize("activity", [Activity.BUSY, Activity.SILENT])
+def test_a_file_that_a_rank_may_still_write_is_waited_for_with_reason(activity: Activity) -> None:
+    polling = coming(1, polls_for="/tmp/ready")
+    assert found(waiting(0), polling, RankEvidence(2, activity)) == []

@@ -1,0 +1,202 @@
+"""The loop that takes ranks through a wrap, with ranks that follow a script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.model import Category, RankExited, Ranks, RankSpawned
+from ddp_notebook.model.wrap import WrapStage
+from ddp_notebook.session import asking
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.wrap import Wrap, WrapOptions, wrap
+
+# -- waiting ---------------------------------------------------------------------------
+
+
+class ScriptedRanks:
+    """A cluster whose ranks answer as they are told, or never."""
+
+    def __init__(self, answers: Mapping[str, Mapping[int, Any]]) -> None:
+        self.answers = answers
+        self.called: list[str] = []
+        self.meanwhile: dict[str, Callable[[], None]] = {}
+        """What happens once a function was called."""
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        function = name.partition(":")[2]
+        self.called.append(function)
+        sent: dict[int, Future[Any]] = {rank: Future() for rank in ranks}
+        for rank, value in self.answers.get(function, {}).items():
+            sent[rank].set_result(value)
+        self.meanwhile.get(function, lambda: None)()
+        return sent
+
+    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+        value = answer.result(timeout_s)
+        if isinstance(value, UsageMistake):
+            raise value
+        return value
+
+
+MODULE = {"kind": "module", "type": "Net", "problem": ""}
+
+PRINT = {"parameters": [], "buffers": [], "hashes": []}
+
+NOTHING_LACKS: dict[str, Any] = {"lacks": []}
+
+HASHES = {"before": ["a"], "after": ["a"], "bytes": 4, "lacks": []}
+
+
+def record_of(world_size: int) -> Record:
+    record = Record()
+    record.begin(world_size)
+    record.add([RankSpawned(rank=rank, pid=100 + rank, device="cpu") for rank in range(world_size)])
+    return record
+
+
+def scripted(
+    world_size: int, record: Record, give_up: Callable[[], bool] = lambda: False, **answers: Any
+) -> tuple[Wrap, ScriptedRanks]:
+    everyone = range(world_size)
+    usual = {
+        "look": dict.fromkeys(everyone, MODULE),
+        "fingerprint": dict.fromkeys(everyone, PRINT),
+        "verify": dict.fromkeys(everyone, NOTHING_LACKS),
+        "broadcast": dict.fromkeys(everyone, HASHES),
+    }
+    cluster: Any = ScriptedRanks({**usual, **answers})
+    ranks = tuple(everyone)
+    return Wrap(cluster, record, ranks, "net", WrapOptions(step=True), give_up), cluster
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy rank has longer to answer once another failed; here none ever will."""
+    monkeypatch.setattr(asking, "OTHERS_GRACE_S", 0.05)
+
+
+def test_ranks_that_differ_never_begin_a_collective() -> None:
+    tensor = {"name": "w", "shape": [1], "dtype": "float32", "requires_grad": True}
+    other = {**PRINT, "buffers": [{**tensor, "stride": [], "device": "cpu"}]}
+    made, cluster = scripted(3, record_of(3), fingerprint={0: PRINT, 1: other, 2: PRINT})
+    assert made.begin()
+    made.step()
+    assert cluster.called == ["look", "fingerprint"]
+    assert made.diagnosis is not None
+    assert made.diagnosis.findings[0].ranks == (1,)
+    assert [row.state for row in made.table.rows] == ["paused", "failed"]
+    with pytest.raises(UsageMistake, match=r"has ended\. Begin again: %ddp_wrap net"):
+        made.step()
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_rank_out_of_memory_ends_the_wait_for_the_others() -> None:
+    memory = {"failed": "memory", "text": "MemoryError"}
+    made, _ = scripted(3, record_of(3), broadcast={0: memory})
+    made.step(WrapStage.BROADCAST)
+    assert made.diagnosis is not None
+    (finding,) = made.diagnosis.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (
+        Category.OOM_ON_ONE_RANK,
+        (0,),
+        (1, 2),
+    )
+    assert [(row.ranks, row.state, row.waits_for) for row in made.table.rows] == [
+        ((0,), "failed", ()),
+        ((1, 2), "waiting", (0,)),
+    ]
+
+
+def test_a_rank_that_died_between_two_steps_is_named_and_nothing_is_done() -> None:
+    record = record_of(2)
+    made, cluster = scripted(2, record)
+    made.step()
+    called = len(cluster.called)
+    record.add([RankExited(rank=1, pid=101, exit_code=-9)])
+    with pytest.raises(UsageMistake, match="Rank 1 is dead"):
+        made.step()
+    assert len(cluster.called) == called
+    assert made.stage is WrapStage.BROADCAST
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_rank_that_dies_in_a_stage_ends_the_wait_for_the_others() -> None:
+    record = record_of(2)
+    made, cluster = scripted(2, record, broadcast={})
+    made.step()
+    cluster.meanwhile["broadcast"] = lambda: record.add([RankExited(rank=1, pid=101, exit_code=-9)])
+    made.step()
+    assert made.diagnosis is not None
+    (finding,) = made.diagnosis.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (Category.RANK_DIED, (1,), (0,))
+
+
+def test_a_stage_can_be_given_up() -> None:
+    began = time.monotonic()
+    made, _ = scripted(
+        2, record_of(2), lambda: time.monotonic() - began > 0.1, broadcast={0: HASHES}
+    )
+    made.step()
+    made.step()
+    assert made.diagnosis is not None
+    (finding,) = made.diagnosis.findings
+    assert (finding.category, finding.ranks, finding.waiting) == (Category.UNDECIDED, (), (1,))
+
+
+def test_a_stage_that_is_passed_cannot_be_stepped_to() -> None:
+    made, _ = scripted(2, record_of(2))
+    made.step(WrapStage.BROADCAST)
+    with pytest.raises(UsageMistake, match=r"passed already\. The next is buckets: %ddp_step"):
+        made.step(WrapStage.BROADCAST)
+    assert made.stage is WrapStage.BUCKETS
+
+
+def test_a_session_that_is_lost_ends_the_wait() -> None:
+    record = record_of(2)
+    made, _ = scripted(2, record, broadcast={})
+    made.step()
+    record.note(ended="The controller ended.")
+    with pytest.raises(SessionLost, match="The controller ended"):
+        made.step()
+
+
+def test_what_a_rank_raised_where_no_stage_could_catch_it_is_told() -> None:
+    raised = UsageMistake("The rank could not answer: ImportError")
+    made, _ = scripted(2, record_of(2), buckets={0: {}, 1: raised})
+    made.step(WrapStage.BROADCAST)
+    table = made.step()
+    assert "ImportError" in table.rows[-1].text
+
+
+def test_a_group_built_anew_ends_what_was_begun() -> None:
+    record = record_of(2)
+    made, _ = scripted(2, record)
+    made.step()
+    record.note(generation=5)
+    with pytest.raises(UsageMistake, match=r"built anew in between\. Begin again: %ddp_wrap net"):
+        made.step()
+
+
+def test_a_wrap_needs_a_name_unless_it_asks_for_the_last_ones_buckets() -> None:
+    record = record_of(1)
+    cluster: Any = ScriptedRanks({})
+    with pytest.raises(UsageMistake, match="%ddp_wrap model"):
+        wrap(cluster, record, None, "", WrapOptions())
+    with pytest.raises(UsageMistake, match="%ddp_wrap model"):
+        wrap(cluster, record, None, "", WrapOptions(buckets=True))
+
+
+def test_what_cannot_be_wrapped_is_said_with_its_ranks() -> None:
+    absent = {"kind": "absent", "type": "", "problem": ""}
+    made, cluster = scripted(3, record_of(3), look={0: MODULE, 1: absent, 2: MODULE})
+    with pytest.raises(UsageMistake, match=r"\(rank 1: there is no such variable\).*%%ddp"):
+        made.begin()
+    assert cluster.called == ["look"]
