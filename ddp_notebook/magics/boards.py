@@ -18,7 +18,7 @@ from ddp_notebook.session.live import Live
 from ddp_notebook.views import board_model as model
 from ddp_notebook.views.live import BOARD_INTERVAL_S, LiveRegion
 from ddp_notebook.views.notebook import board_bundle
-from ddp_notebook.views.timeline_model import Timeline
+from ddp_notebook.views.timeline_model import Timeline, died_ns
 from ddp_notebook.views.timeline_svg import bars
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ class LiveBoard:
             if self._timeline is None:
                 self._timeline = Timeline(self._epoch_ns, size)
             self._timeline.take(self._live.run, news)
+            self._timeline.end(died_ns(picture.snapshot))
             self._rows = [lane.ranks for lane in drawn]
             if news:
                 self._moved_s = time.monotonic()

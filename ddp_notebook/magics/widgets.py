@@ -13,7 +13,7 @@ from ddp_notebook.magics.kernel_private import widget_messages
 from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views import board_model as model
-from ddp_notebook.views.timeline_model import Timeline
+from ddp_notebook.views.timeline_model import Timeline, died_ns
 from ddp_notebook.views.timeline_svg import bars
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class ReplayBoard:
         self._timeline = Timeline(self._epoch_ns, saved.world_size)
         records = [each for issued in saved.collectives.of.values() for each in issued]
         self._timeline.take(saved.run or 1, records)
+        self._timeline.end(died_ns(saved.snapshot))
         pending = saved.snapshot.with_status(Status.RUNNING)
         sources = saved.case.sources if saved.case is not None else {}
         picture = Picture(saved.snapshot, saved.collectives, pending, diagnosis, sources)

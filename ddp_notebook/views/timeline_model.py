@@ -9,11 +9,11 @@ harm, so two pages may listen to the same messages, and one that comes late asks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ddp_notebook.model import Collective, Part, Phase
+from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
 
 PHASES = tuple(Phase)
 MOST_SLICES = 40_000
@@ -25,6 +25,11 @@ MOST_KINDS = 4_000
 """With more, the page is told to forget everything, and gets the newest again."""
 
 Slice = list[int]
+
+
+def died_ns(snapshot: Snapshot) -> dict[int, int]:
+    """When each dead rank died: the end of its process is the last that is heard of it."""
+    return {each.rank: each.heard_ns for each in snapshot.ranks if each.status is Status.DEAD}
 
 
 class Timeline:
@@ -47,6 +52,7 @@ class Timeline:
         self._slices: dict[int, deque[Slice]] = {}
         self._index: dict[tuple[int, int], Slice] = {}
         self._fresh: dict[tuple[int, int], Slice] = {}
+        self._open: dict[tuple[int, int], Slice] = {}
         self._buckets: dict[int, tuple[object, int]] = {}
         self._skipped = 0
 
@@ -63,7 +69,7 @@ class Timeline:
         known = self._index.get(key)
         if known is not None:
             known[5], known[6] = self._micros(record.done_ns), PHASES.index(record.phase)
-            self._fresh[key] = known
+            self._changed(key, known)
             return
         kind = self._number_of(self._kind(record))
         made = [
@@ -77,10 +83,27 @@ class Timeline:
         ]
         row = self._slices.setdefault(record.rank, deque())
         row.append(made)
-        self._index[key] = self._fresh[key] = made
+        self._index[key] = made
+        self._changed(key, made)
         if len(row) > self._per_rank:
             oldest = row.popleft()
             del self._index[oldest[0], oldest[1]]
+            self._open.pop((oldest[0], oldest[1]), None)
+
+    def _changed(self, key: tuple[int, int], each: Slice) -> None:
+        self._fresh[key] = each
+        if PHASES[each[6]] in (Phase.HELD, Phase.ISSUED):
+            self._open[key] = each
+        else:
+            self._open.pop(key, None)
+
+    def end(self, died_ns: Mapping[int, int]) -> None:
+        """What ranks were in when they died, by rank, has failed with them and waits no longer."""
+        for key, each in list(self._open.items()):
+            if key[0] in died_ns:
+                each[5] = max(each[4], self._micros(died_ns[key[0]]))
+                each[6] = PHASES.index(Phase.FAILED)
+                self._changed(key, each)
 
     def _number_of(self, kind: tuple[Any, ...]) -> int:
         number = self._kinds.setdefault(kind, len(self._kinds))

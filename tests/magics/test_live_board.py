@@ -17,6 +17,8 @@ import pytest
 from kernels import Kernel
 
 from ddp_notebook.magics.boards import REST_S
+from ddp_notebook.model import Phase
+from ddp_notebook.views.timeline_model import PHASES
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHIN_S = 40.0
@@ -67,6 +69,11 @@ class Page:
                 self.executed.append(content["code"])
             case "status" if content["execution_state"] == "idle":
                 self.idle.add(message["parent_header"].get("msg_id", ""))
+
+    def phases(self, rank: int) -> list[int]:
+        """Of the collectives of a rank, in the order in which they were told."""
+        told = [message["slices"] for message in self.told if message["kind"] == "slices"]
+        return [each[6] for slices in told for each in slices if each[0] == rank]
 
     def run(self, code: str) -> None:
         """Run a cell to its end."""
@@ -229,8 +236,10 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     page.read_until(lambda: page.roles == ["ready", "ready"], "both ranks free")
     page.read_until(lambda: not page.state["findings"], "no finding any more")
 
-    page.run("%%ddp --ranks 1\nimport os; os._exit(3)")
+    cell = "work = dist.all_reduce(torch.ones(1), async_op=True)\nimport os; os._exit(3)"
+    page.run(f"%%ddp --ranks 1\n{cell}")
     page.read_until(lambda: "exited with code 3" in page.state["board"]["lanes"][1]["text"], "dead")
+    page.read_until(lambda: PHASES.index(Phase.FAILED) in page.phases(rank=1), "its last bar ends")
     restart = next(a for a in page.state["actions"] if a["name"] == "restart")
     assert restart["magic"] == "%ddp_restart --ranks 1" and not restart["why_not"]
     assert page.press(restart["magic"])["ok"]

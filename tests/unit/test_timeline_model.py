@@ -10,11 +10,19 @@ from typing import Any
 from saved_runs import collective
 from traces import backward
 
-from ddp_notebook.model import Collective, Collectives, Ranks
+from ddp_notebook.model import (
+    Collective,
+    Collectives,
+    Phase,
+    Ranks,
+    RankState,
+    Snapshot,
+    Status,
+)
 from ddp_notebook.session.cellrun import CellRun
 from ddp_notebook.session.tails import Tails
 from ddp_notebook.views import timeline_model
-from ddp_notebook.views.timeline_model import Timeline
+from ddp_notebook.views.timeline_model import PHASES, Timeline, died_ns
 
 
 class Page:
@@ -60,6 +68,21 @@ def test_what_comes_in_pieces_is_what_comes_as_a_whole() -> None:
     assert page.slices == late.slices and page.kinds == late.kinds
     late.take(timeline.whole())
     assert page.slices == late.slices
+
+
+def test_what_a_rank_was_in_when_it_died_failed_then_and_waits_no_longer() -> None:
+    timeline, page = Timeline(0, 2), Page()
+    timeline.take(1, [collective(0, 0, 1, 2), collective(0, 1, 3, None)])
+    timeline.take(1, [collective(1, 0, 1, 2), collective(1, 1, 3, None)])
+    page.take(timeline.news())
+    ranks = (RankState(0, heard_ns=9_000_000), RankState(1, Status.DEAD, heard_ns=7_000_000))
+    timeline.end(died_ns(Snapshot(ranks)))
+    page.take(timeline.news())
+    assert page.slices[1, 1][5:7] == [7000, PHASES.index(Phase.FAILED)]
+    assert page.slices[0, 1][5:7] == [0, PHASES.index(Phase.ISSUED)]
+    assert page.slices[1, 0][6] == PHASES.index(Phase.DONE)
+    timeline.end(died_ns(Snapshot(ranks)))
+    assert timeline.news() is None, "it is said once"
 
 
 def test_a_new_run_is_another_generation() -> None:
