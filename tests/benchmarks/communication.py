@@ -30,7 +30,7 @@ LARGE = 4 * 2**20
 PLAN = Plan(min_bytes=2**10, max_bytes=64 * 2**20, factor=4, budget_s=6.0)
 SHORT = Plan(min_bytes=2**10, max_bytes=16 * 2**20, factor=4, budget_s=3.0)
 METHODS = ("bare", "param", "stas00")
-AGAIN = "bare again"
+AGAIN, PLAIN = "bare again", "bare in plain processes"
 LARGE_PLAN = Plan(min_bytes=LARGE, max_bytes=64 * 2**20, factor=4, budget_s=1.5)
 STARTS = 4
 TURNS_EACH = 5
@@ -123,9 +123,10 @@ class Communication(Measurement):
             Row(f"  our median against its {what}", f"{medians[f'{m} large median off']:.3f}x")
             for m, what in (("param", "mean"), ("stas00", "mean of rates"))
         ]
-        rows.append(
-            Row("  the bare loop in two pairs of processes", f"{medians['same large off']:.3f}x")
-        )
+        rows += [
+            Row(f"  the bare loop, once more in {where}", f"{medians[f'{who} large off']:.3f}x")
+            for who, where in ((AGAIN, "the same ranks"), (PLAIN, "plain processes"))
+        ]
         rows += [
             _share("below 4 MiB: our interval holds the bare loop's", medians["held"], 0.9),
             _share("repeats lie inside each other's intervals", medians["repeated"], 0.9),
@@ -242,34 +243,49 @@ def _large_sizes() -> Numbers:
     """How far off each method is, at the size where it is most: condensed as it does, and as a
     median.
 
-    What is compared took turns, in short ones: the ratio is of one turn, and the median over all
-    of them. Two pairs of processes that run the same program differ by more than what is asked,
-    so all of them are started anew some times, and two pairs with the bare loop say how much
-    remains.
+    What is compared took turns, in short ones, in the same ranks: the ratio is of one turn, and
+    the median over all of them. Two pairs of processes that run the same program differ by more
+    than what is asked. How much is said too, by plain processes with the bare loop; and all of
+    them are started anew some times.
     """
     order, turns = random.Random(1), []
     for _ in range(STARTS):
-        with Ranks(WORLD_SIZE) as session, Loops(WORLD_SIZE) as loops, Loops(WORLD_SIZE) as others:
-            turns += [_turn(session, loops, others, order) for _ in range(TURNS_EACH)]
+        with Ranks(WORLD_SIZE) as session, Loops(WORLD_SIZE) as plain:
+            turns += [_turn(session, plain, order) for _ in range(TURNS_EACH)]
     numbers = {}
     for method in METHODS:
         numbers[f"{method} large off"] = _ratio(turns, method, method)
         numbers[f"{method} large median off"] = _ratio(turns, method, "bare")
-    same = [[each[AGAIN][s] / each["bare"][s] for s in LARGE_PLAN.sizes()] for _, each in turns]
-    return {**numbers, "same large off": _worst(same)}
+    for who in (AGAIN, PLAIN):
+        same = [[each[who][s] / each["bare"][s] for s in LARGE_PLAN.sizes()] for _, each in turns]
+        numbers[f"{who} large off"] = _worst(same)
+    return numbers
 
 
-def _turn(session: Session, loops: Loops, others: Loops, order: random.Random) -> Turn:
+def _turn(session: Session, plain: Loops, order: random.Random) -> Turn:
     sizes = list(LARGE_PLAN.sizes())
     runs: list[BenchRun] = []
     theirs = {}
-    for who in order.sample(("ours", *METHODS, AGAIN), k=len(METHODS) + 2):
+    for who in order.sample(("ours", *METHODS, AGAIN, PLAIN), k=len(METHODS) + 3):
+        shuffled = order.sample(sizes, k=len(sizes))
         if who == "ours":
             runs.append(session.bench(LARGE_PLAN))
+        elif who == PLAIN:
+            theirs[who] = plain.ask("bare", shuffled)
         else:
-            asked, method = (others, "bare") if who == AGAIN else (loops, who)
-            theirs[who] = asked.ask(method, order.sample(sizes, k=len(sizes)))
+            theirs[who] = _in_the_ranks(session, "bare" if who == AGAIN else who, shuffled)
     return runs[0], theirs
+
+
+def _in_the_ranks(session: Session, method: str, sizes: list[int]) -> dict[int, float]:
+    """A method of `bare_loops.py` in the ranks that ours is measured in: seconds by size."""
+    session.run_cell(
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "import bare_loops\n"
+        f"loop_s = {{size: bare_loops.{method}(size) for size in {sizes}}}"
+    ).raise_for_error()
+    found: dict[int, float] = session.pull("loop_s")[0]
+    return found
 
 
 def _ratio(turns: list[Turn], method: str, condensed: str) -> float:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from observing import issued, run, waiting_for_a_cell
+from observed import issued, run, waiting_for_a_cell
 from support import eventually
 
 from ddp_notebook.bench.plan import Plan

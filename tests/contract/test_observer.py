@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from observing import issued, run, waiting_for_a_cell
+from observed import issued, run, waiting_for_a_cell
 from support import eventually
 
 from ddp_notebook.model import Collective, Part, Phase
