@@ -1,14 +1,14 @@
 """The rank's voice: events from any thread, sent by one thread of ours to the session.
 
-A message is two frames: HMAC-SHA256 of the second under the session's key, and a JSON
-list of events. The socket never blocks the rank: what does not fit in the queue is
+A message is two frames: keyed BLAKE2b (RFC 7693) of the second under the session's key, and a
+JSON list of events. The socket never blocks the rank: what does not fit in the queue is
 dropped, and the gap in `seq` tells the session how much.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
+import hashlib
 import json
 import os
 import threading
@@ -133,7 +133,7 @@ class Beacon:
             if not events or self._socket.closed:
                 return
             payload = json.dumps([encode(event) for event in events], default=repr).encode()
-            signature = hmac.digest(self._key, payload, "sha256")
+            signature = hashlib.blake2b(payload, key=self._key).digest()
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart([signature, payload], flags=zmq.NOBLOCK)
         with self._flushed:

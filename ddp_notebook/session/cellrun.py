@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis.board import exit_text
@@ -268,12 +270,23 @@ def check_cell(source: str, transform: Callable[[str], str]) -> bool:
 
     Raises CellSyntaxError with the notebook's own line numbers (the magic is line 1).
     """
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
-        code = compile(transform(source), "<cell>", "exec", flags=flags, dont_inherit=True)
+        code = _compiled(source, transform)
     except SyntaxError as error:
         error.lineno = (error.lineno or 0) + 1
         raise CellSyntaxError(error) from None
     except ValueError as error:  # a null character
         raise CellSyntaxError(SyntaxError(str(error), ("<cell>", 1, 1, ""))) from None
     return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _compiled(source: str, transform: Callable[[str], str]) -> CodeType:
+    def compiled(python: str) -> CodeType:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: CodeType = compile(python, "<cell>", "exec", flags=flags, dont_inherit=True)
+        return code
+
+    # What is Python as it stands has nothing to transform, and most cells are.
+    with contextlib.suppress(SyntaxError):
+        return compiled(source)
+    return compiled(transform(source))

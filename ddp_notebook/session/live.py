@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ddp_notebook.analysis.lanes import Picture
 from ddp_notebook.analysis.timeline import state_at
 from ddp_notebook.errors import DDPError
-from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
+from ddp_notebook.model import (
+    Collective,
+    Collectives,
+    Diagnosis,
+    RankState,
+    Snapshot,
+    Status,
+)
 from ddp_notebook.session.tails import Tails
 
 if TYPE_CHECKING:
@@ -22,6 +30,15 @@ _LOOK_AFTER_S = 0.5
 """Nothing must have moved for so long before the ranks are asked why."""
 _LOOK_AFTER_IN_SETUP_S = 1.2
 """A picture of ranks that are about to meet looks like one of ranks that do not come."""
+
+
+_timeless = attrgetter(
+    *(f.name for f in fields(RankState) if f.name not in ("cell", "heard_ns", "since_ns"))
+)
+"""What is shown of a rank, but for how long ago it was."""
+_beside_ranks = attrgetter(
+    *(f.name for f in fields(Snapshot) if f.name not in ("ranks", "taken_ns"))
+)
 
 
 class Live:
@@ -73,8 +90,7 @@ class Live:
             with contextlib.suppress(ValueError):
                 # Of a run without collectives nothing is drawn, whichever it is.
                 written = tuple(each for each in processes.rings.written(run.ranks) if each[1])
-        timeless = tuple(replace(s, cell=0, heard_ns=0, since_ns=0) for s in snapshot.ranks)
-        known = replace(snapshot, ranks=timeless, taken_ns=0)
+        known = (*map(_timeless, snapshot.ranks), _beside_ranks(snapshot))
         pending = run.pending if run is not None else ()
         return known, pending, written, self._found, session.measuring
 

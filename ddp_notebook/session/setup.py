@@ -70,6 +70,7 @@ class Processes:
         self._lab: LabHosts | None = None
         self._closing = False
         self._heard_bytes: dict[int, int] = {}
+        self._log_files: dict[int, Path] = {}
         """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
         _write_owner(self.folder, fork_server.pid)
@@ -89,7 +90,9 @@ class Processes:
 
     def log_file(self, rank: int) -> Path:
         """The file behind a rank's own stdout and stderr."""
-        return self.folder / "log" / f"rank-{rank}.log"
+        if rank not in self._log_files:  # each cell looks at all of them
+            self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
+        return self._log_files[rank]
 
     def spooled(self, rank: int, cell: int) -> Path:
         """Where `rank` puts what it writes in `cell`, once that is too long to send."""

@@ -73,7 +73,8 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup]) -> None:
             elif item.data:
                 sys.stdout.flush()
                 publisher.publish(data=dict(item.data), metadata=dict(item.metadata))
-    sys.stdout.flush()
+    if groups:  # to a kernel's thread and back: half a millisecond, which a quiet cell saves
+        sys.stdout.flush()
 
 
 def traceback_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
