@@ -153,10 +153,11 @@ def _what_to_restart(snapshot: Snapshot) -> list[str]:
             f"{name_ranks(dead).capitalize()} can be brought back, the others keep their "
             f"variables: {restart}"
         ]
+    them = "both" if len(dead) + len(running) == 2 else "all of them"
     return [
         f"{name_ranks(dead).capitalize()} can be brought back when {name_ranks(running)} left "
         f"the cell: {restart}. If that waits for {name_ranks(dead)}, interrupt it and restart "
-        f"both: %ddp_restart --ranks {format_ranks((*dead, *running))}"
+        f"{them}: %ddp_restart --ranks {format_ranks((*dead, *running))}"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,12 +92,21 @@ def test_a_failed_stage_keeps_its_cause_and_remedy() -> None:
     assert board(snapshot).notes == ("Rank 0: %ddp_init",)
 
 
-def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell() -> None:
-    running = [*life(0, 100)[:-1], *life(1, 101)]
+@pytest.mark.parametrize(
+    ("others", "left", "all_of_them"),
+    [
+        ((0,), "rank 0", "both: %ddp_restart --ranks 0-1"),
+        ((0, 2), "ranks 0,2", "all of them: %ddp_restart --ranks 0-2"),
+    ],
+)
+def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell(
+    others: tuple[int, ...], left: str, all_of_them: str
+) -> None:
+    running = [event for rank in others for event in life(rank, 100 + rank)[:-1]]
     killed = RankExited(rank=1, pid=101, exit_code=-9)
-    (note,) = board(fold(session(2), [*running, killed])).notes
-    assert note.startswith("Rank 1 can be brought back when rank 0 left the cell: ")
-    assert note.endswith("%ddp_restart --ranks 0-1")
+    (note,) = board(fold(session(len(others) + 1), [*running, *life(1, 101), killed])).notes
+    assert note.startswith(f"Rank 1 can be brought back when {left} left the cell: ")
+    assert note.endswith(f"interrupt it and restart {all_of_them}")
 
 
 def test_a_cell_is_named_by_the_number_of_its_prompt() -> None:
