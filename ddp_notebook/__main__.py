@@ -204,7 +204,7 @@ def _run_headless(tutorial: Path) -> int:
 
 
 def _execute(notebook: Any, folder: Path) -> None:
-    """Execute all cells, with a line for each code cell. Raises what nbclient raises."""
+    """Execute all cells, with a line for each. Raises what nbclient and `_kernel` raise."""
     total = sum(cell.cell_type == "code" for cell in notebook.cells)
     number = 0
     with _kernel(notebook, folder) as client:

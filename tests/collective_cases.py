@@ -37,6 +37,19 @@ def same(size: int, program: Program, **other: Program) -> dict[int, Program]:
     return of | {int(name[1:]): own for name, own in other.items()}
 
 
+def lost(case: SetupCase, *ranks: int, text: str = "Connection closed by peer") -> SetupCase:
+    """The case when these ranks, which waited, were given an error by torch."""
+    return replace(
+        case,
+        ranks=tuple(
+            replace(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
+            if e.rank in ranks
+            else e
+            for e in case.ranks
+        ),
+    )
+
+
 SKIP = """
 for x in loader:
     try:

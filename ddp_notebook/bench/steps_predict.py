@@ -16,7 +16,7 @@ To another number of ranks: latency grows as the steps of a ring all_reduce, 2(n
 sending with the bytes that each rank sends, 2(n-1)/n. Ranks that share cores compute slower as they
 become more than the cores. How they take turns is the scheduler's, and nothing measured here says:
 the error that is stated grows as they become more. (From 2 to 4 ranks on 2 cores half of the points
-were off by 5 to 11 % and none by more than 33 %.)
+were off by 5 to 18 % and none by more than 33 %.)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ forkserver.py  the process that forks ranks (or starts them as ordinary processe
 child.py       the first things a child does
 client.py      the session's end of the fork server
 engine.py      ipyparallel's engine and controller as functions a child can be told to call
-addresses.py   a loopback address of the session's own
+addresses.py   addresses and ports that no other session takes
 labhosts.py    the fault lab's hosts: network namespaces, held by a process
 launchers.py   ipyparallel launchers that start them there
 """

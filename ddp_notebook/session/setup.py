@@ -69,8 +69,8 @@ class Processes:
         self._script_store: StoreKeeper | None = None
         self._lab: LabHosts | None = None
         self._closing = False
-        self._heard_bytes: dict[int, int] = {}
         self._log_files: dict[int, Path] = {}
+        self._heard_bytes: dict[int, int] = {}
         """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
         _write_owner(self.folder, fork_server.pid)

@@ -97,11 +97,11 @@ class Timeline:
         else:
             self._open.pop(key, None)
 
-    def end(self, died_ns: Mapping[int, int]) -> None:
+    def end(self, ended_ns: Mapping[int, int]) -> None:
         """What ranks were in when they died, by rank, has failed with them and waits no longer."""
         for key, each in list(self._open.items()):
-            if key[0] in died_ns:
-                each[5] = max(each[4], self._micros(died_ns[key[0]]))
+            if key[0] in ended_ns:
+                each[5] = max(each[4], self._micros(ended_ns[key[0]]))
                 each[6] = PHASES.index(Phase.FAILED)
                 self._changed(key, each)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernels import Kernel, seen_in
+from kernels import Kernel
 
 from ddp_notebook.session import BenchResult
 
@@ -90,13 +90,7 @@ def test_the_plot_grows_while_it_runs_and_an_interrupt_keeps_what_is_measured() 
     with Kernel() as kernel:
         kernel.init(2)
         sent = kernel.send("result = %ddp_bench --budget 300s")
-        points = []
-        for message in kernel.listen(sent, 60):
-            seen = seen_in(message)
-            if "<progress" in seen:
-                points.append(seen.count("<circle"))
-            if len(set(points)) >= 3:
-                break
+        points = kernel.amounts_drawn(sent, "<circle")
         assert points == sorted(points)
         kernel.manager.interrupt_kernel()
         reply = kernel.finish(sent)

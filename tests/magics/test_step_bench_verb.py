@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kernels import Kernel, seen_in
+from kernels import Kernel
 
 from ddp_notebook.magics.parsing import parser_of
 from ddp_notebook.magics.stepbench import wants_steps
@@ -76,13 +76,7 @@ def test_the_steps_grow_bar_by_bar_while_they_are_measured() -> None:
     with Kernel() as kernel:
         kernel.init(2)
         sent = kernel.send("steps = %ddp_bench --model mlp --batch 2,4,8 --budget 300s")
-        bars = []
-        for message in kernel.listen(sent, 60):
-            seen = seen_in(message)
-            if "<progress" in seen:
-                bars.append(seen.count('font-size="11">') if "<svg" in seen else 0)
-            if len(set(bars)) >= 3:
-                break
+        bars = kernel.amounts_drawn(sent, 'font-size="11">')
         assert bars == sorted(bars)
         kernel.manager.interrupt_kernel()
         reply = kernel.finish(sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from collective_cases import DDP, SKIP, Program, found, refuse, refused, same, the_one
+from collective_cases import DDP, SKIP, Program, found, lost, refuse, refused, same, the_one
 from traces import (
     BUSY,
     DESTROYED,
@@ -21,21 +21,7 @@ from traces import (
     raised,
 )
 
-from ddp_notebook.model import Activity, Category, RankEvidence, SetupCase
-
-
-def lost(case: SetupCase, *ranks: int, text: str = "Connection closed by peer") -> SetupCase:
-    """The case when these ranks, which waited, were given an error by torch."""
-    return replace(
-        case,
-        ranks=tuple(
-            replace(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
-            if e.rank in ranks
-            else e
-            for e in case.ranks
-        ),
-    )
-
+from ddp_notebook.model import Activity, Category, RankEvidence
 
 EPOCHS = """
 for epoch in range(9):

@@ -2,73 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from traces import (
-    BUSY,
-    DESTROYED,
-    all_reduce,
-    backward,
-    barrier,
-    constructor,
-    died,
-    places,
-    play,
-    raised,
-)
+from collective_cases import DDP, found, lost, same, the_one
+from traces import BUSY, DESTROYED, all_reduce, backward, barrier, died, places, play, raised
 
 from ddp_notebook.analysis import setup_rules
 from ddp_notebook.analysis.run_rules import diagnose_run
-from ddp_notebook.model import (
-    Activity,
-    Category,
-    Collective,
-    Finding,
-    Phase,
-    RankEvidence,
-    Ranks,
-    SetupCase,
-)
-
-Program = list[Collective]
-DDP = constructor()
-
-
-def found(case: SetupCase, sources: Mapping[str, str] | None = None) -> list[tuple[str, Ranks]]:
-    """Categories and culprits, without what passes."""
-    findings = diagnose_run(case, sources).findings
-    for finding in findings:
-        assert finding.cause
-        assert finding.remedy
-        assert "\n" not in finding.cause + finding.remedy
-    return [(str(f.category), f.ranks) for f in findings if not f.passing]
-
-
-def the_one(case: SetupCase, sources: Mapping[str, str] | None = None) -> Finding:
-    """The only finding that does not pass."""
-    (finding,) = [f for f in diagnose_run(case, sources).findings if not f.passing]
-    return finding
-
-
-def same(size: int, program: Program, **other: Program) -> dict[int, Program]:
-    """One program on all ranks but those given as ``r1=...``."""
-    of = {rank: list(program) for rank in range(size)}
-    return of | {int(name[1:]): own for name, own in other.items()}
-
-
-def lost(case: SetupCase, *ranks: int, text: str = "Connection closed by peer") -> SetupCase:
-    """The case when these ranks, which waited, were given an error by torch."""
-    return replace(
-        case,
-        ranks=tuple(
-            replace(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
-            if e.rank in ranks
-            else e
-            for e in case.ranks
-        ),
-    )
-
+from ddp_notebook.model import Activity, Category, Phase, RankEvidence, SetupCase
 
 # -- fate ----------------------------------------------------------------------------------
 
