@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.analysis.board import exit_text
 from ddp_notebook.analysis.diagnose import diagnose_run
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.launch.patience import stretched
 from ddp_notebook.model import (
     Board,
     Category,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 _NOT_FREED = "Nothing but a new process could free"
 _REPLACED = "A new process has taken the place of"
+_BEGUN_WITHIN_S = 0.5
+"""On a quiet machine, from sending a cell to a rank's word that it began."""
 
 
 class SetupVerbs(Underway, LabVerbs):
@@ -136,10 +139,17 @@ class SetupVerbs(Underway, LabVerbs):
     def _free(self, ranks: Ranks) -> Ranks:
         bringup, processes = self._bringup, self._processes
         assert bringup is not None and processes is not None
-        for run in self.runs:
-            if not run.done and set(run.ranks) & set(ranks):
-                run.interrupted = True
-                stop_started(run, processes.cluster)
+        given_up = [run for run in self.runs if not run.done and set(run.ranks) & set(ranks)]
+        for run in given_up:
+            run.interrupted = True
+
+        def begun() -> bool:
+            return all(set(run.pending) & set(ranks) <= run.started for run in given_up)
+
+        # Until a rank's word that it began has arrived it passes for one that waits for a cell.
+        self.record.wait_for(begun, stretched(_BEGUN_WITHIN_S))
+        for run in given_up:
+            stop_started(run, processes.cluster)
         stuck = bringup.free(ranks)
         if stuck:
             processes.stop(stuck)

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from support import eventually, spared
 
 from ddp_notebook.errors import SetupFailed, Stuck
 from ddp_notebook.launch.patience import stretched
-from ddp_notebook.model import Category, Stage, Status
+from ddp_notebook.model import Category, CellStarted, Event, Stage, Status
 from ddp_notebook.session import InitOptions, Session, bringup
 
 OPTIONS = InitOptions(world_size=3, device="cpu")
@@ -284,3 +284,32 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
     after = pids(session)
     assert (after[0], after[2]) == (before[0], before[2])
     assert after[1] != before[1], "nothing but a new process could free it"
+
+
+def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert session._processes is not None
+    listener = session._processes.listener
+    receive = listener._receive
+    given_up = threading.Event()
+
+    def late(events: Sequence[Event]) -> None:
+        if any(isinstance(event, CellStarted) for event in events):
+            given_up.wait(20)
+        receive(events)
+
+    monkeypatch.setattr(listener, "_receive", late)
+    before = pids(session)
+    with ThreadPoolExecutor(2) as pool:
+        hung = pool.submit(
+            session.run_cell, "if rank == 0: dist.all_reduce(torch.ones(1))", wait="forever"
+        )
+        eventually(lambda: session.why().doing[0].startswith("waits"), 20, "rank 0 waits")
+        aborted = pool.submit(session.abort)
+        eventually(lambda: any(run.interrupted for run in session.runs), 20, "it is given up")
+        given_up.set()
+        aborted.result(30)
+        hung.result(30)
+    assert pids(session) == before
+    goes_on(session)
