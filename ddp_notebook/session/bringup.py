@@ -279,9 +279,17 @@ class BringUp:
         """How long to wait for ranks that are to come out; not for what cannot hear, or move."""
         if heard.intersection(ranks):
             return stretched(_FREE_WITHIN_S)
+        return 0.0 if self.stopped(ranks) == ranks else stretched(_HEARD_WITHIN_S)
+
+    def stopped(self, ranks: Ranks) -> Ranks:
+        """Those whose process is stopped: whatever they are in, they do not come out of it."""
         states = self.record.snapshot.ranks
-        stopped = all(process_of(states[rank].pid)[0] == "stopped" for rank in ranks)
-        return 0.0 if stopped else stretched(_HEARD_WITHIN_S)
+        return tuple(
+            rank
+            for rank in ranks
+            if states[rank].status is not Status.DEAD
+            and process_of(states[rank].pid)[0] == "stopped"
+        )
 
     def _inside(self, ranks: Ranks, but: Ranks) -> bool:
         states = self.record.snapshot.ranks

@@ -331,6 +331,12 @@ class SetupVerbs(Underway, LabVerbs):
         notes = [n for n in self.record.snapshot.notes if not n.startswith(said)]
         script = next((run for run in self.runs if run.in_hand and run.script), None)
         restarted = self._give_up(members)
+        # One that is stopped is not always known to be in anything: it may have been idle, or its
+        # word that it began a cell may not have left it.
+        if stopped := bringup.stopped(members):
+            processes.stop(stopped)
+            processes.launch(stopped)
+            restarted = tuple(sorted({*restarted, *stopped}))
         if restarted:
             notes.append(f"{_NOT_FREED} {name_ranks(restarted)}; variables are gone there.")
         notes += self._replace_dead(processes, members)

@@ -265,3 +265,12 @@ def test_a_rank_whose_process_is_stopped_is_named_at_once(ranks2: Session) -> No
     ranks2.abort()
     assert ranks2.record.snapshot.ranks[1].pid != pid, "a stopped process frees nobody"
     ranks2.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2").raise_for_error()
+
+
+def test_a_rank_that_was_stopped_with_nothing_to_do_gets_a_new_process(ranks2: Session) -> None:
+    pid = ranks2.record.snapshot.ranks[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    ranks2.abort()
+    assert ranks2.record.snapshot.ranks[1].pid != pid
+    ranks2.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2").raise_for_error()
