@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from ddp_notebook.errors import SessionLost
+from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.siblings import Sibling, ask, listen, meeting_point
 
 ENGINE_MODULES = (
     "ipyparallel.engine.app",
@@ -55,6 +58,8 @@ The backend itself must be loaded where the shell is.
 
 ExitHandler = Callable[[int], None]
 
+_SIBLING_WITHIN_S = 10.0
+"""On a quiet machine; the server that is asked may have begun to load torch just now."""
 _BOOT = (
     "import json, sys; a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
     "from ddp_notebook.launch.forkserver import main; main(**a)"
@@ -71,6 +76,8 @@ class ForkServerClient:
 
     `mode` is fork, or process where ranks are ordinary processes. `ready` is a Future of
     the server's own report. `on_lost` callbacks run when the fork server is gone.
+
+    Where another notebook has a server that is like what ours would be, that one forks ours.
     """
 
     def __init__(self, mode: str) -> None:
@@ -83,27 +90,48 @@ class ForkServerClient:
         self._pidfds: dict[int, int] = {}
         self._lost_handlers: list[Callable[[], None]] = []
         self._lost = False
+        self._closing = False
         self._lock = threading.Lock()
-        preload = (*ENGINE_MODULES, *TORCH_MODULES) if mode == "fork" else ()
-        later = LATER_MODULES if mode == "fork" else ()
+        self._unsent: list[bytes] | None = None
+        """What is to be sent as soon as a sibling is there; None when things can be sent."""
+        self._process = self._begin()
+        threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
+
+    def _begin(self) -> subprocess.Popen[bytes] | Sibling:
+        point = meeting_point(_python_path()) if self.mode == "fork" else ""
+        door = listen(point)
+        if point and door is None and (sibling := ask(point)) is not None:
+            self._unsent = []
+            return sibling
+        try:
+            return self._start(point, door)
+        finally:
+            if door is not None:
+                door.close()
+
+    def _start(self, point: str = "", door: socket.socket | None = None) -> subprocess.Popen[bytes]:
+        """A server of our own; at `door` others ask it for theirs."""
+        fork = self.mode == "fork"
         arguments = {
-            "mode": mode,
-            "preload": list(preload),
-            "later": list(later),
+            "mode": self.mode,
+            "preload": [*ENGINE_MODULES, *TORCH_MODULES] if fork else [],
+            "later": list(LATER_MODULES) if fork else [],
             "python_path": _python_path(),
+            "point": point,
+            "door": -1 if door is None else door.fileno(),
         }
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=() if door is None else (door.fileno(),),
         )
-        threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """The fork server's process."""
+        """The fork server's process; 0 as long as another one has yet to fork it."""
         return self._process.pid
 
     @property
@@ -157,7 +185,9 @@ class ForkServerClient:
 
     def close(self, timeout_s: float = 5) -> None:
         """End the fork server with all its children; returns when they are gone."""
-        self._lost_handlers.clear()
+        with self._lock:
+            self._closing = True
+            self._lost_handlers.clear()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -179,27 +209,63 @@ class ForkServerClient:
 
     def _send(self, command: Mapping[str, Any]) -> None:
         data = json.dumps(command).encode() + b"\n"
-        assert self._process.stdin is not None
         try:
             with self._lock:
-                self._process.stdin.write(data)
-                self._process.stdin.flush()
+                if self._unsent is not None and not self._closing:
+                    self._unsent.append(data)
+                else:
+                    self._write(data)
         except (OSError, ValueError) as error:
             raise SessionLost(
                 "The fork server that starts ranks is gone. Start again: %ddp_init"
             ) from error
 
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
     def _read(self) -> None:
+        if isinstance(self._process, Sibling):
+            with contextlib.suppress(OSError, ValueError):  # it is being closed
+                if self._process.answers(stretched(_SIBLING_WITHIN_S)):
+                    self._listen()
+            if not self.ready.done():
+                self._do_without_sibling()
+        self._listen()
+        self._process.wait()
+        self._gone()
+
+    def _listen(self) -> None:
         assert self._process.stdout is not None
         with contextlib.suppress(OSError, ValueError):
             for line in self._process.stdout:
                 self._handle(json.loads(line))
-        self._process.wait()
-        self._gone()
+
+    def _do_without_sibling(self) -> None:
+        """Who was asked has ended, or does not get to it: start a server of our own."""
+        with self._lock:
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            if not self._closing:
+                self._process = self._start()
+                self._send_rest()
+
+    def _send_rest(self) -> None:
+        """From here on things can be sent; the lock is held."""
+        unsent, self._unsent = self._unsent or [], None
+        with contextlib.suppress(OSError, ValueError):  # it is lost, or closed: the reader notices
+            self._write(b"".join(unsent))
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
             case "ready":
+                if isinstance(self._process, Sibling):
+                    with self._lock:
+                        self._process.is_process(event["pid"])
+                        self._send_rest()
                 self.ready.set_result(event)
             case "spawned":
                 self._spawned.pop(event["tag"]).set_result(event["pid"])

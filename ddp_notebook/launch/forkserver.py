@@ -16,6 +16,9 @@ while torch is being loaded. What is nice to have is imported when nothing is as
 When its input closes, the session is gone (also by SIGKILL): it ends its children with
 everything they started, removes the session's folder and leaves. It stays single
 threaded, and it never touches CUDA: both are conditions for forking safely.
+
+Other notebooks may ask it for servers of theirs, see siblings.py. One of these is another process
+with other pipes, and otherwise as if it had been started itself.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,7 +39,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.launch import child
+from ddp_notebook.launch import child, siblings
 from ddp_notebook.launch.shared_memory import remove_orphans
 
 GRACE_S = 0.5
@@ -112,9 +116,17 @@ def _freeze() -> None:
 class ForkServer:
     """The loop of the process. `mode` is fork or process."""
 
-    def __init__(self, mode: str, python_path: Sequence[str]) -> None:
+    def __init__(self, mode: str, python_path: Sequence[str], point: str, door: int) -> None:
         self.mode = mode
+        self.later: list[str] = []
+        """Modules to import when there is nothing else to do."""
         self.python_path = list(python_path)
+        self.point = point
+        """Where those meet whose servers would be like this one; empty for nowhere."""
+        self.door = socket.socket(fileno=door) if door >= 0 else None
+        """Where others ask, as long as it is this server whom they ask."""
+        self.notebook: int | None = None
+        """A pidfd of the notebook's process, where that is not the parent."""
         self.commands = os.dup(0)
         self.events = os.dup(1)
         # What imports print must not end up between the events, nor eat the commands.
@@ -123,14 +135,18 @@ class ForkServer:
             os.dup2(nothing, fd)
         os.close(nothing)
         self.parent_pid = os.getppid()
+        self.begin()
+
+    def begin(self) -> None:
+        """Be a server that has no children yet."""
         self.started_s = time.time()
+        self.siblings: set[int] = set()
+        """Servers of other notebooks that were forked here."""
         self.children: dict[int, subprocess.Popen[bytes] | None] = {}
         self.folders: list[str] = []
         self.orphaned: dict[int, float] = {}
         """Sessions whose leader is dead, and until when their members may end by themselves."""
         self.buffer = b""
-        self.later: list[str] = []
-        """Modules to import when there is nothing else to do."""
         self.closed = False
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
@@ -166,13 +182,18 @@ class ForkServer:
             else:
                 os.environ[name] = value
         _freeze()
+        self.send_ready(time.monotonic() - started)
+
+    def send_ready(self, import_s: float) -> None:
+        """Tell the session that ranks can be started."""
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
-        seconds = round(time.monotonic() - started, 3)
+        seconds = round(import_s, 3)
         self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
 
     def loop(self) -> None:
         """Serve until the session is gone."""
         while not self.closed:
+            self.see_to_others()
             wait_s = GRACE_S if self.orphaned else _IDLE_S if self.later else _PARENT_CHECK_S
             idle = not self.turn(wait_s)
             if idle and self.later and not self.orphaned:
@@ -184,7 +205,9 @@ class ForkServer:
 
         `closed` is set when the session is gone.
         """
-        readable, _, _ = select.select([self.commands, self.wake_read], [], [], wait_s)
+        awaited = [self.commands, self.wake_read, self.door, self.notebook]
+        fds = [each for each in awaited if each is not None]
+        readable, _, _ = select.select(fds, [], [], wait_s)
         if self.wake_read in readable:
             self.reap()
         self.end_orphans()
@@ -196,8 +219,46 @@ class ForkServer:
                 line, self.buffer = self.buffer.split(b"\n", 1)
                 self.serve(json.loads(line))
         # A process forked by the notebook can hold our input open after the notebook died.
-        self.closed = self.closed or os.getppid() != self.parent_pid
+        orphaned = os.getppid() != self.parent_pid if self.notebook is None else False
+        self.closed = self.closed or orphaned or self.notebook in readable
         return bool(readable)
+
+    # -- servers of other notebooks ----------------------------------------------------
+
+    def see_to_others(self) -> None:
+        """Fork a server for each notebook that asks; be the one who is asked when nobody is."""
+        if self.door is None:
+            self.door = siblings.listen(self.point)
+        while self.door is not None and (guest := siblings.admit(self.door)) is not None:
+            gc.freeze()  # also what was loaded since the last time
+            pid = os.fork()
+            if pid == 0:
+                self.become_sibling(guest)
+            else:
+                self.siblings.add(pid)
+                guest.close()
+
+    def become_sibling(self, guest: siblings.Guest) -> None:
+        """In the child: be the server of the notebook that asked."""
+        self.children, self.folders = {}, []  # whatever happens: these are not its own
+        os.setsid()
+        self.let_go()
+        self.commands, self.events, self.notebook = guest
+        self.later = []  # to load what is missing would copy more pages than it fills
+        self.begin()
+        self.send_ready(0.0)
+
+    def let_go(self) -> None:
+        """In a child: close what is this server's."""
+        for fd in (self.commands, self.events, self.wake_read, self.wake_write):
+            os.close(fd)
+        if self.door is not None:
+            self.door.close()
+        if self.notebook is not None:
+            os.close(self.notebook)
+        self.door = self.notebook = None
+
+    # -- children ----------------------------------------------------------------------
 
     def serve(self, command: dict[str, Any]) -> None:
         """Carry out one command."""
@@ -229,8 +290,7 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for fd in (self.commands, self.events, self.wake_read, self.wake_write):
-            os.close(fd)
+        self.let_go()
         gc.freeze()  # also what was loaded since the last time: a look at it would copy its pages
         gc.enable()
         child.become(spec, os.getppid())
@@ -266,6 +326,9 @@ class ForkServer:
                 return
             if pid == 0:
                 return
+            if pid in self.siblings:
+                self.siblings.remove(pid)
+                continue
             process = self.children.pop(pid, None)
             if process is not None and process.stdin is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
@@ -304,10 +367,15 @@ class ForkServer:
 
 
 def main(
-    mode: str, preload: Sequence[str], later: Sequence[str], python_path: Sequence[str]
+    mode: str,
+    preload: Sequence[str],
+    later: Sequence[str],
+    python_path: Sequence[str],
+    point: str = "",
+    door: int = -1,
 ) -> None:
     """Run the fork server in this process until its standard input closes."""
-    server = ForkServer(mode, python_path)
+    server = ForkServer(mode, python_path, point, door)
     try:
         server.preload(preload, later)
         server.loop()

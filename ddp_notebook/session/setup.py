@@ -73,7 +73,7 @@ class Processes:
         self._heard_bytes: dict[int, int] = {}
         """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
-        _write_owner(self.folder, fork_server.pid)
+        _write_owner(self.folder, fork_server.pid or os.getpid())
         self.spool.mkdir(mode=0o700)
         self.rings = Rings(self.spool)
         """What the ranks wrote down about their collectives."""
@@ -105,6 +105,9 @@ class Processes:
 
         What needs no torch is started while the fork server still loads it.
         """
+        if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
+            self._await_torch()
+            _write_owner(self.folder, self.fork_server.pid)
         self.cluster.start()
         self._await_torch()
         if self.options.init_method != "file":
