@@ -6,17 +6,19 @@ that finds it listening passes it two pipes and gets a sibling, forked with all 
 From then on the two have nothing to do with each other: each has its own notebook, its own
 children and its own end.
 
-Alike are servers that could not have turned out different: same user, Python, module path, folder,
-environment, limits, control group and namespaces, and the same installed files. All of it makes the
-name under which a server listens, in Linux's abstract namespace: it goes with who listens, and
-leaves no file. Both ends check that the other is the same user. Elsewhere, and whenever anything is
-in the way, every notebook has a server that it starts itself.
+Alike are servers that could not have turned out different: same user, Python, module path,
+environment, limits, control group and namespaces, the same installed files, and the same folder, or
+folders with nothing in them that Python loads. All of it makes the name under which a server
+listens, in Linux's abstract namespace: it goes with who listens, and leaves no file. Both ends
+check that the other is the same user. Elsewhere, and whenever anything is in the way, every
+notebook has a server that it starts itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.machinery
 import json
 import os
 import select
@@ -33,6 +35,7 @@ _PACKAGE = Path(__file__).parents[1]
 _STATUS = ("Uid", "Gid", "Groups", "Umask", "CapEff", "Seccomp", "Cpus_allowed", "Mems_allowed")
 _NOT_ASKED = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL")
 """Variables in which shells and terminals keep what is theirs."""
+_LOADED = tuple(importlib.machinery.all_suffixes())
 _BACKLOG = 128
 _SENT_WITHIN_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
@@ -110,7 +113,7 @@ def meeting_point(python_path: Sequence[str]) -> str:
         alike = [
             (sys.executable, sys.version),
             list(python_path),
-            str(Path.cwd()),
+            _folder(),
             _environment(),
             os.getpriority(os.PRIO_PROCESS, 0),
             [line for line in _lines("status") if line.partition(":")[0] in _STATUS],
@@ -119,10 +122,19 @@ def meeting_point(python_path: Sequence[str]) -> str:
             sorted(str(each.readlink()) for each in Path("/proc/self/ns").iterdir()),
             _installed(python_path),
         ]
-    except OSError:  # also: the folder is gone, or /proc is not to be read
+    except OSError:  # also: /proc is not to be read, or not this folder
         return ""
     digest = hashlib.sha256(json.dumps(alike).encode("utf-8", "surrogateescape")).hexdigest()
     return f"\0ddp-notebook-{os.getuid()}-{digest[:32]}"
+
+
+def _folder() -> str:
+    """This folder, where something in it could be loaded; else nothing: it might be any other."""
+    for entry in os.scandir():
+        loaded = entry.name.endswith(_LOADED) or entry.name == "matplotlibrc"
+        if loaded or (entry.is_dir() and Path(entry, "__init__.py").exists()):
+            return str(Path.cwd())
+    return ""
 
 
 def _environment() -> list[tuple[str, str]]:

@@ -68,9 +68,8 @@ def ready(server: ForkServerClient) -> ForkServerClient:
 def spawn(server: ForkServerClient, folder: Path, *calls: Any) -> tuple[int, Future[int]]:
     """A child of the server, and its exit code."""
     ended: Future[int] = Future()
-    environment = {**os.environ, "MINE": "yes"}
     log = str(folder / "log")
-    spec = {"calls": list(calls), "env": environment, "cwd": str(folder), "log": log}
+    spec = {"calls": list(calls), "env": dict(os.environ), "cwd": str(folder), "log": log}
     return server.spawn(spec, ended.set_result), ended
 
 

@@ -51,6 +51,21 @@ def test_what_a_server_depends_on_makes_another_one(
     assert siblings.meeting_point(path) not in ("", before)
 
 
+@pytest.mark.parametrize("name", ["", "notes.txt", "data/x.csv", "random.py", "torch/__init__.py"])
+def test_any_folder_will_do_that_has_nothing_to_load(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        if name:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+        monkeypatch.chdir(folder)
+        points.append(here())
+    assert (points[0] == points[1]) == (not name.endswith(".py"))
+
+
 def test_an_installation_makes_another_one(tmp_path: Path) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
@@ -58,14 +73,6 @@ def test_an_installation_makes_another_one(tmp_path: Path) -> None:
     before = siblings.meeting_point([str(folder)])
     os.utime(folder, ns=(2, 2))
     assert siblings.meeting_point([str(folder)]) != before
-
-
-def test_a_folder_that_is_gone_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    assert here() == ""
 
 
 def test_where_processes_cannot_be_held_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
