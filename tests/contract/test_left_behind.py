@@ -191,6 +191,33 @@ def test_a_kernel_killed_while_it_starts_ranks_leaves_nothing(
     in_rounds(kernel, attempt, record_property)
 
 
+def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
+    kernel: Kernel, record_property: Record
+) -> None:
+    def attempt(rng: random.Random) -> None:
+        server = kernel.ask("get_ipython()._ddp_notebook_magics.session._fork_server.pid")
+        before = {process.pid for process in our_processes()}
+        with Kernel(kernel.environment) as other:  # alike, or it would not ask for a sibling
+            other.send("%load_ext ddp_notebook")
+            other.send("%ddp_init --world-size 2")
+            message = other.send(TRAINING)
+            if rng.random() < 0.5:
+                other.wait_for_text(message, "step")
+                assert psutil.Process(server).children(), "its fork server is a sibling"
+            other.read_for(rng.uniform(0.0, 1.5))
+            beside = {process.pid for process in our_processes()} - before
+            other.kill()
+            eventually(lambda: not any(map(is_alive, beside)), what=f"the end of {beside}")
+        assert {process.pid for process in our_processes()} == before
+        assert kernel.ask("get_ipython()._ddp_notebook_magics.session._fork_server.pid") == server
+
+    kernel.run_well("%load_ext ddp_notebook")
+    kernel.ask("get_ipython()._ddp_notebook_magics.session._fork_server.ready.result(60)['pid']")
+    in_rounds(kernel, attempt, record_property)
+    start_at_once(kernel)
+    shut_down(kernel)
+
+
 def test_a_kernel_killed_in_mid_cell_leaves_nothing(
     kernel: Kernel, record_property: Record
 ) -> None:
