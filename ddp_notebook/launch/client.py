@@ -250,8 +250,9 @@ class ForkServerClient:
                     with contextlib.suppress(OSError):
                         stream.close()
             if not self._closing:
-                self._process = self._start()
-                self._send_rest()
+                with contextlib.suppress(OSError):  # then it is lost
+                    self._process = self._start()
+                    self._send_rest()
 
     def _send_rest(self) -> None:
         """From here on things can be sent; the lock is held."""

@@ -174,7 +174,7 @@ def ask(point: str) -> Sibling | None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)  # a queue that is full is no reason to wait
         asking.connect(point)
-        if _peer(asking)[1] != os.getuid():
+        if not _who(asking):
             return None
         commands_read, commands_write = os.pipe()
         events_read, events_write = os.pipe()
@@ -197,8 +197,8 @@ def admit(door: socket.socket) -> Guest | None:
     with contextlib.suppress(OSError):
         connection, _ = door.accept()
         with connection:
-            pid, user, _ = _peer(connection)
-            if user != os.getuid():
+            pid = _who(connection)
+            if not pid:
                 return None
             connection.settimeout(_SENT_WITHIN_S)
             _, fds, _, _ = socket.recv_fds(connection, 1, 2)
@@ -212,8 +212,17 @@ def admit(door: socket.socket) -> Guest | None:
     return None
 
 
+def _who(connection: socket.socket) -> int:
+    """The process at the other end; 0 for another user's, or one of a container beside ours."""
+    pid, user, _ = _peer(connection)
+    return pid if user == os.getuid() else 0
+
+
 def _peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the other end, as the system knows them."""
+    """Process, user and group of the other end, as the system knows them.
+
+    The process is 0 when this one's namespace does not have it.
+    """
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, group = _CREDENTIALS.unpack(told)
     return pid, user, group

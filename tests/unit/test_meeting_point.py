@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -117,12 +117,18 @@ def test_nobody_is_asked_where_nobody_listens() -> None:
     assert siblings.listen("") is None
 
 
-def somebody_else(_: socket.socket) -> tuple[int, int, int]:
-    return os.getpid(), os.getuid() + 1, os.getgid()
+@pytest.fixture(params=["another user", "another container"])
+def somebody_else(request: pytest.FixtureRequest) -> Callable[..., tuple[int, int, int]]:
+    """What the system tells of one. There is no other user here to be one."""
+    if request.param == "another user":
+        return lambda _: (os.getpid(), os.getuid() + 1, os.getgid())
+    return lambda _: (0, os.getuid(), os.getgid())
 
 
-def test_another_user_s_server_is_not_asked(
-    door: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+def test_somebody_else_s_server_is_not_asked(
+    door: tuple[str, socket.socket],
+    somebody_else: Callable[..., tuple[int, int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(siblings, "_peer", somebody_else)
@@ -130,8 +136,10 @@ def test_another_user_s_server_is_not_asked(
     assert siblings.admit(door[1]) is None, "nothing was sent"
 
 
-def test_another_user_gets_no_server(
-    door: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+def test_somebody_else_gets_no_server(
+    door: tuple[str, socket.socket],
+    somebody_else: Callable[..., tuple[int, int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sibling = siblings.ask(door[0])
     assert sibling is not None
