@@ -109,6 +109,12 @@ def ranks2(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def ranks3(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
+    """A session with three gloo ranks, shared by the tests of a module."""
+    yield from _shared_session(3)
+
+
+@pytest.fixture(scope="module")
 def ranks4(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """A session with four gloo ranks, shared by the tests of a module."""
     yield from _shared_session(4)

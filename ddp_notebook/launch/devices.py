@@ -34,20 +34,25 @@ def visible_gpus() -> tuple[str, ...]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
+    return tuple(line.strip() for line in nvidia_smi("index"))
+
+
+def nvidia_smi(what: str) -> list[str]:
+    """A line for each GPU with what is asked of it, sizes in MiB; none without nvidia-smi."""
     command = shutil.which("nvidia-smi")
     if command is None:
-        return ()
+        return []
     try:
-        found = subprocess.run(
-            [command, "--query-gpu=index", "--format=csv,noheader"],
+        told = subprocess.run(
+            [command, f"--query-gpu={what}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_NVIDIA_SMI_TIMEOUT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(found.stdout.split())
+        return []
+    return [line for line in told.stdout.splitlines() if line.strip()]
 
 
 def plan_devices(

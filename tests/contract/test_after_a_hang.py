@@ -5,15 +5,14 @@ from __future__ import annotations
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import eventually, spared
+from support import eventually
 
 from ddp_notebook.errors import CellFailed, Stuck
 from ddp_notebook.launch.patience import stretched
-from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session import Session
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -239,18 +238,6 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
-    """One session with three ranks for all tests here."""
-    made = Session()
-    try:
-        made.init(InitOptions(world_size=3, device="cpu"))
-        with spared(made):
-            yield made
-    finally:
-        made.shutdown()
-
-
 def given_up(session: Session, died: tuple[int, ...] = ()) -> None:
     """Give up in time: the survivors are the same with their variables, and sums are right."""
     before = [state.pid for state in session.record.snapshot.ranks]
@@ -274,10 +261,10 @@ def given_up(session: Session, died: tuple[int, ...] = ()) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_after_every_kind_of_hang_the_ranks_are_back(shared: Session, name: str) -> None:
+def test_after_every_kind_of_hang_the_ranks_are_back(ranks3: Session, name: str) -> None:
     category, culprits, source = KINDS[name]
-    shared.run_cell(f"kept = 'kept'\n{NET}").raise_for_error()
-    result = shared.run_cell(textwrap.dedent(source).strip())
+    ranks3.run_cell(f"kept = 'kept'\n{NET}").raise_for_error()
+    result = ranks3.run_cell(textwrap.dedent(source).strip())
     died = (2,) if category == "rank-died" else ()
     try:
         assert isinstance(result.error, (Stuck, CellFailed)), result.error
@@ -286,21 +273,21 @@ def test_after_every_kind_of_hang_the_ranks_are_back(shared: Session, name: str)
         assert (first.category.value, first.ranks) == (category, culprits), result.diagnosis
         assert first.remedy and first.evidence
     finally:
-        given_up(shared, died)
+        given_up(ranks3, died)
 
 
-def test_a_rank_that_is_only_slow_is_no_hang_and_can_be_given_up(shared: Session) -> None:
-    shared.run_cell("kept = 'kept'").raise_for_error()
+def test_a_rank_that_is_only_slow_is_no_hang_and_can_be_given_up(ranks3: Session) -> None:
+    ranks3.run_cell("kept = 'kept'").raise_for_error()
     results: list[Any] = []
     source = (
         "if rank == 1:\n    end = 1\n    while end:\n        end += 1\n"
         "dist.all_reduce(torch.ones(1))"
     )
-    thread = threading.Thread(target=lambda: results.append(shared.run_cell(source)), daemon=True)
+    thread = threading.Thread(target=lambda: results.append(ranks3.run_cell(source)), daemon=True)
     thread.start()
     try:
         finding = eventually(
-            lambda: next((f for f in shared.why().findings if f.waiting == (0, 2)), None),
+            lambda: next((f for f in ranks3.why().findings if f.waiting == (0, 2)), None),
             15,
             "two that wait",
         )
@@ -308,6 +295,6 @@ def test_a_rank_that_is_only_slow_is_no_hang_and_can_be_given_up(shared: Session
         assert (finding.category.value, finding.ranks) == ("straggler", (1,))
         assert finding.passing and not results
     finally:
-        given_up(shared)
+        given_up(ranks3)
         thread.join(10)
     assert results

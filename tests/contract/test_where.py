@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually, spared
+from support import eventually
 
 from ddp_notebook.agent.stacks import MOST_BYTES
 from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.model import Activity, RankStack, StackTree
-from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session import Session
 from ddp_notebook.views import stacks_text
 
 PARTED = """\
@@ -90,24 +90,12 @@ while rank and not os.path.exists({go!r}):
 freed = work()"""
 
 
-@pytest.fixture(scope="module")
-def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
-    """One session with three ranks for all tests here."""
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=3, device="cpu"))
-        with spared(session):
-            yield session
-    finally:
-        session.shutdown()
-
-
 @pytest.fixture
-def session(shared: Session) -> Session:
+def session(ranks3: Session) -> Session:
     """The session, its ranks idle."""
-    if not shared.record.snapshot.ready:
-        shared.restart()
-    return shared
+    if not ranks3.record.snapshot.ready:
+        ranks3.restart()
+    return ranks3
 
 
 @contextmanager

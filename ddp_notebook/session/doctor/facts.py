@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from ddp_notebook.launch.devices import nvidia_smi
 from ddp_notebook.session.doctor.gpus import Gpu
 from ddp_notebook.session.doctor.machine import SHARED_MEMORY, EarlierRank, Folder
 from ddp_notebook.session.doctor.network import Holder, Interface, Lookup, Ports
@@ -30,7 +31,6 @@ from ddp_notebook.session.doctor.network import Holder, Interface, Lookup, Ports
 TORCH_TIMEOUT_S = 90.0
 """How long a fresh Python may take to import torch; a cold disk takes a minute."""
 _LOOKUP_TIMEOUT_S = 5.0
-_NVIDIA_SMI_TIMEOUT_S = 10
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _INITS = {"systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "launchd"}
 """What process 1 is called where it is nobody's job."""
@@ -96,21 +96,8 @@ def modules_of(folder: Path) -> Iterator[str]:
 
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without nvidia-smi."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    query = "--query-gpu=index,uuid,name,memory.used,memory.total"
-    try:
-        asked = subprocess.run(
-            [command, query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(_gpu(line) for line in asked.stdout.splitlines() if line.count(",") >= 4)
+    lines = nvidia_smi("index,uuid,name,memory.used,memory.total")
+    return tuple(_gpu(line) for line in lines if line.count(",") >= 4)
 
 
 def _gpu(line: str) -> Gpu:
