@@ -120,13 +120,15 @@ def _record(
     texts: Sequence[Any],
     paths: Mapping[int, tuple[Place, ...]],
 ) -> Collective:
-    def text(number: int) -> Any:
-        return texts[number] if number < len(texts) else ""
+    # Whatever stands there: native code that goes wrong writes where it will, here too.
+    def text(number: int) -> str:
+        found = texts[number] if number < len(texts) else ""
+        return found if isinstance(found, str) else ""
 
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = raw[:10]
     (group, operation, dtype, reduce_op, part, phase, sizes, _) = raw[10:18]
     tensors, root, peer, tag = raw[18:22]
-    group_text = text(group)
+    group_text = texts[group] if group < len(texts) else None
     return Collective(
         rank=rank,
         number=number - 1,
@@ -134,7 +136,7 @@ def _record(
         slot=slot,
         group=group_text["group"] if isinstance(group_text, dict) else "",
         api=text(api),
-        part=PARTS[part],
+        part=PARTS[part] if part < len(PARTS) else None,
         shape=tuple(raw[22 : 22 + min(sizes, DIMENSIONS)]),
         dtype=text(dtype),
         numel=numel,
@@ -146,7 +148,7 @@ def _record(
         tag=tag,
         path=paths.get(path, ()),
         label=text(label),
-        phase=PHASES[phase],
+        phase=PHASES[phase] if phase < len(PHASES) else Phase.ISSUED,
         issued_ns=issued_ns,
         done_ns=done_ns,
         backwards=backwards,

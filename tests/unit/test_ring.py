@@ -84,6 +84,17 @@ def test_what_is_no_ring_reads_as_an_empty_one(data: bytes) -> None:
     assert ring.read(data, 0) == ring.RankRing()
 
 
+@given(st.binary(min_size=ring.REST.size, max_size=ring.REST.size))
+def test_a_record_that_something_else_wrote_over_is_read_too(rest: bytes) -> None:
+    file = with_texts()
+    put_record(file, 0, [2, 3], Phase.DONE)
+    at = ring.RECORDS_FROM + ring.HEAD.size
+    file[at : at + ring.REST.size] = rest
+    (record,) = ring.read(file, 1).records
+    assert (record.rank, record.number, record.slot) == (1, 0, 0)
+    assert all(isinstance(each, str) for each in (record.operation, record.group, record.dtype))
+
+
 def test_a_text_that_is_not_there_is_empty() -> None:
     file = empty_file()
     begin(file)
