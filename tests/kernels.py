@@ -214,6 +214,13 @@ class Kernel:
         assert lines, f"{expression!r} printed {reply.text!r}, {len(reply.messages)} messages"
         return json.loads(lines[-1].removeprefix("answer "))
 
+    def warm(self) -> int:
+        """Load the extension; the fork server's process, once it has torch."""
+        self.run_well("%load_ext ddp_notebook")
+        server = "get_ipython()._ddp_notebook_magics.session._fork_server"
+        pid: int = self.ask(f"{server}.ready.result(60)['pid']")
+        return pid
+
     def kill(self) -> None:
         """End the kernel's process with SIGKILL, and nothing else."""
         os.kill(self.pid, signal.SIGKILL)

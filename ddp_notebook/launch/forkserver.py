@@ -219,8 +219,8 @@ class ForkServer:
                 line, self.buffer = self.buffer.split(b"\n", 1)
                 self.serve(json.loads(line))
         # A process forked by the notebook can hold our input open after the notebook died.
-        orphaned = os.getppid() != self.parent_pid if self.notebook is None else False
-        self.closed = self.closed or orphaned or self.notebook in readable
+        alone = self.notebook is None and os.getppid() != self.parent_pid
+        self.closed = self.closed or alone or self.notebook in readable
         return bool(readable)
 
     # -- servers of other notebooks ----------------------------------------------------
@@ -231,7 +231,11 @@ class ForkServer:
             self.door = siblings.listen(self.point)
         while self.door is not None and (guest := siblings.admit(self.door)) is not None:
             gc.freeze()  # also what was loaded since the last time
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:  # no room for another process: that is no end of this one
+                guest.close()
+                return
             if pid == 0:
                 self.become_sibling(guest)
             else:
@@ -240,7 +244,8 @@ class ForkServer:
 
     def become_sibling(self, guest: siblings.Guest) -> None:
         """In the child: be the server of the notebook that asked."""
-        self.children, self.folders = {}, []  # whatever happens: these are not its own
+        # Whatever happens from here on: these are not its own.
+        self.children, self.folders, self.orphaned = {}, [], {}
         os.setsid()
         self.let_go()
         self.commands, self.events, self.notebook = guest
@@ -371,10 +376,14 @@ def main(
     preload: Sequence[str],
     later: Sequence[str],
     python_path: Sequence[str],
-    point: str = "",
-    door: int = -1,
+    point: str,
+    door: int,
 ) -> None:
-    """Run the fork server in this process until its standard input closes."""
+    """Run the fork server in this process until its standard input closes.
+
+    `point` is where others that would be like it ask for theirs, `door` the descriptor of a socket
+    that listens there; empty and -1 for none.
+    """
     server = ForkServer(mode, python_path, point, door)
     try:
         server.preload(preload, later)

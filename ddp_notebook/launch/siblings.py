@@ -6,12 +6,12 @@ that finds it listening passes it two pipes and gets a sibling, forked with all 
 From then on the two have nothing to do with each other: each has its own notebook, its own
 children and its own end.
 
-Alike are servers that could not have turned out different: same user, Python, module path,
-environment, limits, control group and namespaces, the same installed files, and the same folder, or
-folders with nothing in them that Python loads. All of it makes the name under which a server
-listens, in Linux's abstract namespace: it goes with who listens, and leaves no file. Both ends
-check that the other is the same user. Elsewhere, and whenever anything is in the way, every
-notebook has a server that it starts itself.
+Alike are servers with the same user, Python, module path, environment, limits, control group and
+namespaces, with nothing installed in between, and with the same folder, or folders with nothing in
+them that Python loads. All of it makes the name under which a server listens, in Linux's abstract
+namespace: it goes with who listens, and leaves no file. Both ends check that the other is the same
+user. Elsewhere, and whenever anything is in the way, every notebook has a server that it starts
+itself.
 """
 
 from __future__ import annotations
@@ -130,10 +130,11 @@ def meeting_point(python_path: Sequence[str]) -> str:
 
 def _folder() -> str:
     """This folder, where something in it could be loaded; else nothing: it might be any other."""
-    for entry in os.scandir():
-        loaded = entry.name.endswith(_LOADED) or entry.name == "matplotlibrc"
-        if loaded or (entry.is_dir() and Path(entry, "__init__.py").exists()):
-            return str(Path.cwd())
+    with os.scandir() as entries:
+        for entry in entries:
+            loaded = entry.name.endswith(_LOADED) or entry.name == "matplotlibrc"
+            if loaded or (entry.is_dir() and Path(entry, "__init__.py").exists()):
+                return str(Path.cwd())
     return ""
 
 
@@ -202,11 +203,9 @@ def admit(door: socket.socket) -> Guest | None:
                 return None
             connection.settimeout(_SENT_WITHIN_S)
             _, fds, _, _ = socket.recv_fds(connection, 1, 2)
-            try:
-                if len(fds) == 2:
+            if len(fds) == 2:
+                with contextlib.suppress(OSError):  # it has ended
                     return Guest(fds[0], fds[1], os.pidfd_open(pid))
-            except OSError:
-                pass
             for fd in fds:
                 os.close(fd)
     return None

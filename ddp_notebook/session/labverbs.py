@@ -58,10 +58,7 @@ class LabVerbs:
         self._script = None
         self._give_up(self._bringup.everyone)
         self._await_put_down()
-        dead = self.record.snapshot.with_status(Status.DEAD)
-        if dead:
-            processes.stop(dead)
-            processes.launch(dead)
+        processes.replace(self.record.snapshot.with_status(Status.DEAD))
 
     def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
         """Put the ranks of the next script on two hosts. Raises UsageMistake."""

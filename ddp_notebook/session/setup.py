@@ -137,6 +137,12 @@ class Processes:
         if missing:
             raise SetupFailed(self._why_not_up(missing))
 
+    def replace(self, ranks: Ranks) -> None:
+        """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
+        if ranks:
+            self.stop(ranks)
+            self.launch(ranks)
+
     def _launch_one(self, rank: int) -> None:
         options = self.options
         extra = dict(self.devices.environment[rank])

@@ -151,9 +151,7 @@ class SetupVerbs(Underway, LabVerbs):
         for run in given_up:
             stop_started(run, processes.cluster)
         stuck = bringup.free(ranks)
-        if stuck:
-            processes.stop(stuck)
-            processes.launch(stuck)
+        processes.replace(stuck)
         if set(bringup.everyone) <= set(ranks):
             processes.close_lab()
         return stuck
@@ -333,11 +331,9 @@ class SetupVerbs(Underway, LabVerbs):
         restarted = self._give_up(members)
         # One that is stopped is not always known to be in anything: it may have been idle, or its
         # word that it began a cell may not have left it.
-        if stopped := bringup.stopped(members):
-            processes.stop(stopped)
-            processes.launch(stopped)
-            restarted = tuple(sorted({*restarted, *stopped}))
-        if restarted:
+        stopped = bringup.stopped(members)
+        processes.replace(stopped)
+        if restarted := tuple(sorted({*restarted, *stopped})):
             notes.append(f"{_NOT_FREED} {name_ranks(restarted)}; variables are gone there.")
         notes += self._replace_dead(processes, members)
         self.record.note(notes=tuple(notes))
@@ -355,9 +351,8 @@ class SetupVerbs(Underway, LabVerbs):
         """New processes for those of `members` that are dead; a note for each."""
         states = self.record.snapshot.ranks
         dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
-        if dead and not self.record.snapshot.ended:
-            processes.stop(dead)
-            processes.launch(dead)
+        if not self.record.snapshot.ended:
+            processes.replace(dead)
         return [
             f"{_REPLACED} rank {rank} ({exit_text(states[rank].exit_code or 0)}); its variables "
             "are gone."

@@ -195,7 +195,7 @@ def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
     kernel: Kernel, record_property: Record
 ) -> None:
     def attempt(rng: random.Random) -> None:
-        server = kernel.ask("get_ipython()._ddp_notebook_magics.session._fork_server.pid")
+        server = kernel.warm()
         before = {process.pid for process in our_processes()}
         with Kernel(kernel.environment) as other:  # alike, or it would not ask for a sibling
             other.send("%load_ext ddp_notebook")
@@ -209,10 +209,8 @@ def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
             other.kill()
             eventually(lambda: not any(map(is_alive, beside)), what=f"the end of {beside}")
         assert {process.pid for process in our_processes()} == before
-        assert kernel.ask("get_ipython()._ddp_notebook_magics.session._fork_server.pid") == server
+        assert kernel.warm() == server
 
-    kernel.run_well("%load_ext ddp_notebook")
-    kernel.ask("get_ipython()._ddp_notebook_magics.session._fork_server.ready.result(60)['pid']")
     in_rounds(kernel, attempt, record_property)
     start_at_once(kernel)
     shut_down(kernel)

@@ -30,7 +30,7 @@ pytestmark = [
 READY_WITHIN_S = 60
 SUM = "x = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == 2"
 NOTEBOOK = """
-import json, os, sys, time
+import json, os, signal, sys
 from ddp_notebook.launch.client import ForkServerClient
 server = ForkServerClient("fork")
 server.ready.result(60)
@@ -39,11 +39,11 @@ sleeps = ["subprocess:call", {"args": ["sleep", "1000"]}]
 spec = {"calls": [sleeps], "env": dict(os.environ), "cwd": "/", "log": log}
 child = server.spawn(spec, print)
 if os.fork() == 0:  # holds the pipes of the notebook open
-    time.sleep(1000)
+    signal.pause()
 with open(mark + ".new", "w") as file:
     json.dump([type(server._process).__name__, server.pid, child], file)
 os.rename(mark + ".new", mark)
-time.sleep(1000)
+signal.pause()
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_notebook.launch import siblings
+from ddp_notebook.launch.forkserver import ForkServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are none")
 
@@ -73,6 +75,11 @@ def test_an_installation_makes_another_one(tmp_path: Path) -> None:
     before = siblings.meeting_point([str(folder)])
     os.utime(folder, ns=(2, 2))
     assert siblings.meeting_point([str(folder)]) != before
+
+
+def test_on_another_system_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert here() == ""
 
 
 def test_where_processes_cannot_be_held_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +167,21 @@ def test_who_asks_without_pipes_gets_no_server(
         asking.sendall(sent)
         assert siblings.admit(door[1]) is None
     assert siblings.admit(door[1]) is None, "and nobody waits any more"
+
+
+def test_a_server_that_cannot_fork_serves_its_own_notebook_on(
+    door: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    server = ForkServer.__new__(ForkServer)  # its loop alone: it would take this one's stdin
+    server.door = door[1]
+    sibling = siblings.ask(door[0])
+    assert sibling is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", full)
+        patch.setattr(gc, "freeze", lambda: None)
+        server.see_to_others()
+    with sibling.stdin, sibling.stdout:
+        assert sibling.answers(10) and sibling.stdout.read() == b"", "and the other knows at once"
