@@ -100,7 +100,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from ddp_notebook.session.doctor import examine
+    from ddp_notebook.doctor import examine
     from ddp_notebook.views import doctor
 
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from traces import constructor
 
-from ddp_notebook.analysis.run_rules import diagnose_run
+from ddp_notebook.diagnosis.run_rules import diagnose_run
 from ddp_notebook.model import Activity, Collective, Finding, Phase, Ranks, SetupCase
 
 Program = list[Collective]

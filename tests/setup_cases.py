@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.analysis.setup_rules import diagnose
+from ddp_notebook.diagnosis.setup_rules import diagnose
 from ddp_notebook.model import (
     Activity,
     Category,

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.bench import steps_stats
-from ddp_notebook.bench.steps_plan import Block, StepPlan, reduce_sizes, reduces_at_once
-from ddp_notebook.model.stepbench import StepBenchResult
+from ddp_notebook.bench.steps import stats
+from ddp_notebook.bench.steps.plan import Block, StepPlan, reduce_sizes, reduces_at_once
+from ddp_notebook.bench.steps.results import StepBenchResult
 
 MS = 1_000_000
 FORWARD, BACKWARD, OPTIMIZER, EXPOSED = 2 * MS, 5 * MS, 1 * MS, 4 * MS
@@ -30,7 +30,7 @@ ABOUT = StepBenchResult(
     cores=8,
     threads=1,
 )
-summarise = functools.partial(steps_stats.summarise, rounds=3)
+summarise = functools.partial(stats.summarise, rounds=3)
 
 
 def ranks(

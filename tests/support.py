@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ddp_notebook.launch import labhosts
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.session import Session
-from ddp_notebook.session.wrap import Wrap, WrapOptions, wrap
+from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
 
 SOON_S = 10.0
 """A wrap that needs longer than this waits for something: it takes a fraction of a second."""

@@ -1,23 +1,13 @@
-"""What communication costs: the plan, the loop each rank runs, and the statistics.
+"""Benchmarks of collectives: what to measure, when, and what it means. Nothing here runs on a rank.
 
-In the notebook's kernel, standard library only:
-plan.py        what to measure, and for how long
-schedule.py    what to measure next (rank 0 decides)
-stats.py       medians and their intervals
-fit.py         latency and bandwidth
-trust.py       how far to believe it
-words.py       what it means
-baseline.py    against a run that was kept
-summary.py     all of these from what the ranks said
-steps_*.py     the same of training steps: plan, stats (with arrivals), predict
-
-On the ranks:
-loop.py        visits sizes, times and checks them
-operations.py  each operation, and what it must give
-timing.py      the timed region
-gloothread.py  gloo's loop threads
-conditions.py  what else the host was doing
-floors.py      what the machine itself can do
-links.py       what links it has
-steps_*.py     of training steps: models, data, memory, loop (with hooks)
+baseline.py  A run against one that was kept: which sizes changed, by intervals that do not touc
+fit.py       From measured times to a latency and a bandwidth: pure, standard library only.
+notes.py     What a benchmark says, in words. Pure.
+plan.py      What a benchmark will run: operations, sizes, and how long it may take.
+results.py   What a benchmark of collectives measured.
+schedule.py  What to measure next: rank 0 decides, from the times so far and the time that is le
+stats.py     From every rank's times to what is shown: pure, standard library only.
+steps/       Benchmarks of training steps: plan, statistics, prediction.
+summary.py   From what the ranks said to the whole of what was measured. Pure, standard library
+trust.py     How far a benchmark's numbers can be believed, and why not further. Pure.
 """

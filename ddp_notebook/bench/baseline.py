@@ -13,8 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_notebook.bench.trust import disturbed
-from ddp_notebook.model.bench import (
+from ddp_notebook.bench.results import (
     BenchPoint,
     BenchRun,
     Change,
@@ -23,6 +22,7 @@ from ddp_notebook.model.bench import (
     PointChange,
     Trust,
 )
+from ddp_notebook.bench.trust import disturbed
 
 _LEAST_RATIO = 1.05
 """A change of less is none, however well it is known."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ddp_notebook.model.fit import Fit, Interval, Regime
+from ddp_notebook.bench.results import Fit, Interval, Regime
 
 MOST_ERROR = 0.25
 """A model that is typically off by more than this share of a time explains nothing."""

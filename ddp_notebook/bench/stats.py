@@ -9,8 +9,7 @@ from typing import Any
 
 from ddp_notebook.bench.fit import NoFit, fit
 from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan, bus_factor
-from ddp_notebook.model.bench import BenchPoint, Curve, Samples
-from ddp_notebook.model.fit import Fit
+from ddp_notebook.bench.results import BenchPoint, Curve, Fit, Samples
 
 _LATE_FACTOR = 5.0
 """A rank comes late where it takes this many times as long as any other to bring its part,"""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.bench import trust, words
+from ddp_notebook.bench import notes, trust
 from ddp_notebook.bench.plan import Plan
+from ddp_notebook.bench.results import BenchRun, Conditions, Floor
 from ddp_notebook.bench.stats import curve_of
-from ddp_notebook.model.bench import BenchRun, Conditions, Floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def summarise(
         curves=measured,
         trust=badge,
         reasons=reasons,
-        notes=words.notes(measured, conditions, floors),
+        notes=notes.notes(measured, conditions, floors),
         floors=floors,
         conditions=conditions,
         ended=ended,
@@ -92,7 +92,7 @@ def _conditions(
 def _loop_cpu(visits: Mapping[int, Sequence[Mapping[str, Any]]]) -> float | None:
     """Cores that gloo's loop threads kept busy at small sizes, on the rank with the most."""
     shares = [
-        [v["loop_cpu"] for v in mine if v["size_bytes"] <= words.SMALL_BYTES and v["loop_cpu"]]
+        [v["loop_cpu"] for v in mine if v["size_bytes"] <= notes.SMALL_BYTES and v["loop_cpu"]]
         for mine in visits.values()
     ]
     return max((statistics.median(each) for each in shares if each), default=None)

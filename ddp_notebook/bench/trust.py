@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from ddp_notebook.bench.results import BenchPoint, Conditions, Curve, Trust
 from ddp_notebook.model import format_bytes
-from ddp_notebook.model.bench import BenchPoint, Conditions, Curve, Trust
 
 TAILED = 2.0
 """A size has a long tail when its mean is more than this times its median."""

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from ddp_notebook.errors import SessionLost
-from ddp_notebook.launch.patience import stretched
 from ddp_notebook.launch.siblings import Sibling, ask, listen, meeting_point
+from ddp_notebook.launch.timeouts import stretched
 
 ENGINE_MODULES = (
     "ipyparallel.engine.app",
@@ -41,12 +41,12 @@ TORCH_MODULES = (
     "torch.nn.parallel",
     "torch.utils.data",
     "torch.utils.data.distributed",
-    "ddp_notebook.agent.stages",
-    "ddp_notebook.agent.cells",
-    "ddp_notebook.agent.keeper",
-    "ddp_notebook.agent.tasks",
-    "ddp_notebook.bench.floors",
-    "ddp_notebook.bench.loop",
+    "ddp_notebook.rank.setup.stages",
+    "ddp_notebook.rank.cells.runner",
+    "ddp_notebook.rank.setup.store_process",
+    "ddp_notebook.rank.bench.collectives_task",
+    "ddp_notebook.rank.bench.floors",
+    "ddp_notebook.rank.bench.loop",
     # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
     "torch._dynamo",
 )

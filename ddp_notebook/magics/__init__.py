@@ -1,19 +1,14 @@
 """The magics: parse, call one Session method, return the value it gives.
 
-parsing.py  one parser per verb; bad input is a UsageError with the call to type
-verbs.py    DDPMagics: the magics of ranks, cells and values; it inherits those below
-setup.py    %ddp_step, %ddp_why, %ddp_abort, %ddp_run
-wrap.py     %ddp_wrap
-fault.py    %ddp_fault
-doctor.py   %ddp_doctor
-detached.py %ddp_wait, and what is shown of a run that nobody waits for
-boards.py   the live board: a widget, and a picture for where no script runs
-widgets.py  whether there can be widgets, and a saved run in one
-buttons.py  what the board's buttons do, which is what the magics do
-kernel_private.py  the one place for ipykernel's private parts
-running.py  a cell or a script as the notebook shows it: live, then whole
+completion.py   Tab completion on the line of a magic: options, their values, rank sets, faults,
+examples.py     Calls of each verb, and what each is for; its page of help shows them.
+help.py         `%ddp_init?` shows what `%ddp_init -h` does; and `%ddp_tour`.
+parsing.py      One parser per verb. Bad input is a UsageError that ends with the call to type.
+register.py     The magics. Each parses its line, calls one Session method and returns the value
+run_display.py  A cell or a script on the ranks as the notebook shows it: live, then whole.
+verbs/          The verbs, a file or a family each.
 """
 
-from ddp_notebook.magics.verbs import DDPMagics
+from ddp_notebook.magics.register import DDPMagics
 
 __all__ = ["DDPMagics"]

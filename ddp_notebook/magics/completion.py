@@ -85,9 +85,9 @@ def _values(verb: str, option: str | None, around: Surroundings) -> Iterable[str
 def _words_of(verb: str, around: Surroundings) -> Iterable[str] | None:
     """What may stand where no option is: a fault, a variable of the notebook."""
     if verb == "ddp_fault":
-        from ddp_notebook.session import faultlab
+        from ddp_notebook.session.tools import fault_lab
 
-        return faultlab.names()
+        return fault_lab.names()
     if verb == "ddp_push":
         return around.names
     return None

@@ -13,16 +13,16 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
-from ddp_notebook.magics.bench import bench_parser
-from ddp_notebook.magics.detached import wait_parser
-from ddp_notebook.magics.doctor import doctor_parser
 from ddp_notebook.magics.examples import EXAMPLES
-from ddp_notebook.magics.fault import fault_parser
 from ddp_notebook.magics.help import tour_parser
-from ddp_notebook.magics.save import replay_parser, save_parser
-from ddp_notebook.magics.setup import abort_parser, run_parser, step_parser, why_parser
-from ddp_notebook.magics.where import where_parser
-from ddp_notebook.magics.wrap import wrap_parser
+from ddp_notebook.magics.verbs.bench import bench_parser
+from ddp_notebook.magics.verbs.doctor import doctor_parser
+from ddp_notebook.magics.verbs.fault import fault_parser
+from ddp_notebook.magics.verbs.files import replay_parser, save_parser
+from ddp_notebook.magics.verbs.look import where_parser
+from ddp_notebook.magics.verbs.ranks import abort_parser, run_parser, step_parser, why_parser
+from ddp_notebook.magics.verbs.wait import wait_parser
+from ddp_notebook.magics.verbs.wrap import wrap_parser
 from ddp_notebook.session.options import BACKENDS, DEVICES, INIT_METHODS, LAUNCHERS, STORES
 
 
@@ -197,6 +197,11 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "ddp_wrap": wrap_parser,
 }
 """By the name of the magic; the README's table of verbs is compared with these."""
+
+
+def read_line(name: str, line: str) -> argparse.Namespace:
+    """The arguments of the magic `name`. Raises UsageError, HelpShown."""
+    return parser_of(name).read(line)
 
 
 @cache

@@ -1,28 +1,33 @@
-"""The words and values everything else is made of.
+"""Values everything else is made of. Standard library only; each can be written as JSON and read.
 
-Plain frozen values and the functions that need nothing but them. Standard library only;
-everything here can be written as JSON and read back.
-
-    words.py      rank sets, stages, what a rank is at, kinds of output, sizes
-    events.py     what ranks say, and its form on the wire
-    state.py      what events add up to, and how it is arranged for drawing
-    collectives.py  what each rank issued, a record each
-    evidence.py   what is known of each rank while set-up runs
-    lanes.py      the ranks as the live board draws them
-    facts.py      what each rank knows of its training when a run is over
-    diagnosis.py  findings: the mistake, whose it is, what to do
-    steps.py      what a step of set-up gives
-    stacks.py     where ranks are: their stacks, and all of them as one tree
-    wrap.py       DDP's construction: its stages, models, buckets
-    doctor.py     what the doctor found
-    bench.py      what a benchmark measured
-    stepbench.py  what a benchmark of training steps measured
-    fit.py        the latency and bandwidth that explain it
-    saved.py      a run that is kept in a file
-    codec.py      values as JSON and back, checked against their types
+board.py           The ranks as the live board draws them: a lane each, or one for several in th
+case.py            What is known of each rank while set-up runs: the facts that findings are mad
+codec.py           Values of the model as JSON and back, by the types of their fields.
+collective_log.py  The file in which a rank writes down its collectives, as both ends know it.
+collectives.py     What the ranks' collectives were: one record each, as every rank's observer w
+ddp.py             DDP's construction as values: its stages, what a model is made of, who change
+diagnosis.py       Findings: what is wrong with a job, whose doing it is, and what to do about i
+doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and what to
+events.py          What ranks say: events, and their form on the wire.
+ranks.py           The field's words: rank sets, stages, what a rank is at, kinds of output, siz
+stacks.py          Where ranks are: the Python stack of each, and all of them as one tree.
+stages.py          What a step of set-up, or of DDP's construction, gives: who arrived where, wh
+state.py           What events add up to, and how it is arranged for drawing.
+training.py        What a rank knows of its training when a run is over: replicas, optimizers, s
 """
 
-from ddp_notebook.model.bench import BenchRun
+from ddp_notebook.model.board import Lane, Role, Standing
+from ddp_notebook.model.case import (
+    Activity,
+    InitArguments,
+    Probe,
+    RankEvidence,
+    SetupCase,
+    StoreFile,
+    Worker,
+    evidence_from_json,
+    evidence_to_json,
+)
 from ddp_notebook.model.collectives import (
     DEFAULT_GROUP,
     Collective,
@@ -60,35 +65,18 @@ from ddp_notebook.model.events import (
     decode,
     encode,
 )
-from ddp_notebook.model.evidence import (
-    Activity,
-    InitArguments,
-    Probe,
-    RankEvidence,
-    SetupCase,
-    StoreFile,
-    Worker,
-    evidence_from_json,
-    evidence_to_json,
-)
-from ddp_notebook.model.facts import (
-    LoaderFacts,
-    OptimizerFacts,
-    ParallelFacts,
-    ReplicaFacts,
-    RunFacts,
-    SamplerFacts,
-    TensorDigest,
-    facts_from_json,
-    facts_to_json,
-)
-from ddp_notebook.model.lanes import Lane, Role, Standing
-from ddp_notebook.model.saved import (
-    Dropped,
-    Moment,
-    SavedRun,
-    saved_from_json,
-    saved_to_json,
+from ddp_notebook.model.ranks import (
+    QUIET,
+    SESSION,
+    OutputKind,
+    Ranks,
+    Stage,
+    Status,
+    cut,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+    parse_ranks,
 )
 from ddp_notebook.model.stacks import (
     Branch,
@@ -101,27 +89,26 @@ from ddp_notebook.model.stacks import (
     rank_stack_to_json,
     stack_tree_from_json,
 )
+from ddp_notebook.model.stages import StepRow, StepTable
 from ddp_notebook.model.state import (
     Board,
     BoardRow,
+    Moment,
     OutputGroup,
     OutputItem,
     RankState,
     Snapshot,
 )
-from ddp_notebook.model.steps import StepRow, StepTable
-from ddp_notebook.model.words import (
-    QUIET,
-    SESSION,
-    OutputKind,
-    Ranks,
-    Stage,
-    Status,
-    cut,
-    format_bytes,
-    format_ranks,
-    name_ranks,
-    parse_ranks,
+from ddp_notebook.model.training import (
+    LoaderFacts,
+    OptimizerFacts,
+    ParallelFacts,
+    ReplicaFacts,
+    RunFacts,
+    SamplerFacts,
+    TensorDigest,
+    facts_from_json,
+    facts_to_json,
 )
 
 __all__ = [
@@ -154,7 +141,6 @@ __all__ = [
     "Role",
     "Standing",
     "Activity",
-    "BenchRun",
     "Board",
     "BoardRow",
     "Branch",
@@ -163,7 +149,6 @@ __all__ = [
     "CellStarted",
     "Diagnosis",
     "Doing",
-    "Dropped",
     "EVENT_KINDS",
     "Event",
     "EventsLost",
@@ -184,7 +169,6 @@ __all__ = [
     "RankState",
     "Ranks",
     "SESSION",
-    "SavedRun",
     "Snapshot",
     "StackTree",
     "StepRow",
@@ -209,6 +193,4 @@ __all__ = [
     "rank_stack_from_json",
     "rank_stack_to_json",
     "stack_tree_from_json",
-    "saved_from_json",
-    "saved_to_json",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ddp_notebook.model.words import Ranks
+from ddp_notebook.model.ranks import Ranks
 
 DEFAULT_GROUP = "default"
 """How the default process group is called in records, whatever torch numbers it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ddp_notebook.model.words import Ranks, name_ranks
+from ddp_notebook.model.ranks import Ranks, name_ranks
 
 
 class Category(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ddp_notebook.model.words import OutputKind, Stage
+from ddp_notebook.model.ranks import OutputKind, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.model.evidence import Activity
-from ddp_notebook.model.words import Ranks
+from ddp_notebook.model.case import Activity
+from ddp_notebook.model.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)

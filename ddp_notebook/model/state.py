@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_notebook.model.words import OutputKind, Ranks, Stage, Status
+from ddp_notebook.model.events import Event
+from ddp_notebook.model.ranks import OutputKind, Ranks, Stage, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +123,18 @@ class OutputGroup:
 
     ranks: Ranks
     items: tuple[OutputItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that changed the session's state. Times are the session's monotonic clock.
+
+    Either `event`, or `state`: what the session itself made of the state, which no rank said.
+    A sign of life that says nothing new is kept once: it came again and again, the last time
+    at `until_ns` (0: once).
+    """
+
+    at_ns: int
+    event: Event | None = None
+    state: Snapshot | None = None
+    until_ns: int = 0

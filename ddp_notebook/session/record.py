@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.analysis.timeline import fold, set_up_anew, without_group
+from ddp_notebook.archive.history import History, Kept
 from ddp_notebook.model import Event, RankState, Snapshot
-from ddp_notebook.session.history import History, Kept
+from ddp_notebook.state.fold import fold, set_up_anew, without_group
 
 
 class Record:

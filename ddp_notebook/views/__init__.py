@@ -1,15 +1,16 @@
-"""Views only draw: each takes a value of the model and gives text, HTML or a figure.
+"""Views only draw: each takes values and gives text, HTML or a figure.
 
-text.py, html.py  the board and the ranks' output
-findings.py       a diagnosis or a step table, in both forms: findings_text.py, findings_html.py
-stacks.py         a tree of stacks, in both forms: stacks_text.py, stacks_html.py
-doctor.py         what the doctor found
-bench.py          a benchmark as a table
-bench_plots.py    a benchmark as a figure
-bench_live.py     a benchmark while it runs
-bench_export.py   a benchmark in the forms that other tools read
-steps.py          training steps as a figure and tables; steps_*.py are its parts
-live.py           a region of a cell's output that is painted again
-notebook.py       how IPython shows our values
-ansi.py           escape codes in text a rank wrote
+ansi.py           ANSI escape codes in text a rank wrote: taken out, or turned into HTML.
+bench/            Benchmarks as tables, figures and files.
+doctor.py         What the doctor found, as a table: text for a terminal, HTML for a notebook.
+findings.py       A diagnosis and a step table in the forms that a notebook asks for.
+findings_html.py  What is wrong, and what a step of set-up gave, as HTML: no scripts, every valu
+findings_text.py  What is wrong, and what a step of set-up gave, as plain text of at most 100 co
+html.py           The board and the live region as HTML: no scripts, nothing to load, every valu
+live_region.py    A region of a cell's output that is painted again when something changes.
+notebook.py       How IPython shows our values, and how a cell's output from ranks becomes noteb
+stacks.py         A tree of stacks in the forms that a notebook asks for.
+stacks_html.py    Where the ranks are, as HTML: nested branches, frames of libraries folded.
+stacks_text.py    Where the ranks are, as a tree in plain text of at most 100 columns.
+text.py           The board and the ranks' output as plain text: what a terminal, a log and a te
 """

@@ -12,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from ddp_notebook.model import Diagnosis, Finding, StepRow, StepTable
-from ddp_notebook.views import findings_text as words
+from ddp_notebook.views import findings_text
 
 _OK, _BUSY, _BAD = "43, 154, 75", "47, 127, 224", "217, 60, 60"
 _WARN, _IDLE = "217, 123, 0", "128, 128, 128"
 """The middle tones that the board uses."""
 
-_FINDING_COLOURS = {words.WRONG: _BAD, words.UNDECIDED: _WARN, words.PASSING: _BUSY}
+_FINDING_COLOURS = {
+    findings_text.WRONG: _BAD,
+    findings_text.UNDECIDED: _WARN,
+    findings_text.PASSING: _BUSY,
+}
 _STATE_COLOURS = {"paused": _BUSY, "failed": _BAD, "dead": _BAD, "done": _OK}
 
 _MOST_OPEN_ROWS = 8
@@ -68,7 +72,7 @@ def diagnosis(d: Diagnosis) -> str:
     """The finding, what to do, who waits, the evidence; then further findings and the ranks."""
     parts = [_finding(d.findings[0])] if d.findings else [_calm(d)]
     if d.findings[1:]:
-        parts.append(f'<div style="{_MUTED}; margin: 0 0 4px">{words.FURTHER}</div>')
+        parts.append(f'<div style="{_MUTED}; margin: 0 0 4px">{findings_text.FURTHER}</div>')
         parts += [_finding(finding) for finding in d.findings[1:]]
     return _view([*parts, _doing(d.doing)])
 
@@ -78,13 +82,13 @@ def _view(parts: Sequence[str]) -> str:
 
 
 def _calm(d: Diagnosis) -> str:
-    sign = f'<span style="{_SYMBOL}; color: rgb({_OK})">{words.CALM}</span>'
+    sign = f'<span style="{_SYMBOL}; color: rgb({_OK})">{findings_text.CALM}</span>'
     return f'<div style="margin: 0 0 8px">{sign}{_text(d.headline)}</div>'
 
 
 def _finding(finding: Finding) -> str:
     """One finding as a card, its colour at the edge; what may mend itself is not in bold."""
-    sign = words.symbol(finding)
+    sign = findings_text.symbol(finding)
     colour = _FINDING_COLOURS[sign]
     card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
     return (
@@ -95,28 +99,28 @@ def _finding(finding: Finding) -> str:
 
 def _sentence(finding: Finding, sign: str, colour: str) -> str:
     """Who and why, behind the symbol, before the name of the mistake."""
-    busy = f"{_chip(words.BUSY, colour)} " if finding.passing else ""
+    busy = f"{_chip(findings_text.BUSY, colour)} " if finding.passing else ""
     weight = 400 if finding.passing else 600
     return (
         f'<div style="padding-left: 1.3em; text-indent: -1.3em; {_BREAKABLE}">'
         f'<span style="{_SYMBOL}; text-indent: 0; color: rgb({colour})">{sign}</span>{busy}'
-        f'<span style="font-weight: {weight}">{_text(words.sentence(finding))}</span> '
+        f'<span style="font-weight: {weight}">{_text(findings_text.sentence(finding))}</span> '
         f'<span style="{_MUTED}; white-space: nowrap">[{finding.category.value}]</span></div>'
     )
 
 
 def _remedy(finding: Finding) -> str:
     """What to do, in a box of its own."""
-    if not words.plain(finding.remedy):
+    if not findings_text.plain(finding.remedy):
         return ""
     return (
-        f'<div style="{_BELOW}"><span style="{_MUTED}">{words.WHAT_TO_DO}</span>'
+        f'<div style="{_BELOW}"><span style="{_MUTED}">{findings_text.WHAT_TO_DO}</span>'
         f'<code style="{_COPY}">{_text(finding.remedy)}</code></div>'
     )
 
 
 def _waiting(finding: Finding) -> str:
-    waiting = words.only_wait(finding)
+    waiting = findings_text.only_wait(finding)
     return f'<div style="{_BELOW}">{_text(waiting)}</div>' if waiting else ""
 
 
@@ -127,7 +131,7 @@ def _evidence(evidence: Sequence[str]) -> str:
     facts = "".join(f'<li style="margin: 0; {_BREAKABLE}">{_text(fact)}</li>' for fact in evidence)
     count = f"{len(evidence)} fact{'' if len(evidence) == 1 else 's'}"
     return (
-        f'<details style="{_BELOW}"><summary style="{_SUMMARY}">{words.EVIDENCE}'
+        f'<details style="{_BELOW}"><summary style="{_SUMMARY}">{findings_text.EVIDENCE}'
         f' <span style="{_MUTED}">({count})</span></summary>'
         f'<ul style="{_LIST}">{facts}</ul></details>'
     )
@@ -135,14 +139,15 @@ def _evidence(evidence: Sequence[str]) -> str:
 
 def _doing(doing: Mapping[int, str] | None) -> str:
     """What each rank did, as a table that can be folded."""
-    folded = words.folded_doing(doing)
+    folded = findings_text.folded_doing(doing)
     if not folded:
         return ""
     rows = "".join(_who_did(who, text) for who, text in folded)
     is_open = " open" if len(folded) <= _MOST_OPEN_ROWS else ""
     head = "".join(_head(header) for header in ("who", "doing"))
     return (
-        f'<details{is_open} style="margin: 0"><summary style="{_SUMMARY}">{words.DOING}</summary>'
+        f'<details{is_open} style="margin: 0">'
+        f'<summary style="{_SUMMARY}">{findings_text.DOING}</summary>'
         f"{_table(head, rows)}</details>"
     )
 
@@ -161,7 +166,7 @@ def step_table(t: StepTable) -> str:
     """The title, who arrived where, what the stage is about, further lines, what to type next."""
     title = f'<div style="font-weight: 600; margin: 0 0 6px">{_text(t.title)}</div>'
     return _view(
-        [title if words.plain(t.title) else "", _rows(t), _about(t), _details(t), _next(t)]
+        [title if findings_text.plain(t.title) else "", _rows(t), _about(t), _details(t), _next(t)]
     )
 
 
@@ -169,9 +174,9 @@ def _rows(t: StepTable) -> str:
     """The rows under their headers; nothing where there are none."""
     if not t.rows:
         return ""
-    texts = [words.cells(row) for row in t.rows]
-    columns = words.used_columns(texts)
-    head = "".join(_head(words.HEADERS[column]) for column in columns)
+    texts = [findings_text.cells(row) for row in t.rows]
+    columns = findings_text.used_columns(texts)
+    head = "".join(_head(findings_text.HEADERS[column]) for column in columns)
     body = "".join(_row(row, text, columns) for row, text in zip(t.rows, texts, strict=True))
     return _table(head, body)
 
@@ -180,7 +185,9 @@ def _row(row: StepRow, text: Sequence[str], columns: Sequence[int]) -> str:
     """One row; that its ranks failed or died shows over all of it."""
     gone = row.state in ("failed", "dead")
     style = f"{_ROW}; background: rgba({_BAD}, 0.09)" if gone else _ROW
-    body = "".join(_cell(words.HEADERS[column], text[column], row.state) for column in columns)
+    body = "".join(
+        _cell(findings_text.HEADERS[column], text[column], row.state) for column in columns
+    )
     return f'<tr style="{style}">{body}</tr>'
 
 
@@ -202,7 +209,7 @@ def _cell(header: str, text: str, state: str) -> str:
 
 def _about(t: StepTable) -> str:
     """What the stage is about, and where to read on. Only a web address becomes a link."""
-    about, link = _text(t.about), words.plain(t.link)
+    about, link = _text(t.about), findings_text.plain(t.link)
     if link.startswith(("https://", "http://")):
         new_tab = 'target="_blank" rel="noopener noreferrer"'
         read_on = f'<a href="{escape(link)}" {new_tab}>{_text(link)}</a>'
@@ -213,16 +220,16 @@ def _about(t: StepTable) -> str:
 
 
 def _details(t: StepTable) -> str:
-    lines = [line for text in t.details for line in words.preformatted(text)]
+    lines = [line for text in t.details for line in findings_text.preformatted(text)]
     return f'<pre style="{_PRE}">{escape(chr(10).join(lines), quote=False)}</pre>' if lines else ""
 
 
 def _next(t: StepTable) -> str:
     """What to type to go on, as easy to copy as a remedy."""
-    if not words.plain(t.next_call):
+    if not findings_text.plain(t.next_call):
         return ""
     return (
-        f'<div style="margin: 10px 0 0"><span style="{_MUTED}">{words.NEXT}</span>'
+        f'<div style="margin: 10px 0 0"><span style="{_MUTED}">{findings_text.NEXT}</span>'
         f'<code style="{_COPY}">{_text(t.next_call)}</code></div>'
     )
 
@@ -256,4 +263,4 @@ def _chip(text: str, colour: str) -> str:
 def _text(said: str) -> str:
     """Words for a person as HTML, with places where what is long may break."""
     # Escaped first, or the breaks would be too; what escape() writes has neither `,` nor `/`.
-    return _BREAKS.sub(r"\g<0><wbr>", escape(words.plain(said), quote=False))
+    return _BREAKS.sub(r"\g<0><wbr>", escape(findings_text.plain(said), quote=False))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_notebook.bench.results import BenchRun, CurveChange
+from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.model import (
     Board,
     Diagnosis,
@@ -17,10 +19,11 @@ from ddp_notebook.model import (
     format_bytes,
     name_ranks,
 )
-from ddp_notebook.model.bench import BenchRun, CurveChange
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.model.stepbench import StepBenchResult
-from ddp_notebook.views import bench, bench_plots, doctor, findings, html, stacks, steps, text
+from ddp_notebook.views import doctor, findings, html, stacks, text
+from ddp_notebook.views.bench import plots as bench_plots
+from ddp_notebook.views.bench import steps
+from ddp_notebook.views.bench import table as bench
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 

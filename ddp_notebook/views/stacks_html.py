@@ -12,7 +12,7 @@ from html import escape
 from itertools import groupby
 
 from ddp_notebook.model import Activity, Branch, Doing, Frame, StackTree, name_ranks
-from ddp_notebook.views import stacks_text as words
+from ddp_notebook.views import stacks_text
 from ddp_notebook.views.findings_text import plain
 
 _OK, _BUSY, _BAD = "43, 154, 75", "47, 127, 224", "217, 60, 60"
@@ -40,8 +40,8 @@ _SUMMARY = f"cursor: pointer; {_MUTED}"
 
 def tree(t: StackTree) -> str:
     """The tree; ranks that share no line have trees of their own."""
-    page = _Page(words.file_names(t))
-    body = "".join(page.branch(branch, ()) for branch in t.branches) or words.NO_RANKS
+    page = _Page(stacks_text.file_names(t))
+    body = "".join(page.branch(branch, ()) for branch in t.branches) or stacks_text.NO_RANKS
     return f'<div class="ddp-stacks" style="{_VIEW}">{body}</div>'
 
 
@@ -53,7 +53,7 @@ class _Page:
 
     def branch(self, branch: Branch, tail: tuple[Frame, ...]) -> str:
         """A branch, its children within it."""
-        tail = words.tail_after(branch, tail)
+        tail = stacks_text.tail_after(branch, tail)
         state = _chip(branch.doing, tail) if branch.doing is not None else ""
         who = f'<span style="font-weight: 600">{_text(name_ranks(branch.ranks))}</span>'
         children = "".join(self.branch(child, tail) for child in branch.children)
@@ -62,7 +62,7 @@ class _Page:
 
     def _frames(self, branch: Branch) -> Iterator[str]:
         """The frames; each run of frames of libraries as one line that can be opened."""
-        apart = words.drawn(branch)
+        apart = stacks_text.drawn(branch)
         for library, run in groupby(branch.frames, lambda frame: frame.library):
             frames = list(run)
             if not library:
@@ -77,15 +77,15 @@ class _Page:
             )
 
     def _frame(self, frame: Frame, branch: Branch) -> str:
-        place = _text(words.place_words(frame, self.names))
+        place = _text(stacks_text.place_words(frame, self.names))
         parts = [
             f'<span style="font-weight: 500">{place}</span>' if place else "",
-            _text(words.function_words(frame)),
+            _text(stacks_text.function_words(frame)),
             f'<code style="{_CODE}">{_text(frame.source)}</code>' if frame.source else "",
         ]
         title = escape(plain(frame.file))
         said = " &nbsp;".join(part for part in parts if part)
-        alike, differing = words.locals_words(branch, frame)
+        alike, differing = stacks_text.locals_words(branch, frame)
         rows = [*([" · ".join(alike)] if alike else []), *differing]
         below = "".join(f'<div style="{_LOCALS}">{_text(row)}</div>' for row in rows)
         return f'<div style="{_FRAME}" title="{title}">{said}</div>{below}'
@@ -102,7 +102,7 @@ def _chip(doing: Doing, tail: Sequence[Frame]) -> str:
     """What the ranks are at, in the colour of it."""
     colour = _COLOURS[doing.activity]
     style = f"{_CHIP}; border: 1px solid rgb({colour}); background: rgba({colour}, 0.16)"
-    return f'<span style="{style}">{_text(words.state_words(doing, tail))}</span>'
+    return f'<span style="{style}">{_text(stacks_text.state_words(doing, tail))}</span>'
 
 
 def _text(said: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.model import SavedRun
+from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model.collectives import Part
 from ddp_notebook.workshop.answers import (
     AS_IT_IS,

@@ -21,7 +21,7 @@ from observing import Ranks
 from rows import Measurement, Numbers, Row, seconds
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.model.bench import BenchPoint, BenchRun, Change, Trust
+from ddp_notebook.bench.results import BenchPoint, BenchRun, Change, Trust
 from ddp_notebook.session import BenchOptions, Session
 
 WORLD_SIZE = 2
@@ -61,8 +61,8 @@ dist.all_reduce = late
 """
 _IN_TURNS = """
 import functools, statistics, time
-from ddp_notebook.agent import observer
-from ddp_notebook.bench.timing import time_each
+from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.bench.timing import time_each
 group, cpu = observer.unobserved(dist.group.WORLD), torch.device("cpu")
 
 def bare(tensor, count):

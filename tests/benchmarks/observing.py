@@ -7,12 +7,12 @@ from typing import Any
 
 from rows import Measurement, Numbers, Row, seconds
 
-from ddp_notebook.model.ring import FILE_BYTES
+from ddp_notebook.model.collective_log import FILE_BYTES
 from ddp_notebook.session import InitOptions, Session
 
 COMPARE = """
 import statistics, time
-from ddp_notebook.agent.replicas import tracker
+from ddp_notebook.rank.training.replicas import tracker
 
 def in_turns(one, other, rounds, count, clock=time.perf_counter_ns):
     \"\"\"Times of a call of each, in us, a pair for each round; they take turns.\"\"\"

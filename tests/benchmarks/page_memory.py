@@ -30,7 +30,7 @@ MOST_GROWTH = 0.1
 """Of the level, in ten minutes."""
 _PAINTED, _ISSUED = "painted.txt", "issued.txt"
 _TIMED = f"""import os, time
-from ddp_notebook.magics.boards import LiveBoard
+from ddp_notebook.board.controller import LiveBoard
 plain, file = LiveBoard._paint, open("{_PAINTED}", "w", buffering=1)
 def timed(self):
     began_s, busy_s = time.perf_counter(), time.thread_time()

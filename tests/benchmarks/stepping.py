@@ -13,8 +13,8 @@ from typing import Any
 from observing import Ranks
 from rows import Measurement, Numbers, Row
 
-from ddp_notebook.bench.steps_plan import StepPlan
-from ddp_notebook.model.stepbench import StepBenchResult
+from ddp_notebook.bench.steps.plan import StepPlan
+from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.session import Session
 
 MODELS = ("cnn", "mlp", "transformer")
@@ -25,8 +25,9 @@ LATE_RANK = 1
 
 BARE = """
 import time
-from ddp_notebook.agent import observer, training
-from ddp_notebook.bench import steps_data, steps_models
+from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.training import hooks as training
+from ddp_notebook.rank.bench import steps_data, steps_models
 
 def bare(model, batches, steps):
     subject = steps_models.prepare(model, {}, "cpu")

@@ -172,7 +172,7 @@ def picture_of(saved: Path, folder: Path) -> str:
     return target.read_text("utf-8")
 
 
-BROKEN = """from ddp_notebook.views.widget import BoardWidget
+BROKEN = """from ddp_notebook.board.widget import BoardWidget
 begin = "drawLanes(board) {"
 BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
 

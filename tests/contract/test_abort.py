@@ -17,9 +17,10 @@ import pytest
 from support import eventually, spared
 
 from ddp_notebook.errors import SetupFailed, Stuck
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Category, CellStarted, Event, Stage, Status
-from ddp_notebook.session import InitOptions, Session, bringup
+from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.setup import bring_up as bringup
 
 OPTIONS = InitOptions(world_size=3, device="cpu")
 BACK_WITHIN_S = 4.0
@@ -44,8 +45,8 @@ while True:
     n += 1
 """
 NEVER_COMES = """
-from ddp_notebook.agent import connecting
-from ddp_notebook.agent.problems import StageError
+from ddp_notebook.rank.setup import connecting
+from ddp_notebook.rank.setup.errors import StageError
 await_keys = connecting.await_keys
 def never(store, keys, plan):
     while not connecting.state.current.give_up.wait(0.02):

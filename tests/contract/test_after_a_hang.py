@@ -11,7 +11,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import CellFailed, Stuck
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.session import Session
 
 pytestmark = pytest.mark.timeout(120)

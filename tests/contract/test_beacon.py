@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.agent.beacon import Beacon
-from ddp_notebook.listener import Listener
+from ddp_notebook.cluster.event_receiver import Listener
 from ddp_notebook.model import CellStarted, Event, EventsLost, Pulse
+from ddp_notebook.rank.events import Beacon
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 
 from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.plan import DTYPE_BYTES, OPS, Plan
+from ddp_notebook.bench.results import BenchRun, Change, Trust
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model.bench import BenchRun, Change, Trust
 from ddp_notebook.session import BenchOptions, BenchResult, InitOptions, Session
 
 SHORT = Plan(max_bytes=2**20, factor=64, budget_s=1.0)

@@ -22,7 +22,7 @@ from ddp_notebook.errors import (
 )
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.cellrun import CellResult
+from ddp_notebook.session.runs.run import CellResult
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,7 +9,7 @@ import pytest
 from support import eventually, need_lab_hosts, spared
 
 from ddp_notebook.faults import FAULTS, Kind
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import InitOptions, Session
 

@@ -173,14 +173,14 @@ def test_a_benchmark_measures_torch_and_not_us(ranks: Session) -> None:
 
 def test_a_defect_of_the_observer_does_not_reach_the_users_code(ranks: Session) -> None:
     ranks.run_cell(
-        "from ddp_notebook.agent import observer\n"
+        "from ddp_notebook.rank.collectives import observer\n"
         "def broken(*_):\n"
         "    raise KeyError('a defect of ours')\n"
-        "kept, observer.sites.site = observer.sites.site, broken\n"
+        "kept, observer.call_sites.site = observer.call_sites.site, broken\n"
         "try:\n"
         "    x = torch.ones(1)\n"
         "    dist.all_reduce(x)\n"
         "    assert x == 4 and 'a defect of ours' in observer.observer.broken\n"
         "finally:\n"
-        "    observer.sites.site, observer.observer.broken = kept, ''"
+        "    observer.call_sites.site, observer.observer.broken = kept, ''"
     ).raise_for_error()

@@ -21,7 +21,7 @@ import pytest
 from kernels import Kernel
 from support import ROUNDS, eventually, ipython_shell, session_of, spared
 
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Status, parse_ranks
 
 TRIES = 5 * ROUNDS

@@ -18,12 +18,14 @@ import pytest
 from kernels import Kernel
 from support import eventually, is_alive, need_lab_hosts, our_processes
 
-from ddp_notebook.agent import place, probing
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch import labhosts as launched
 from ddp_notebook.launch.labhosts import INTERFACE, address
-from ddp_notebook.launch.patience import stretched
-from ddp_notebook.session import InitOptions, Session, labhosts
+from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.rank.inspect import host as place
+from ddp_notebook.rank.inspect import reachability
+from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.processes import lab_hosts
 
 PORT = 29500
 KILLED_WITHIN_S = 5.0
@@ -75,7 +77,7 @@ def listener(host: dict[str, str], at: str, port: int = 0) -> Iterator[str]:
 def states(host: dict[str, str], *targets: str) -> list[str]:
     """How attempts to connect from a host end."""
     with place.on(host):
-        return [probe.state for probe in probing.reach(targets)]
+        return [probe.state for probe in reachability.reach(targets)]
 
 
 # --------------------------------------------------------------------------- what they are
@@ -183,7 +185,7 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
     if pid == 0:  # another user for good, so not in this process
         try:
             os.setuid(65534)
-            labhosts.check()
+            lab_hosts.check()
         except UsageMistake as mistake:
             os.write(write, str(mistake).encode())
         finally:

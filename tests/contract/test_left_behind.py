@@ -28,7 +28,7 @@ from support import (
     session_folders,
 )
 
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 30 * ROUNDS)]
 

@@ -133,7 +133,7 @@ send(torch.ones(1))
 w = torch.ones(1, requires_grad=True)
 w.register_hook(lambda _: send(torch.ones(1)))
 w.sum().backward()
-from ddp_notebook.agent import observer
+from ddp_notebook.rank.collectives import observer
 assert not observer.observer.broken
 """
 

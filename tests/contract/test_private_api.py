@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.launch.ipyparallel_private import has_private_api
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.cluster.ipyparallel_private import has_private_api
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.session import InitOptions, Session
 
 FORGET = """
 import torch, torch.distributed as dist
 from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
-from ddp_notebook.agent import torch_private
+from ddp_notebook.rank import torch_private
 
 for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag",
              "tags_to_pg", "pg_coalesce_state", "group_count"):
@@ -59,7 +59,7 @@ def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known() -> N
         "from torch.distributed import distributed_c10d\n"
         "import importlib\n"
         "rendezvous = importlib.import_module('torch.distributed.rendezvous')\n"
-        "from ddp_notebook.agent import torch_private as p\n"
+        "from ddp_notebook.rank import torch_private as p\n"
         "print(all(hasattr(rendezvous, name) for name in p.STORE_FUNCTIONS)"
         " and all(hasattr(distributed_c10d, name) for name in p.GROUP_FUNCTIONS))"
     )
@@ -138,7 +138,7 @@ def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: 
     assert client._control_stream is not None
     assert isinstance(client._engines[0], str), "a rank's address on the control channel"
     session.run_cell(
-        "from ddp_notebook.agent import control\n"
+        "from ddp_notebook.rank import control\n"
         "kernel = get_ipython().kernel\n"
         "there = [isinstance(kernel.control_handlers, dict), callable(kernel.session.send),\n"
         "         control.REQUEST in kernel.control_handlers,\n"
@@ -199,8 +199,8 @@ def test_a_rank_formats_no_traceback_that_nobody_reads(ranks2: Session) -> None:
 IN_USE = """
 import sys, torch, torch.distributed as dist, torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from ddp_notebook.agent import ddp, torch_private, training
-from ddp_notebook.agent.replicas import tracker
+from ddp_notebook.rank.training import ddp, torch_private, training
+from ddp_notebook.rank.training.replicas import tracker
 
 assert not ddp.missing_in_use()
 assert training.attach() and not training.attach()
@@ -266,7 +266,7 @@ LOADING = """
 import sys, threading
 import torch
 from torch.utils.data import DataLoader, _utils, dataloader
-from ddp_notebook.agent import torch_private
+from ddp_notebook.rank import torch_private
 
 go = torch.multiprocessing.get_context("fork").Event()
 
@@ -319,7 +319,7 @@ def test_torch_still_has_what_tells_the_workers_of_a_loader() -> None:
 LOGGED = """
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
-from ddp_notebook.agent import torch_private as p
+from ddp_notebook.rank import torch_private as p
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)

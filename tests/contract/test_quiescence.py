@@ -13,7 +13,7 @@ import pytest
 from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 

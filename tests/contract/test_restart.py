@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from support import GONE_WITHIN_S, eventually
 
-from ddp_notebook import cluster
+from ddp_notebook.cluster.cluster import cluster
+from ddp_notebook.cluster.ipyparallel_private import unregister
 from ddp_notebook.errors import Stuck, UsageMistake
-from ddp_notebook.launch.ipyparallel_private import unregister
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
 

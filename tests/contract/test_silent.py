@@ -134,8 +134,8 @@ def test_after_an_abort_a_live_model_trains_on_with_right_gradients(ranks2: Sess
 
 def test_counting_costs_some_microseconds_a_step(ranks2: Session) -> None:
     ranks2.run_cell(
-        NET + "from ddp_notebook.agent.replicas import tracker\n"
-        "from ddp_notebook.agent.datasources import sources\n"
+        NET + "from ddp_notebook.rank.training.replicas import tracker\n"
+        "from ddp_notebook.rank.training.samplers import sources\n"
         "import time\n"
         "for _ in range(20): step()\n"
         "replica = tracker.replica(net)\n"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.bench.steps_plan import StepPlan
+from ddp_notebook.bench.steps.plan import StepPlan
+from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.model import Status
-from ddp_notebook.model.stepbench import StepBenchResult
 from ddp_notebook.session import InitOptions, Session
 
 NET = (
@@ -190,7 +190,7 @@ STATE = (
     "told = state, grads, net.training, [m.training for m in net.modules()], numbers, "
     "optimizer.state_dict()['state'], len(net._forward_pre_hooks), torch.is_grad_enabled()\n"
 )
-KNOWN = "from ddp_notebook.agent.replicas import tracker\nknown = tracker.made\n"
+KNOWN = "from ddp_notebook.rank.training.replicas import tracker\nknown = tracker.made\n"
 
 
 def test_the_users_model_is_as_it_was(ranks2: Session) -> None:

@@ -12,7 +12,7 @@ import pytest
 from support import eventually, spared
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
 

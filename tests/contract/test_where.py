@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.agent.stacks import MOST_BYTES
 from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.model import Activity, RankStack, StackTree
+from ddp_notebook.rank.inspect.stacks import MOST_BYTES
 from ddp_notebook.session import Session
 from ddp_notebook.views import stacks_text
 

@@ -8,11 +8,11 @@ import pytest
 from wrapping import NET, SOON_S, begin, has_line, run, states, still_works, train
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Category
-from ddp_notebook.model.wrap import WrapStage
+from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session import Session
-from ddp_notebook.session.wrap import WrapOptions
+from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 SAME_NET = NET.replace("manual_seed(rank)", "manual_seed(0)")
 

@@ -14,10 +14,10 @@ from support import eventually
 from wrapping import NET, SOON_S, begin, has_line, run, states, still_works, train
 
 from ddp_notebook.errors import CellInterrupted, UsageMistake
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 from ddp_notebook.model import Category, Status
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.wrap import Wrap
+from ddp_notebook.session.tools.ddp_construction import Wrap
 
 # -- buckets ---------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def test_a_rank_that_dies_in_the_broadcast_is_named(session: Session) -> None:
     run(
         session,
         "import os\n"
-        "from ddp_notebook.agent import ddp as agent\n"
+        "from ddp_notebook.rank.training import ddp as agent\n"
         "agent._sync = lambda *_: os.kill(os.getpid(), 9)",
         (1,),
     )
@@ -164,7 +164,7 @@ def test_a_rank_that_dies_in_the_broadcast_is_named(session: Session) -> None:
 
 BLOCK = (
     "import time\n"
-    "from ddp_notebook.agent import ddp as agent\n"
+    "from ddp_notebook.rank.training import ddp as agent\n"
     "agent._sync = lambda *_: time.sleep(1000)"
 )
 
@@ -195,7 +195,7 @@ def test_an_interrupt_gives_the_notebook_back_and_the_model_is_as_it_was(session
 
 
 def test_torch_still_has_what_is_used_of_ddps_private_api(ranks2: Session) -> None:
-    run(ranks2, "from ddp_notebook.agent import ddp as agent\nlacks = agent.missing()")
+    run(ranks2, "from ddp_notebook.rank.training import ddp as agent\nlacks = agent.missing()")
     assert ranks2.pull("lacks", (0,)) == {0: []}
 
 
@@ -205,7 +205,7 @@ def test_torch_still_makes_the_parameters_and_the_buckets_that_are_foretold(
     run(
         ranks2,
         "from torch import nn\n"
-        "from ddp_notebook.agent import ddp as agent\n"
+        "from ddp_notebook.rank.training import ddp as agent\n"
         "model = nn.Module()\n"
         "model.root = nn.Parameter(torch.ones(3))\n"
         "model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)\n"
@@ -270,7 +270,7 @@ def test_without_a_piece_of_the_private_api_the_model_is_wrapped_all_the_same(
 ) -> None:
     run(
         ranks2,
-        NET + "from ddp_notebook.agent import ddp as agent\n"
+        NET + "from ddp_notebook.rank.training import ddp as agent\n"
         f"path = agent.{what}\n"
         f"agent.{what} = 'torch.distributed:_gone_with_a_release'\n"
         "lacks = agent.missing()",
@@ -291,7 +291,7 @@ def test_without_a_piece_of_the_private_api_the_model_is_wrapped_all_the_same(
 def test_where_ddp_cannot_skip_it_everything_is_synchronised_once_more(ranks2: Session) -> None:
     run(
         ranks2,
-        NET + "from ddp_notebook.agent import ddp as agent\n"
+        NET + "from ddp_notebook.rank.training import ddp as agent\n"
         "can_skip = agent._can_skip_sync\n"
         "agent._can_skip_sync = lambda: False",
     )

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-const source = readFileSync(new URL("../../ddp_notebook/views/board/board.js", import.meta.url));
+const source = readFileSync(new URL("../../ddp_notebook/board/board.js", import.meta.url));
 const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
 
 const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support import session_of
 
+from ddp_notebook.doctor import facts
 from ddp_notebook.errors import NoSession
 from ddp_notebook.model.doctor import DoctorReport, Verdict
-from ddp_notebook.session.doctor import facts
 
 TORCH = {
     "torch": "2.13.0",

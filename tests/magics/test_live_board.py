@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from kernels import Kernel
 
-from ddp_notebook.magics.boards import REST_S
+from ddp_notebook.board.controller import REST_S
+from ddp_notebook.board.timeline import PHASES
 from ddp_notebook.model import Phase
-from ddp_notebook.views.timeline_model import PHASES
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHIN_S = 40.0

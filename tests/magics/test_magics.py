@@ -37,8 +37,8 @@ def test_python_may_end_at_once_after_loading_the_extension() -> None:
     """What is made ready in the background has not come far by then."""
     code = (
         "from IPython.core.interactiveshell import InteractiveShell\n"
-        "from ddp_notebook.session import core\n"
-        "core._WARM_AFTER_S = 0\n"
+        "from ddp_notebook.session import session\n"
+        "session._WARM_AFTER_S = 0\n"
         "InteractiveShell.instance().run_line_magic('load_ext', 'ddp_notebook')"
     )
     # IPython complains when the shell has another environment activated.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_notebook.magics.parsing import PARSERS
-from ddp_notebook.magics.verbs import DDPMagics
+from ddp_notebook.magics.register import DDPMagics
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 CODE = re.compile(r"`([^`]+)`")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kernels import Kernel
 
+from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.magics.parsing import parser_of
-from ddp_notebook.magics.stepbench import wants_steps
-from ddp_notebook.model.stepbench import StepBenchResult
+from ddp_notebook.magics.verbs.bench_steps import wants_steps
 
 
 def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:

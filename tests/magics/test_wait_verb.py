@@ -11,7 +11,7 @@ import pytest
 from kernels import Kernel, seen_in
 from support import GATE, HANG, eventually, ipython_shell, session_of, spared
 
-from ddp_notebook.session.cellrun import CellResult
+from ddp_notebook.session.runs.run import CellResult
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,7 +14,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 from nbformat.v4 import new_code_cell, new_notebook
 
-from ddp_notebook import __main__ as script
+from ddp_notebook import __main__
 
 TUTORIAL = "01_first_light.ipynb"
 
@@ -24,7 +24,7 @@ def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for the package's notebooks, with one quick notebook."""
     folder = tmp_path / "package"
     folder.mkdir()
-    monkeypatch.setattr(script, "_notebooks_folder", lambda: folder)
+    monkeypatch.setattr(__main__, "_notebooks_folder", lambda: folder)
     write(folder, "print('accuracy 99 %')")
     return folder
 
@@ -37,11 +37,11 @@ def write(folder: Path, source: str) -> None:
 
 
 def test_the_tutorials_of_a_checkout_are_found() -> None:
-    assert TUTORIAL in {path.name for path in script._notebooks_folder().iterdir()}
+    assert TUTORIAL in {path.name for path in __main__._notebooks_folder().iterdir()}
 
 
 def test_the_tutorials_are_copied_into_a_new_folder(tmp_path: Path) -> None:
-    copies = script.copy_notebooks(tmp_path / "new" / "demo")
+    copies = __main__.copy_notebooks(tmp_path / "new" / "demo")
     assert copies[0] == tmp_path / "new" / "demo" / TUTORIAL
     assert all(copy.exists() for copy in copies)
     assert (copies[0].parent / "INSTRUCTOR.md").exists()
@@ -53,7 +53,7 @@ def test_a_notebook_that_is_there_is_kept_and_it_says_so(
 ) -> None:
     mine = tmp_path / TUTORIAL
     mine.write_text("mine")
-    script.copy_notebooks(tmp_path)
+    __main__.copy_notebooks(tmp_path)
     assert mine.read_text() == "mine"
     assert f"{mine} is there already and is kept." in capsys.readouterr().out
 
@@ -62,14 +62,14 @@ def test_a_folder_that_is_a_file_is_refused_with_the_call_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "demo").write_text("")
-    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
     assert "ddp-notebook demo --dir my-demo" in capsys.readouterr().err
 
 
 def test_the_headless_demo_prints_what_the_notebook_found_and_writes_it_beside(
     notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 0
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 0
     out = capsys.readouterr().out
     assert "1 of 1" in out
     assert "accuracy 99 %" in out
@@ -81,7 +81,7 @@ def test_the_headless_demo_fails_when_a_claim_does_not_hold(
     notebooks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(notebooks, "print('accuracy 12 %')\nassert False, 'over 90 % was claimed'")
-    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 1
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 1
     captured = capsys.readouterr()
     assert "accuracy 12 %" in captured.out
     assert "FAILED" in captured.out
@@ -116,7 +116,7 @@ def test_the_headless_demo_starts_another_kernel_when_one_finds_its_port_taken(
     taken: Callable[[int], list[socket.socket]],
 ) -> None:
     holders = taken(1)
-    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 0
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 0
     assert len(holders) == 1
     assert "accuracy 99 %" in capsys.readouterr().out
 
@@ -128,7 +128,7 @@ def test_the_headless_demo_says_how_to_see_why_no_kernel_starts(
     taken: Callable[[int], list[socket.socket]],
 ) -> None:
     taken(99)
-    assert script.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
     error = capsys.readouterr().err
     assert "The notebook's kernel did not start" in error
     assert f"{sys.executable} -m ipykernel_launcher" in error
@@ -150,9 +150,11 @@ def test_what_the_demo_needs_is_named_with_the_command_to_type(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there = script.find_spec
-    monkeypatch.setattr(script, "find_spec", lambda name: None if name == missing else there(name))
-    assert script.main(["demo", *options, "--dir", str(tmp_path / "demo")]) == 2
+    there = __main__.find_spec
+    monkeypatch.setattr(
+        __main__, "find_spec", lambda name: None if name == missing else there(name)
+    )
+    assert __main__.main(["demo", *options, "--dir", str(tmp_path / "demo")]) == 2
     error = capsys.readouterr().err
     assert f"The demo needs {named}, which this Python does not have." in error
     assert f'{sys.executable} -m pip install "ddp-notebook[demo]"' in error
@@ -164,7 +166,7 @@ def test_options_that_nobody_takes_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        script.main(["demo", "--headless", "--headles"])
+        __main__.main(["demo", "--headless", "--headles"])
     assert "unrecognized arguments: --headles" in capsys.readouterr().err
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.bench.plan import Plan
+from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.summary import Setting, summarise
-from ddp_notebook.model.bench import BenchRun
 
 QUIET = {"host": "a", "seconds": 10.0, "cpu_s": 5.0, "host_cpu_s": 5.0}
 """What a rank says at the end of a run in which it was alone; two of them."""

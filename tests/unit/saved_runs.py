@@ -11,6 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model import (
     EVENT_KINDS,
     Activity,
@@ -24,7 +25,6 @@ from ddp_notebook.model import (
     RankEvidence,
     RankSpawned,
     RankState,
-    SavedRun,
     SetupCase,
     Snapshot,
     Stage,

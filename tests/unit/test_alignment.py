@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import all_reduce, barrier, message, play
 
-from ddp_notebook.analysis.alignment import Alignment, Track, align_all, differences
+from ddp_notebook.diagnosis.collectives.alignment import Alignment, Track, align_all, differences
 from ddp_notebook.model import Collective, Collectives, Place
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     [
         "magics",
         "session",
-        "session.setup",
-        "cluster",
-        "listener",
+        "session.processes.processes",
+        "session.setup.set_up",
+        "cluster.cluster",
+        "cluster.event_receiver",
         "views.notebook",
-        "views.bench_plots",
+        "views.bench.plots",
     ],
 )
 def test_the_notebook_kernel_never_loads_torch(module: str) -> None:
@@ -49,12 +51,28 @@ def test_loading_the_extension_does_not_wait_for_ipyparallel() -> None:
     assert "ipyparallel" not in imported_by("import ddp_notebook.magics")
 
 
-@pytest.mark.parametrize("module", ["model", "errors", "analysis.board", "analysis.output"])
+@pytest.mark.parametrize(
+    "module", ["model", "errors", "state.board", "state.output", "diagnosis.diagnose"]
+)
 def test_model_errors_and_analysis_need_the_standard_library_alone(module: str) -> None:
     loaded = imported_by(f"import ddp_notebook.{module}")
     assert not loaded & {"torch", "IPython", "zmq", "matplotlib", "numpy", "psutil", "traitlets"}
 
 
+FOLDERS = sorted({path.parent for path in MODULES})
+COURSE = ("faults/jobs", "workshop")
+"""Folders of scripts and exercises, one each: their number is not the house's."""
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_folder_is_read_at_a_glance(folder: Path) -> None:
+    if str(folder.relative_to(PACKAGE)) not in COURSE:
+        files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= 14, f"{len(files)} files; cut a room out of it, at an idea"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_stay_under_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 400
+def test_a_long_file_is_looked_at(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    if lines >= 400:
+        warnings.warn(f"{path.relative_to(PACKAGE)} has {lines} lines: one idea?", stacklevel=1)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_notebook.bench.fit import NoFit, fit
+from ddp_notebook.bench.results import Fit
 from ddp_notebook.model import codec
-from ddp_notebook.model.fit import Fit
 
 SIZES = [4**power for power in range(1, 15)]
 """4 B to 256 MiB."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.bench import gloothread
-from ddp_notebook.bench.conditions import Meter, RunQueue, busy_s
-from ddp_notebook.bench.links import links, nvlink_gb_per_s, pcie_gb_per_s
+from ddp_notebook.rank.bench import gloo_thread
+from ddp_notebook.rank.bench.host_load import Meter, RunQueue, busy_s
+from ddp_notebook.rank.bench.links import links, nvlink_gb_per_s, pcie_gb_per_s
 
 NVLINK = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)
 \t Link 0: 26.562 GB/s
@@ -142,20 +142,20 @@ def test_a_loop_thread_is_known_by_its_name_and_gets_its_policy_back() -> None:
         named.set()
         done.wait(10)
 
-    assert gloothread.threads() == []
-    assert gloothread.cpu_s() is None
+    assert gloo_thread.threads() == []
+    assert gloo_thread.cpu_s() is None
     thread = threading.Thread(target=loop)
     thread.start()
     try:
         assert named.wait(10)
-        (found,) = gloothread.threads()
+        (found,) = gloo_thread.threads()
         assert found == thread.native_id
-        usual = gloothread.policies()
-        gloothread.batch()
-        assert gloothread.policies() == {found: os.SCHED_BATCH}
-        gloothread.restore(usual)
-        assert gloothread.policies() == usual
-        assert gloothread.cpu_s() is not None
+        usual = gloo_thread.policies()
+        gloo_thread.batch()
+        assert gloo_thread.policies() == {found: os.SCHED_BATCH}
+        gloo_thread.restore(usual)
+        assert gloo_thread.policies() == usual
+        assert gloo_thread.cpu_s() is not None
     finally:
         done.set()
         thread.join()

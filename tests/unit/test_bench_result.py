@@ -13,10 +13,10 @@ import pytest
 from bench_runs import SOCKET, bench_run
 
 from ddp_notebook.bench.plan import Plan
+from ddp_notebook.bench.results import Change
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model.bench import Change
 from ddp_notebook.session import BenchResult
-from ddp_notebook.session.benchresult import check_export
+from ddp_notebook.session.tools.bench_result import check_export
 
 
 def result(**told: Any) -> BenchResult:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ddp_notebook.bench import stats
 from ddp_notebook.bench.plan import CurvePlan, Plan, bus_factor
+from ddp_notebook.bench.results import Curve
 from ddp_notebook.bench.stats import median_interval, quantile
-from ddp_notebook.model.bench import Curve
 
 TWO = CurvePlan("all_reduce", "float32", "blocking", 2)
 PLAN = Plan(factor=4)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.model.bench import BenchRun, Trust
-from ddp_notebook.views import bench
-from ddp_notebook.views.bench_live import format_us, live_bundle
-from ddp_notebook.views.bench_plots import _time_range, figure
+from ddp_notebook.bench.results import BenchRun, Trust
+from ddp_notebook.views.bench import table as bench
+from ddp_notebook.views.bench.live import format_us, live_bundle
+from ddp_notebook.views.bench.plots import _time_range, figure
 
 RUN = bench_run(floors=[SOCKET], buckets_bytes=(2**20, 4 * 2**20), noise=0.05)
 NOTHING = replace(RUN, curves=())
@@ -260,9 +260,9 @@ def test_times_are_written_in_the_unit_that_suits(time_us: float, text: str) -> 
 def test_importing_the_views_does_not_load_matplotlib_and_drawing_no_pyplot() -> None:
     code = (
         "import sys\n"
-        "import ddp_notebook.views.bench_plots as plots\n"
+        "import ddp_notebook.views.bench.plots as plots\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from ddp_notebook.model.bench import BenchRun\n"
+        "from ddp_notebook.bench.results import BenchRun\n"
         "plots.figure(BenchRun('gloo', 'cpu', 2, ()))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -9,10 +9,10 @@ import pytest
 from bench_runs import QUIET, SOCKET, bench_run
 
 from ddp_notebook.bench.baseline import compare
+from ddp_notebook.bench.notes import duration, round_bytes
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.words import duration, round_bytes
-from ddp_notebook.model.bench import Change, Trust
-from ddp_notebook.views.bench import table_text
+from ddp_notebook.bench.results import Change, Trust
+from ddp_notebook.views.bench.table import table_text
 
 BUSY = {**QUIET, "host_cpu_s": 45.0}
 """The host was busy for 45 core-seconds of 10 s, 10 of which were the two ranks'."""

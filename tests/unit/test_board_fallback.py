@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from test_live import Publisher
 
-from ddp_notebook.magics import widgets
-from ddp_notebook.magics.boards import StillBoard, open_board
+from ddp_notebook.board import replay_board
+from ddp_notebook.board.controller import StillBoard, open_board
+from ddp_notebook.magics.parsing import read_line
 from ddp_notebook.session import Session
 
 WITH_COMMS = SimpleNamespace(comm_manager=object())
@@ -23,20 +24,20 @@ def shell(kernel: object) -> Any:
 
 @pytest.mark.parametrize("kernel", [None, SimpleNamespace()])
 def test_without_a_kernel_or_comms_there_are_no_widgets(kernel: object) -> None:
-    assert not widgets.can_show_widgets(shell(kernel))
+    assert not replay_board.can_show_widgets(shell(kernel))
 
 
 @pytest.mark.parametrize("missing", ["anywidget", "ipywidgets"])
 def test_without_their_packages_there_is_the_picture_alone(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert widgets.can_show_widgets(shell(WITH_COMMS))
+    assert replay_board.can_show_widgets(shell(WITH_COMMS))
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name)
     )
     here = shell(WITH_COMMS)
-    board = open_board(Session(), here)
+    board = open_board(Session(), here, read_line)
     assert isinstance(board, StillBoard)
     board.open()
     assert here.display_pub.arrived.wait(10)

@@ -12,7 +12,7 @@ import pytest
 
 import ddp_notebook
 
-FOLDER = Path(ddp_notebook.__file__).parent / "views" / "board"
+FOLDER = Path(ddp_notebook.__file__).parent / "board"
 TESTS = Path(__file__).parents[1] / "js"
 MOST_BYTES = 60_000
 

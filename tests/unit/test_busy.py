@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.analysis.busy import where_busy, works
+from ddp_notebook.diagnosis.progress import where_busy, works
 from ddp_notebook.model import Activity, RankEvidence
 
 

@@ -12,7 +12,7 @@ from ddp_notebook.model import (
     OutputKind,
     RankExited,
 )
-from ddp_notebook.session.cellrun import CellResult, CellRun, check_cell
+from ddp_notebook.session.runs.run import CellResult, CellRun, check_cell
 
 
 def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis import setup_rules
-from ddp_notebook.analysis.odd import odd_ones
+from ddp_notebook.diagnosis import setup_rules
+from ddp_notebook.diagnosis.majority import odd_ones
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -22,7 +22,7 @@ from ddp_notebook.model import (
     evidence_from_json,
     evidence_to_json,
 )
-from ddp_notebook.model.wrap import Fingerprint, TensorInfo
+from ddp_notebook.model.ddp import Fingerprint, TensorInfo
 
 TOLD = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
 

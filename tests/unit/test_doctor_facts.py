@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from doctor_cases import CPU_TORCH, FAILURE, MIB, WARNING, expect, ranks, write
 
-from ddp_notebook.agent.facts import driver_version, excerpt, gather
+from ddp_notebook.doctor import containers, examine, facts
+from ddp_notebook.doctor.gpus import Gpu
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model.doctor import Check, DoctorReport
-from ddp_notebook.session.doctor import containers, examine, facts
-from ddp_notebook.session.doctor.gpus import Gpu
+from ddp_notebook.rank.inspect.facts import driver_version, excerpt, gather
 
 # --------------------------------------------------------------------------- facts
 
@@ -130,7 +130,11 @@ def test_a_rank_tells_what_it_runs_as_json() -> None:
 def test_a_rank_without_torch_says_why(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
     shown = subprocess.run(
-        [sys.executable, "-c", "from ddp_notebook.agent.facts import gather; print(gather())"],
+        [
+            sys.executable,
+            "-c",
+            "from ddp_notebook.rank.inspect.facts import gather; print(gather())",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -251,7 +255,7 @@ def test_arguments_that_make_no_sense_are_refused(
 
 def test_the_doctor_does_not_import_torch() -> None:
     code = (
-        "import sys; from ddp_notebook.session.doctor import examine; examine(1)\n"
+        "import sys; from ddp_notebook.doctor import examine; examine(1)\n"
         "print('torch' in sys.modules, 'ipyparallel' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect, write
 
-from ddp_notebook.model.doctor import Verdict
-from ddp_notebook.session.doctor.containers import Limit, memory_limit, process_limit
-from ddp_notebook.session.doctor.machine import (
+from ddp_notebook.doctor.containers import Limit, memory_limit, process_limit
+from ddp_notebook.doctor.machine import (
     EarlierRank,
     Folder,
     check_address_space,
@@ -27,6 +26,7 @@ from ddp_notebook.session.doctor.machine import (
     check_temporary_folder,
     threads_of,
 )
+from ddp_notebook.model.doctor import Verdict
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_the_temporary_folder(folder: Folder, verdict: Verdict, found: str, reme
 
 
 def test_the_socket_a_session_makes_is_the_one_whose_length_is_looked_at() -> None:
-    from ddp_notebook.session.doctor import machine
-    from ddp_notebook.session.setup import FOLDER_PREFIX
+    from ddp_notebook.doctor import machine
+    from ddp_notebook.session.processes.processes import FOLDER_PREFIX
 
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         path = f"/{Path(folder).name}/beacon.sock"

@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 from doctor_cases import FAILURE, OK, WARNING, expect
 
-from ddp_notebook.model.doctor import Verdict
-from ddp_notebook.session.doctor.network import (
+from ddp_notebook.doctor.network import (
     Holder,
     Interface,
     Lookup,
@@ -24,7 +23,8 @@ from ddp_notebook.session.doctor.network import (
     check_ports,
     nccl_interfaces,
 )
-from ddp_notebook.session.doctor.variables import check_bites, check_rendezvous, port_of
+from ddp_notebook.doctor.variables import check_bites, check_rendezvous, port_of
+from ddp_notebook.model.doctor import Verdict
 
 # --------------------------------------------------------------------------- variables
 

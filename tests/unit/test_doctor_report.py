@@ -13,9 +13,9 @@ from textwrap import dedent
 import pytest
 from doctor_cases import FAILURE, OK
 
-from ddp_notebook.agent.facts import excerpt
 from ddp_notebook.model.doctor import Check, DoctorReport
-from ddp_notebook.views import doctor as view
+from ddp_notebook.rank.inspect.facts import excerpt
+from ddp_notebook.views import doctor
 
 # --------------------------------------------------------------------------- the report
 
@@ -59,7 +59,7 @@ def test_a_report_is_json() -> None:
 
 
 def test_the_text_is_exactly_this() -> None:
-    assert view.text(REPORT) == dedent(
+    assert doctor.text(REPORT) == dedent(
         """\
         DDP cannot work here as it is (4 ranks, backend auto): 1 failure, 1 warning in 4 checks
 
@@ -72,12 +72,12 @@ def test_the_text_is_exactly_this() -> None:
         ✓ ok       Python      3.12.1
         ✓ ok       torch       2.7.0"""
     )
-    assert view.text(DoctorReport(())) == "DDP can work here: 0 checks, all ok"
+    assert doctor.text(DoctorReport(())) == "DDP can work here: 0 checks, all ok"
 
 
 def test_long_words_are_folded_and_stay_within_the_width() -> None:
     long = Check.failure("port", "in use by " + "python " * 30, "type --this-long-option " * 9)
-    lines = view.text(DoctorReport((long,))).splitlines()
+    lines = doctor.text(DoctorReport((long,))).splitlines()
     assert max(map(len, lines)) <= 120
     assert not [line for line in lines if line.endswith("-")], "no option is cut"
     assert sum("→" in line for line in lines) == 1
@@ -105,7 +105,7 @@ class Seen(HTMLParser):
 
 
 def test_the_page_says_what_the_text_says_and_closes_what_it_opens() -> None:
-    page = Seen(view.html(REPORT))
+    page = Seen(doctor.html(REPORT))
     assert not page.open
     assert page.words == [
         REPORT.headline,
@@ -119,21 +119,21 @@ def test_the_page_says_what_the_text_says_and_closes_what_it_opens() -> None:
 
 def test_every_value_on_the_page_is_escaped() -> None:
     evil = '<script>alert(1)</script> & "x" \''
-    page = view.html(DoctorReport((Check.warning(evil, evil, evil),), 1, evil))
+    page = doctor.html(DoctorReport((Check.warning(evil, evil, evil),), 1, evil))
     assert "script" not in Seen(page).tags
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp;") == 4
 
 
 def test_a_page_needs_no_style_sheet_and_no_theme() -> None:
-    page = view.html(REPORT)
+    page = doctor.html(REPORT)
     assert "<style" not in page
     assert "var(" not in page
-    assert Seen(view.html(DoctorReport(()))).tags == ["div", "div"]
+    assert Seen(doctor.html(DoctorReport(()))).tags == ["div", "div"]
 
 
 def test_the_colour_of_a_verdict_only_repeats_its_word() -> None:
     for check in REPORT.checks:
-        words = Seen(view.html(DoctorReport((check,)))).words
+        words = Seen(doctor.html(DoctorReport((check,)))).words
         assert any(check.verdict.value in word for word in words[1:])
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect, ranks
 
-from ddp_notebook.model.doctor import Check, Verdict
-from ddp_notebook.session.doctor.gpus import Gpu, check_devices, check_gpus, check_visible_devices
-from ddp_notebook.session.doctor.software import (
+from ddp_notebook.doctor.gpus import Gpu, check_devices, check_gpus, check_visible_devices
+from ddp_notebook.doctor.software import (
     check_backend,
     check_ranks,
     check_shadowing,
     check_torch,
     check_version,
 )
+from ddp_notebook.model.doctor import Check, Verdict
 
 
 @pytest.mark.parametrize(

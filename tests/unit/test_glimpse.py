@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.agent import glimpse
+from ddp_notebook.rank.inspect import safe_repr
 
 
 class OwnTensor(torch.Tensor):
@@ -61,7 +61,7 @@ class Colour(enum.Enum):
     ],
 )
 def test_a_value_is_named(value: Any, text: str) -> None:
-    assert glimpse.of(value) == text
+    assert safe_repr.of(value) == text
 
 
 def test_an_object_whose_every_attribute_raises_is_named_by_its_class() -> None:
@@ -77,15 +77,15 @@ def test_an_object_whose_every_attribute_raises_is_named_by_its_class() -> None:
             raise RuntimeError("it was written out")
 
     made = type.__call__(Hostile)
-    assert glimpse.of(made) == "<Hostile>"
-    assert glimpse.of(Hostile) == "<Trap>"
-    assert glimpse.of([made, {"k": made}]) == "[<Hostile>, {'k': <Hostile>}]"
+    assert safe_repr.of(made) == "<Hostile>"
+    assert safe_repr.of(Hostile) == "<Trap>"
+    assert safe_repr.of([made, {"k": made}]) == "[<Hostile>, {'k': <Hostile>}]"
 
 
 def test_what_holds_itself_comes_to_an_end() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    assert glimpse.of(loop) == "[[[…]]]"
+    assert safe_repr.of(loop) == "[[[…]]]"
 
 
 plain_values = st.recursive(
@@ -96,4 +96,4 @@ plain_values = st.recursive(
 
 @given(plain_values)
 def test_no_text_is_longer_than_said(value: Any) -> None:
-    assert 0 < len(glimpse.of(value)) <= glimpse.LONGEST
+    assert 0 < len(safe_repr.of(value)) <= safe_repr.LONGEST

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis.timeline import state_at
+from ddp_notebook.archive import history
+from ddp_notebook.archive.history import Kept
 from ddp_notebook.model import (
     CellFinished,
     CellStarted,
@@ -24,9 +25,8 @@ from ddp_notebook.model import (
     StageFinished,
     StageStarted,
 )
-from ddp_notebook.session import history
-from ddp_notebook.session.history import Kept
 from ddp_notebook.session.record import Record
+from ddp_notebook.state.fold import state_at
 
 MS = 1_000_000
 

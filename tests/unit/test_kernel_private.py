@@ -8,7 +8,7 @@ import zmq
 from ipykernel.kernelbase import Kernel
 from jupyter_client.session import Session
 
-from ddp_notebook.magics.kernel_private import widget_messages
+from ddp_notebook.board.kernel_messages import widget_messages
 
 
 def test_a_kernel_that_is_built_otherwise_is_left_alone() -> None:

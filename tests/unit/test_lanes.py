@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from saved_runs import snapshots
 from traces import all_reduce, places
 
-from ddp_notebook.analysis.lanes import Picture, as_of, lanes, standing_at, standings
+from ddp_notebook.board import model
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -24,7 +24,7 @@ from ddp_notebook.model import (
     Status,
     parse_ranks,
 )
-from ddp_notebook.views import board_model
+from ddp_notebook.state.lanes import Picture, as_of, lanes, standing_at, standings
 
 S = 1_000_000_000
 
@@ -131,7 +131,7 @@ def test_any_state_becomes_json_of_bounded_size_that_does_not_change_by_itself(
 ) -> None:
     drawn = lanes(Picture(snapshot))
     assert sorted(rank for lane in drawn for rank in lane.ranks) == [0, 1, 2]
-    made = board_model.board_json("headline", snapshot.notes, snapshot, drawn, 7)
+    made = model.board_json("headline", snapshot.notes, snapshot, drawn, 7)
     assert json.loads(json.dumps(made)) == made
     assert len(json.dumps(made)) < 200_000
     for lane in made["lanes"]:
@@ -142,8 +142,8 @@ def test_any_state_becomes_json_of_bounded_size_that_does_not_change_by_itself(
 def test_a_thousand_ranks_that_all_do_something_else_are_cut_and_said() -> None:
     states = tuple(running(rank, doing=f"line {rank}") for rank in range(1000))
     snapshot = Snapshot(ranks=states, taken_ns=11 * S)
-    made = board_model.board_json("", (), snapshot, lanes(Picture(snapshot)), 0)
-    assert len(made["lanes"]) == board_model.MOST_LANES
+    made = model.board_json("", (), snapshot, lanes(Picture(snapshot)), 0)
+    assert len(made["lanes"]) == model.MOST_LANES
     assert made["left_out"] == "128-999"
 
 
@@ -155,23 +155,23 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
         "Bring it back: %ddp_restart --ranks 1, or see %ddp_why.",
         evidence=tuple(f"fact {n}" for n in range(100)),
     )
-    (made,) = board_model.findings_json(Diagnosis((finding,), None, 2))
+    (made,) = model.findings_json(Diagnosis((finding,), None, 2))
     assert made["magics"] == ["%ddp_restart --ranks 1", "%ddp_why"]
     assert made["sentence"] == "Rank 1: died <script>alert(1)</script> red"
-    assert len(made["evidence"]) == board_model.MOST_EVIDENCE
-    assert board_model.findings_json(None) == []
+    assert len(made["evidence"]) == model.MOST_EVIDENCE
+    assert model.findings_json(None) == []
 
 
-def buttons(*states: RankState, in_run: bool = False) -> dict[str, board_model.Action]:
+def buttons(*states: RankState, in_run: bool = False) -> dict[str, model.Action]:
     """The buttons for ranks in these states."""
     drawn = lanes(Picture(Snapshot(ranks=states, taken_ns=11 * S)))
-    return {each.name: each for each in board_model.actions(drawn, True, in_run)}
+    return {each.name: each for each in model.actions(drawn, True, in_run)}
 
 
 def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     ready = buttons(running(0, status=Status.READY))
     assert ready["step"].why_not and ready["abort"].why_not
-    assert ready["restart"].why_not == board_model.CHOOSE_RANKS
+    assert ready["restart"].why_not == model.CHOOSE_RANKS
     assert not ready["why"].why_not and not ready["where"].why_not
     held = buttons(running(0, status=Status.PAUSED, stage=Stage.LAUNCHED))
     assert not held["step"].why_not and not held["abort"].why_not
@@ -179,7 +179,7 @@ def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     dead = buttons(running(0), running(1, status=Status.DEAD), in_run=True)
     assert dead["restart"].magic == "%ddp_restart --ranks 1" and not dead["restart"].why_not
     assert dead["continue"].magic == "%ddp_step --to end"
-    assert board_model.actions((), False, False) == ()
+    assert model.actions((), False, False) == ()
 
 
 def test_for_a_thousand_ranks_that_wait_for_one_the_others_are_looked_at_once() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from support import eventually
 
-from ddp_notebook.views.live import LiveRegion
+from ddp_notebook.views.live_region import LiveRegion
 
 
 class Publisher:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from traces import BUSY, all_reduce, play
 
-from ddp_notebook.analysis.run_rules import diagnose_run
+from ddp_notebook.diagnosis.run_rules import diagnose_run
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -19,7 +19,7 @@ from ddp_notebook.model import (
     evidence_from_json,
     evidence_to_json,
 )
-from ddp_notebook.session.why import stuck
+from ddp_notebook.session.runs.stall_detector import stuck
 
 AT = Place("data.py", 14, "__getitem__", "with lock:")
 LOCKED = Worker(71, due=True, forked=True, still_s=2.0, locked=True, place=AT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis.output import (
+from ddp_notebook.model import Output, OutputItem, OutputKind
+from ddp_notebook.state.output import (
     OutputLog,
     apply_carriage_returns,
     group,
@@ -13,7 +14,6 @@ from ddp_notebook.analysis.output import (
     resumable,
     split_errors,
 )
-from ddp_notebook.model import Output, OutputItem, OutputKind
 
 OUT, ERR = OutputKind.STDOUT, OutputKind.STDERR
 

@@ -41,9 +41,7 @@ def test_the_wheel_holds_the_tutorials(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_the_boards_script_and_style(wheel: zipfile.ZipFile) -> None:
-    assert {f"ddp_notebook/views/board/board.{kind}" for kind in ("js", "css")} <= set(
-        wheel.namelist()
-    )
+    assert {f"ddp_notebook/board/board.{kind}" for kind in ("js", "css")} <= set(wheel.namelist())
 
 
 def test_the_wheel_holds_every_module_and_nothing_beside_the_package(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis.params import compare, diverged, failures, other_buckets, split
+from ddp_notebook.diagnosis.training.models import compare, diverged, failures, other_buckets, split
 from ddp_notebook.model import Category, Finding
-from ddp_notebook.model.wrap import (
+from ddp_notebook.model.ddp import (
     Bucket,
     BucketPlan,
     Fingerprint,

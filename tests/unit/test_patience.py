@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddp_notebook.launch.patience import stretched
+from ddp_notebook.launch.timeouts import stretched
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from test_timeline import life
 
-from ddp_notebook.analysis.board import board
-from ddp_notebook.analysis.lanes import Picture, lanes
-from ddp_notebook.analysis.timeline import fold
+from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
-from ddp_notebook.views import board_model, html, text
+from ddp_notebook.state.board import board
+from ddp_notebook.state.fold import fold
+from ddp_notebook.state.lanes import Picture, lanes
+from ddp_notebook.views import html, text
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -68,5 +69,5 @@ def test_every_view_says_it_and_none_runs_it() -> None:
     assert "its last cell raised KeyError: &lt;script&gt;" in page and HOSTILE not in page
     drawn = lanes(Picture(raised))
     assert drawn[3].role is Role.READY
-    shown = board_model.board_json("", (), raised, drawn, 0)
+    shown = model.board_json("", (), raised, drawn, 0)
     assert [lane["text"] for lane in shown["lanes"]] == ["", "", "", said]

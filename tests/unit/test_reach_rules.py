@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.analysis.setup_rules import diagnose
+from ddp_notebook.diagnosis.setup_rules import diagnose
 from ddp_notebook.model import (
     Activity,
     Category,

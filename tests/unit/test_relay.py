@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.agent.relay import (
+from ddp_notebook.model import OutputKind
+from ddp_notebook.rank.cells.output import (
     FLOOD_POLL_S,
     FLOOD_WRITES,
     LIMIT_BYTES,
@@ -17,7 +18,6 @@ from ddp_notebook.agent.relay import (
     RankStream,
     Relay,
 )
-from ddp_notebook.model import OutputKind
 
 
 class Voice:

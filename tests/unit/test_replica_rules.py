@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis import hang_rules, replicas
-from ddp_notebook.analysis.replica_rules import silent_findings
+from ddp_notebook.diagnosis import hang_rules
+from ddp_notebook.diagnosis.training import replicas
+from ddp_notebook.diagnosis.training.rules import silent_findings
 from ddp_notebook.model import (
     Activity,
     Category,

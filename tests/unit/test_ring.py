@@ -10,38 +10,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.model import Collective, Phase, ring
+from ddp_notebook.model import Collective, Phase, collective_log
 
 SIZES = st.lists(st.integers(0, 2**31), max_size=10)
 
 
 def empty_file() -> mmap.mmap:
-    return mmap.mmap(-1, ring.FILE_BYTES)
+    return mmap.mmap(-1, collective_log.FILE_BYTES)
 
 
 def begin(file: mmap.mmap, run: int = 1) -> None:
-    ring.HEADER.pack_into(file, 0, ring.MAGIC, run, 0, 0)
+    collective_log.HEADER.pack_into(file, 0, collective_log.MAGIC, run, 0, 0)
 
 
 def put_text(file: mmap.mmap, line: bytes) -> None:
-    used = ring.HEADER.unpack_from(file)[3]
-    file[ring.TEXTS_FROM + used : ring.TEXTS_FROM + used + len(line)] = line
-    header = list(ring.HEADER.unpack_from(file))
+    used = collective_log.HEADER.unpack_from(file)[3]
+    file[collective_log.TEXTS_FROM + used : collective_log.TEXTS_FROM + used + len(line)] = line
+    header = list(collective_log.HEADER.unpack_from(file))
     header[3] = used + len(line)
-    ring.HEADER.pack_into(file, 0, *header)
+    collective_log.HEADER.pack_into(file, 0, *header)
 
 
 def put_record(file: mmap.mmap, number: int, shape: list[int], phase: Phase) -> None:
-    at = ring.RECORDS_FROM + number % ring.CAPACITY * ring.RECORD_BYTES
-    sizes = (*shape, *(0,) * ring.DIMENSIONS)[: ring.DIMENSIONS]
-    ring.HEAD.pack_into(file, at, number + 1, number, 100 + number, 0, 4)
-    rest = (6, 24, 2, 1, 0, 4, 1, 3, 0, 0, ring.PHASES.index(phase))
-    ring.REST.pack_into(
-        file, at + ring.HEAD.size, *rest, min(len(shape), 8), 0, 1, ring.NOBODY, 3, -5, *sizes
+    at = (
+        collective_log.RECORDS_FROM + number % collective_log.CAPACITY * collective_log.RECORD_BYTES
     )
-    header = list(ring.HEADER.unpack_from(file))
+    sizes = (*shape, *(0,) * collective_log.DIMENSIONS)[: collective_log.DIMENSIONS]
+    collective_log.HEAD.pack_into(file, at, number + 1, number, 100 + number, 0, 4)
+    rest = (6, 24, 2, 1, 0, 4, 1, 3, 0, 0, collective_log.PHASES.index(phase))
+    collective_log.REST.pack_into(
+        file,
+        at + collective_log.HEAD.size,
+        *rest,
+        min(len(shape), 8),
+        0,
+        1,
+        collective_log.NOBODY,
+        3,
+        -5,
+        *sizes,
+    )
+    header = list(collective_log.HEADER.unpack_from(file))
     header[2] = number + 1
-    ring.HEADER.pack_into(file, 0, *header)
+    collective_log.HEADER.pack_into(file, 0, *header)
 
 
 def with_texts() -> mmap.mmap:
@@ -58,39 +69,44 @@ def with_texts() -> mmap.mmap:
 def test_a_record_is_read_as_it_was_written(shape: list[int], phase: Phase) -> None:
     file = with_texts()
     put_record(file, 0, shape, phase)
-    found = ring.read(memoryview(file), 2)
+    found = collective_log.read(memoryview(file), 2)
     (record,) = found.records
     assert (record.rank, record.number, record.operation) == (2, 0, "send")
-    assert (record.shape, record.phase) == (tuple(shape[: ring.DIMENSIONS]), phase)
+    assert (record.shape, record.phase) == (tuple(shape[: collective_log.DIMENSIONS]), phase)
     assert (record.root, record.peer, record.tag) == (None, 3, -5)
     assert str(record.place) == "train.py:41 in step"
     assert found.groups == {"default": (0, 1, 2, 3)}
 
 
-@pytest.mark.parametrize("count", [1, 5, ring.CAPACITY, ring.CAPACITY + 1, 3 * ring.CAPACITY])
+@pytest.mark.parametrize(
+    "count",
+    [1, 5, collective_log.CAPACITY, collective_log.CAPACITY + 1, 3 * collective_log.CAPACITY],
+)
 def test_the_newest_records_are_kept(count: int) -> None:
     file = with_texts()
-    for number in range(max(0, count - ring.CAPACITY - 10), count):
+    for number in range(max(0, count - collective_log.CAPACITY - 10), count):
         put_record(file, number, [2], Phase.DONE)
-    found = ring.read(memoryview(file), 0)
+    found = collective_log.read(memoryview(file), 0)
     numbers = [record.number for record in found.records]
     assert numbers == list(range(found.first, count))
-    assert len(numbers) >= min(count, ring.CAPACITY) - 1
-    assert [r.number for r in ring.read(memoryview(file), 0, last=1).records] == [count - 1]
+    assert len(numbers) >= min(count, collective_log.CAPACITY) - 1
+    assert [r.number for r in collective_log.read(memoryview(file), 0, last=1).records] == [
+        count - 1
+    ]
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 100, bytes(ring.FILE_BYTES)])
+@pytest.mark.parametrize("data", [b"", b"x" * 100, bytes(collective_log.FILE_BYTES)])
 def test_what_is_no_ring_reads_as_an_empty_one(data: bytes) -> None:
-    assert ring.read(data, 0) == ring.RankRing()
+    assert collective_log.read(data, 0) == collective_log.RankRing()
 
 
-@given(st.binary(min_size=ring.REST.size, max_size=ring.REST.size))
+@given(st.binary(min_size=collective_log.REST.size, max_size=collective_log.REST.size))
 def test_a_record_that_something_else_wrote_over_is_read_too(rest: bytes) -> None:
     file = with_texts()
     put_record(file, 0, [2, 3], Phase.DONE)
-    at = ring.RECORDS_FROM + ring.HEAD.size
-    file[at : at + ring.REST.size] = rest
-    (record,) = ring.read(file, 1).records
+    at = collective_log.RECORDS_FROM + collective_log.HEAD.size
+    file[at : at + collective_log.REST.size] = rest
+    (record,) = collective_log.read(file, 1).records
     assert (record.rank, record.number, record.slot) == (1, 0, 0)
     assert all(isinstance(each, str) for each in (record.operation, record.group, record.dtype))
 
@@ -99,7 +115,7 @@ def test_a_text_that_is_not_there_is_empty() -> None:
     file = empty_file()
     begin(file)
     put_record(file, 0, [2], Phase.ISSUED)
-    (record,) = ring.read(memoryview(file), 0).records
+    (record,) = collective_log.read(memoryview(file), 0).records
     assert record == Collective(
         0,
         0,
@@ -116,7 +132,9 @@ def test_a_text_that_is_not_there_is_empty() -> None:
 
 
 def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Path) -> None:
-    from ddp_notebook.agent.ring import RingWriter  # only what runs in a rank may write
+    from ddp_notebook.rank.collectives.log_writer import (
+        RingWriter,  # only what runs in a rank may write
+    )
 
     writer = RingWriter(tmp_path / "ring")
     stop = threading.Event()
@@ -126,7 +144,7 @@ def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Pa
         number = 0
         while not stop.is_set():
             sizes = (number % 97, *(0,) * 7)
-            rest = ring.REST.pack(
+            rest = collective_log.REST.pack(
                 number % 97, 0, 0, 0, 0, group, 0, 0, 0, 0, 1, 1, 0, 1, -1, -1, 0, *sizes
             )
             number = writer.write(number, number, rest) + 1
@@ -136,7 +154,7 @@ def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Pa
     try:
         seen = 0
         while seen < 50:
-            found = ring.read((tmp_path / "ring").read_bytes(), 0, last=200)
+            found = collective_log.read((tmp_path / "ring").read_bytes(), 0, last=200)
             for record in found.records:
                 assert record.slot == record.number == record.issued_ns
                 assert record.shape == (record.number % 97,) and record.numel == record.shape[0]
@@ -147,14 +165,14 @@ def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Pa
 
 
 def test_a_mark_on_a_record_that_is_gone_changes_nothing(tmp_path: Path) -> None:
-    from ddp_notebook.agent.ring import RingWriter
+    from ddp_notebook.rank.collectives.log_writer import RingWriter
 
     writer = RingWriter(tmp_path / "ring")
-    rest = ring.REST.pack(*(0,) * 11, 0, 0, 1, -1, -1, 0, *(0,) * 8)
-    for number in range(ring.CAPACITY + 3):
+    rest = collective_log.REST.pack(*(0,) * 11, 0, 0, 1, -1, -1, 0, *(0,) * 8)
+    for number in range(collective_log.CAPACITY + 3):
         writer.write(number, number, rest)
     writer.mark(1, Phase.FAILED, 5)
-    writer.mark(ring.CAPACITY + 2, Phase.DONE, 9)
-    records = ring.read((tmp_path / "ring").read_bytes(), 0).records
-    assert {record.phase for record in records[:-1]} == {ring.PHASES[0]}
+    writer.mark(collective_log.CAPACITY + 2, Phase.DONE, 9)
+    records = collective_log.read((tmp_path / "ring").read_bytes(), 0).records
+    assert {record.phase for record in records[:-1]} == {collective_log.PHASES[0]}
     assert (records[-1].phase, records[-1].done_ns) == (Phase.DONE, 9)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from collective_cases import DDP, found, lost, same, the_one
 from traces import BUSY, DESTROYED, all_reduce, backward, barrier, died, places, play, raised
 
-from ddp_notebook.analysis import setup_rules
-from ddp_notebook.analysis.run_rules import diagnose_run
+from ddp_notebook.diagnosis import setup_rules
+from ddp_notebook.diagnosis.run_rules import diagnose_run
 from ddp_notebook.model import Activity, Category, Phase, RankEvidence, SetupCase
 
 # -- fate ----------------------------------------------------------------------------------

@@ -14,22 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saved_runs import job, runs
 
+from ddp_notebook.archive.format import KEY, VERSION, SavedRun, saved_from_json, saved_to_json
+from ddp_notebook.archive.save import write
 from ddp_notebook.errors import DDPError, NoSession, UsageMistake
-from ddp_notebook.model import (
-    Output,
-    OutputKind,
-    Progress,
-    RankEvidence,
-    RankExited,
-    RankSpawned,
-    SavedRun,
-    saved_from_json,
-    saved_to_json,
-)
+from ddp_notebook.model import Output, OutputKind, Progress, RankEvidence, RankExited, RankSpawned
 from ddp_notebook.model.codec import Misfit, from_json, to_json
-from ddp_notebook.model.saved import KEY, VERSION
 from ddp_notebook.session import Replay, Session
-from ddp_notebook.session.saving import _write
 
 slow_to_draw = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -138,7 +128,7 @@ def test_a_file_without_a_version_is_damaged(tmp_path: Path, version: Any) -> No
 @pytest.mark.parametrize("part", [0.01, 0.3, 0.7, 0.999])
 def test_a_file_that_was_cut_off_is_damaged(tmp_path: Path, part: float) -> None:
     path = tmp_path / "run.json"
-    _write(path, job(), force=False)
+    write(path, job(), force=False)
     text = path.read_bytes()
     path.write_bytes(text[: int(len(text) * part)])
     assert "is damaged" in refusal(path)

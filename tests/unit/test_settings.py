@@ -114,8 +114,8 @@ def test_a_store_that_is_none_is_refused(store: str) -> None:
 ON_A_RANK = """
 import json, os, sys
 from types import SimpleNamespace
-from ddp_notebook.agent import settings
-from ddp_notebook.agent.problems import StageError
+from ddp_notebook.rank.setup import settings
+from ddp_notebook.rank.setup.errors import StageError
 
 os.environ["RANK"], os.environ["KEPT"] = "of the shell", "kept"
 found = []

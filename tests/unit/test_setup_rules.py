@@ -24,8 +24,8 @@ from setup_cases import (
     waiting,
 )
 
-from ddp_notebook.analysis.odd import odd_ones
-from ddp_notebook.analysis.setup_rules import diagnose
+from ddp_notebook.diagnosis.majority import odd_ones
+from ddp_notebook.diagnosis.setup_rules import diagnose
 from ddp_notebook.model import Activity, Category, InitArguments, RankEvidence, Ranks
 
 # --------------------------------------------------------------------------- all is well

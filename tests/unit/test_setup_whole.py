@@ -20,7 +20,7 @@ from setup_cases import (
     waiting,
 )
 
-from ddp_notebook.analysis.setup_rules import diagnose, doing
+from ddp_notebook.diagnosis.setup_rules import diagnose, doing
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -34,7 +34,7 @@ from ddp_notebook.model import (
     evidence_from_json,
     evidence_to_json,
 )
-from ddp_notebook.model.wrap import Fingerprint, TensorInfo
+from ddp_notebook.model.ddp import Fingerprint, TensorInfo
 
 # --------------------------------------------------------------------------- models, versions
 

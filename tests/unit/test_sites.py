@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from ddp_notebook.agent import sites  # only the standard library
 from ddp_notebook.model import Part
+from ddp_notebook.rank.collectives import call_sites
 
 
-def _torchs() -> tuple[Callable[[], sites.Site], Callable[[], sites.Site]]:
+def _torchs() -> tuple[Callable[[], call_sites.Site], Callable[[], call_sites.Site]]:
     """Functions of a module that is no user's: one asks like the observer, one like autograd."""
     source = (
         "import sys\n"
@@ -20,7 +20,7 @@ def _torchs() -> tuple[Callable[[], sites.Site], Callable[[], sites.Site]]:
         "def wrapper(): return all_reduce()\n"
         "def engine(): return sites.site(sys._getframe())\n"
     )
-    names = {"__name__": "torch.autograd.graph", "sites": sites}
+    names = {"__name__": "torch.autograd.graph", "sites": call_sites}
     exec(compile(source, "/site-packages/torch/some.py", "exec"), names)
     return names["wrapper"], names["engine"]
 
@@ -28,9 +28,9 @@ def _torchs() -> tuple[Callable[[], sites.Site], Callable[[], sites.Site]]:
 WRAPPER, ENGINE = _torchs()
 
 
-def _wrapped(name: str) -> Callable[[], sites.Site]:
+def _wrapped(name: str) -> Callable[[], call_sites.Site]:
     """A function of torch.distributed's in the wrapper they all have, asked by an observer."""
-    inner = {"__name__": "torch.distributed.distributed_c10d", "sites": sites, "sys": sys}
+    inner = {"__name__": "torch.distributed.distributed_c10d", "sites": call_sites, "sys": sys}
     code = f"def observed(): return sites.site(sys._getframe(1))\ndef {name}(): return observed()\n"
     exec(compile(code, "/site-packages/torch/distributed/some.py", "exec"), inner)
     logger = {"__name__": "torch.distributed.c10d_logger", "inner": inner[name]}
@@ -42,19 +42,19 @@ def _wrapped(name: str) -> Callable[[], sites.Site]:
 ALL_REDUCE, BROADCAST = _wrapped("all_reduce"), _wrapped("broadcast")
 
 
-def lines(site: sites.Site) -> list[str]:
+def lines(site: call_sites.Site) -> list[str]:
     return [function for _, _, function, _ in site.path[-2:]]
 
 
-def reduce_it() -> sites.Site:
+def reduce_it() -> call_sites.Site:
     return WRAPPER()
 
 
-def one() -> sites.Site:
+def one() -> call_sites.Site:
     return reduce_it()
 
 
-def other() -> sites.Site:
+def other() -> call_sites.Site:
     return reduce_it()
 
 
@@ -68,7 +68,7 @@ def test_a_line_that_is_reached_in_two_ways_is_two_sites() -> None:
     assert found[0] is found[2] is found[3] is found[6]
 
 
-def recursive(depth: int) -> sites.Site:
+def recursive(depth: int) -> call_sites.Site:
     return recursive(depth - 1) if depth else reduce_it()
 
 
@@ -78,14 +78,14 @@ def test_recursion_of_another_depth_is_another_site() -> None:
     assert first[1] is first[3] and first[0] is first[4]
 
 
-def backward(inner: Callable[[], object] = lambda: None) -> tuple[sites.Site, sites.Site]:
-    outer = sites.backward_begins(sys._getframe())
+def backward(inner: Callable[[], object] = lambda: None) -> tuple[call_sites.Site, call_sites.Site]:
+    outer = call_sites.backward_begins(sys._getframe())
     try:
         before = ENGINE()
         inner()
         return before, ENGINE()
     finally:
-        sites.backward_ends(outer)
+        call_sites.backward_ends(outer)
 
 
 def test_what_the_engine_reduces_belongs_to_the_backward_that_is_under_way() -> None:
@@ -98,21 +98,21 @@ def test_what_the_engine_reduces_belongs_to_the_backward_that_is_under_way() -> 
 
 def test_a_backward_within_a_backward_does_not_take_its_place() -> None:
     ENGINE()
-    within: list[sites.Site] = []
+    within: list[call_sites.Site] = []
     before, after = backward(lambda: within.extend(backward()))
     assert before is after and within[0] is within[1] is not before
 
 
 def test_a_thread_without_frames_has_the_site_of_the_backward() -> None:
-    seen: list[sites.Site] = []
-    before, _ = backward(lambda: seen.append(sites.site(None)))
+    seen: list[call_sites.Site] = []
+    before, _ = backward(lambda: seen.append(call_sites.site(None)))
     assert seen == [before]
-    assert sites.site(None).path == ()
+    assert call_sites.site(None).path == ()
 
 
 def test_another_threads_backward_is_not_taken_for_ones_own() -> None:
     ENGINE()
-    found: list[sites.Site] = []
+    found: list[call_sites.Site] = []
 
     def elsewhere() -> None:
         thread = threading.Thread(target=lambda: found.append(ENGINE()))
@@ -124,9 +124,9 @@ def test_another_threads_backward_is_not_taken_for_ones_own() -> None:
 
 
 def test_a_name_that_is_never_a_text_is_not_asked_for_any_more() -> None:
-    def log(value: object) -> tuple[sites.Site, str]:
+    def log(value: object) -> tuple[call_sites.Site, str]:
         site = reduce_it()
-        return site, sites.label(sys._getframe(), site) if site.labels else ""
+        return site, call_sites.label(sys._getframe(), site) if site.labels else ""
 
     found = [log(value) for value in (1, 2, 3, 4, 5)]
     assert {text for _, text in found} == {""}
@@ -134,11 +134,11 @@ def test_a_name_that_is_never_a_text_is_not_asked_for_any_more() -> None:
 
 
 def test_code_that_is_made_anew_all_the_time_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sites, "_MOST_KNOWN", 50)
+    monkeypatch.setattr(call_sites, "_MOST_KNOWN", 50)
     for _ in range(200):
-        names: dict[str, object] = {"ask": reduce_it, "path": sites.users_path, "sys": sys}
+        names: dict[str, object] = {"ask": reduce_it, "path": call_sites.users_path, "sys": sys}
         exec("found = ask(), path(sys._getframe())", names)
-        assert len(sites._kinds) < 100 and len(sites._sites) < 100
+        assert len(call_sites._kinds) < 100 and len(call_sites._sites) < 100
     first, second = [one() for _ in range(2)]
     assert first is second
 
@@ -149,11 +149,11 @@ def test_what_a_wrapper_calls_is_told_from_what_else_comes_from_the_same_place()
     assert found[0] is found[2] and found[1] is found[3]
 
 
-def through_a() -> sites.Site:
+def through_a() -> call_sites.Site:
     return ALL_REDUCE()
 
 
-def through_b() -> sites.Site:
+def through_b() -> call_sites.Site:
     return ALL_REDUCE()
 
 

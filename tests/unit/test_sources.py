@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traces import all_reduce, barrier
 
-from ddp_notebook.analysis.sources import Sources
+from ddp_notebook.diagnosis.collectives.source_code import Sources
 
 CODE = """%%ddp
 def save(x):

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis.stacktree import merge
 from ddp_notebook.model import (
     Activity,
     Branch,
@@ -26,6 +25,7 @@ from ddp_notebook.model import (
     rank_stack_to_json,
     stack_tree_from_json,
 )
+from ddp_notebook.state.stack_tree import merge
 from ddp_notebook.views import stacks, stacks_text
 
 BLOCKED = Doing(Activity.WAITING, "all_reduce")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.steps_plan import (
+from ddp_notebook.bench.steps.plan import (
     Memory,
     StepPlan,
     parse_batches,

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_results import ABOUT, LATENCY_US, SIZES, US_PER_BYTE, plan, ranks, summarise
 
-from ddp_notebook.bench.steps_predict import (
+from ddp_notebook.bench.steps.predict import (
     Ground,
     calibrated,
     exposed_us,
     predict,
     step_us,
 )
-from ddp_notebook.model.stepbench import StepBenchResult
-from ddp_notebook.session.stepbench import predicted
+from ddp_notebook.bench.steps.results import StepBenchResult
+from ddp_notebook.session.tools.bench_steps import predicted
 
 GPU = Ground(
     reduce_s=lambda size: (LATENCY_US + size * US_PER_BYTE) / 1e6,

@@ -24,9 +24,9 @@ from step_results import (
     summarise,
 )
 
-from ddp_notebook.bench.steps_arrivals import split_spans, straggler
-from ddp_notebook.bench.steps_stats import break_even, middle_parts
-from ddp_notebook.model.stepbench import StepPoint
+from ddp_notebook.bench.steps.arrivals import split_spans, straggler
+from ddp_notebook.bench.steps.results import StepPoint
+from ddp_notebook.bench.steps.stats import break_even, middle_parts
 
 CLOSE = 0.05
 

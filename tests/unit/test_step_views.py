@@ -13,15 +13,15 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 from step_results import ABOUT, plan, ranks, summarise
 
-from ddp_notebook.bench import steps_stats
-from ddp_notebook.model.stepbench import StepBenchResult
-from ddp_notebook.session.stepbench import predicted
-from ddp_notebook.views import steps_panels, steps_plots
-from ddp_notebook.views.steps import bundles
-from ddp_notebook.views.steps_html import html
-from ddp_notebook.views.steps_live import live_steps
-from ddp_notebook.views.steps_plots import panels, step_figure
-from ddp_notebook.views.steps_text import ms, text
+from ddp_notebook.bench.steps import stats
+from ddp_notebook.bench.steps.results import StepBenchResult
+from ddp_notebook.session.tools.bench_steps import predicted
+from ddp_notebook.views.bench import steps_panels, steps_plots
+from ddp_notebook.views.bench.steps import bundles
+from ddp_notebook.views.bench.steps_html import html
+from ddp_notebook.views.bench.steps_live import live_steps
+from ddp_notebook.views.bench.steps_plots import panels, step_figure
+from ddp_notebook.views.bench.steps_text import ms, text
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EVIL = '<script>alert("&")</script>'
@@ -220,7 +220,7 @@ def test_the_steps_that_are_measured_so_far_are_drawn_bar_by_bar() -> None:
     told = ranks(plan((8, 32, 128)))
     bars = []
     for blocks in (0, 1, 2, len(told[0])):
-        result = steps_stats.so_far(ABOUT, [each[:blocks] for each in told])
+        result = stats.so_far(ABOUT, [each[:blocks] for each in told])
         shown = live_steps("net", result, 0.5, 3.0)["text/html"]
         Reader(shown)
         bars.append(
@@ -235,7 +235,7 @@ def test_what_is_known_so_far_is_what_the_result_will_say_of_it() -> None:
     told = ranks(plan())
     names = ("batch", "step_us", "local_us", "forward_us", "backward_us", "exposed_us", "times_us")
     for soon, last in zip(
-        steps_stats.so_far(ABOUT, told).points, summarise(ABOUT, told).points, strict=True
+        stats.so_far(ABOUT, told).points, summarise(ABOUT, told).points, strict=True
     ):
         assert all(getattr(soon, name) == getattr(last, name) for name in names)
 

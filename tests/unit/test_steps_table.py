@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.analysis.steps import awaited, step_table
 from ddp_notebook.model import RankState, Snapshot, Stage, Status
+from ddp_notebook.state.setup_table import awaited, step_table
 
 SECOND_NS = 1_000_000_000
 

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.analysis.board import board, describe, exit_text, headline
-from ddp_notebook.analysis.timeline import fold
 from ddp_notebook.model import (
     CellFinished,
     CellStarted,
@@ -24,6 +22,8 @@ from ddp_notebook.model import (
     StageStarted,
     Status,
 )
+from ddp_notebook.state.board import board, describe, exit_text, headline
+from ddp_notebook.state.fold import fold
 
 
 def session(world_size: int) -> Snapshot:

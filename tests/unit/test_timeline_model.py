@@ -10,6 +10,9 @@ from typing import Any
 from saved_runs import collective
 from traces import backward
 
+from ddp_notebook.board import timeline as timeline_model
+from ddp_notebook.board.tails import Tails
+from ddp_notebook.board.timeline import PHASES, Timeline, died_ns
 from ddp_notebook.model import (
     Collective,
     Collectives,
@@ -19,10 +22,7 @@ from ddp_notebook.model import (
     Snapshot,
     Status,
 )
-from ddp_notebook.session.cellrun import CellRun
-from ddp_notebook.session.tails import Tails
-from ddp_notebook.views import timeline_model
-from ddp_notebook.views.timeline_model import PHASES, Timeline, died_ns
+from ddp_notebook.session.runs.run import CellRun
 
 
 class Page:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saved_runs import collective
 
+from ddp_notebook.board.timeline import Timeline
+from ddp_notebook.board.timeline_svg import MOST_ROWS, bars
 from ddp_notebook.model import Phase
-from ddp_notebook.views.timeline_model import Timeline
-from ddp_notebook.views.timeline_svg import MOST_ROWS, bars
 
 MOST_BYTES = 20_000
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from saved_runs import MS, collective, job, runs
 
-from ddp_notebook.analysis.trace import trace
+from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.archive.trace import trace
 from ddp_notebook.model import (
     Collectives,
     Moment,
     Phase,
     RankExited,
-    SavedRun,
     Snapshot,
     Stage,
     StageFailed,

@@ -10,9 +10,9 @@ import pytest
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import CellFinished, RankState, Snapshot, Status
 from ddp_notebook.session import Session
-from ddp_notebook.session.cellrun import CellResult, CellRun
 from ddp_notebook.session.guards import idle_ranks
-from ddp_notebook.session.underway import Detached
+from ddp_notebook.session.runs.registry import Detached
+from ddp_notebook.session.runs.run import CellResult, CellRun
 
 
 def ready(world_size: int) -> Snapshot:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from traces import BUSY, all_reduce, backward, barrier, message, play, raised
 
-from ddp_notebook.analysis.waitfor import can_progress, counterpart, wait_graph
+from ddp_notebook.diagnosis.collectives.wait_graph import can_progress, counterpart, wait_graph
 from ddp_notebook.model import Activity, Phase, RankEvidence, SetupCase
 
 STEP = backward()

@@ -17,7 +17,7 @@ from ddp_notebook.model import (
     Ranks,
     SetupCase,
 )
-from ddp_notebook.session.why import (
+from ddp_notebook.session.runs.stall_detector import (
     LOOK_AFTER_S,
     LOOK_EVERY_S,
     RESTLESS_FOR_S,

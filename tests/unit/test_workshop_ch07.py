@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.bench.fit import fit
-from ddp_notebook.model.bench import BenchPoint, Curve
+from ddp_notebook.bench.results import BenchPoint, Curve
 from ddp_notebook.workshop import check
 
 ALPHA_US, GB_PER_S = 300.0, 2.0

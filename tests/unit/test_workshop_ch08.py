@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.model import SavedRun, SetupCase, Snapshot
+from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.model import SetupCase, Snapshot
 from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase
 from ddp_notebook.workshop import check
 

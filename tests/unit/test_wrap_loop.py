@@ -11,10 +11,10 @@ import pytest
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Category, RankExited, Ranks, RankSpawned
-from ddp_notebook.model.wrap import WrapStage
-from ddp_notebook.session import asking
+from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.session import queries
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.wrap import Wrap, WrapOptions, wrap
+from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
 
 # -- waiting ---------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ def scripted(
 @pytest.fixture
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A healthy rank has longer to answer once another failed; here none ever will."""
-    monkeypatch.setattr(asking, "OTHERS_GRACE_S", 0.05)
+    monkeypatch.setattr(queries, "OTHERS_GRACE_S", 0.05)
 
 
 def test_ranks_that_differ_never_begin_a_collective() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 
-from ddp_notebook.analysis.wrapping import (
+from ddp_notebook.diagnosis.training.ddp_construction import (
     bucket_lines,
     plan_lines,
     reduction_lines,
@@ -20,9 +20,9 @@ from ddp_notebook.analysis.wrapping import (
 )
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.parsing import HelpShown
-from ddp_notebook.magics.wrap import WrapVerb, wrap_parser
+from ddp_notebook.magics.verbs.wrap import WrapVerb, wrap_parser
 from ddp_notebook.model import StepRow, StepTable
-from ddp_notebook.model.wrap import (
+from ddp_notebook.model.ddp import (
     Bucket,
     BucketPlan,
     Fingerprint,
@@ -37,7 +37,7 @@ from ddp_notebook.model.wrap import (
     reduction_from_json,
     synced_from_json,
 )
-from ddp_notebook.session.wrap import WrapOptions
+from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 MIB = 2**20
 

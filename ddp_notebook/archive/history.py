@@ -1,0 +1,142 @@
+"""How the state came to be: the newest events, kept for a file; bounded, however long it goes on.
+
+Not safe by itself: the record calls it under its lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ddp_notebook.model import Event, Output, Progress, Pulse, Snapshot
+from ddp_notebook.model.state import Moment
+
+MOST_EVENTS = 20_000
+"""Events that are kept, give or take a chapter."""
+MOST_OUTPUTS = 2_000
+OUTPUT_CHARACTERS = 1_000
+"""Of one piece of output, as much is kept."""
+_CHAPTER = 500
+_SAME_WITHIN_NS = 1_500_000_000
+"""Signs of life further apart are a silence, and kept as two."""
+_PLAIN = "text/plain"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is left: the state before the first moment, the moments, and how much went before."""
+
+    start: Snapshot
+    moments: tuple[Moment, ...]
+    outputs: tuple[Output, ...]
+    dropped_events: int
+    dropped_outputs: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    at_ns: int
+    what: Event | Snapshot
+    until_ns: int = 0
+
+    def moment(self) -> Moment:
+        if isinstance(self.what, Snapshot):
+            return Moment(self.at_ns, state=self.what)
+        return Moment(self.at_ns, event=self.what, until_ns=self.until_ns)
+
+
+@dataclass(slots=True)
+class _Chapter:
+    """Some entries, and the state before them.
+
+    States are never changed in place, so that one costs a reference, and the oldest chapter is
+    dropped without folding it.
+    """
+
+    before: Snapshot
+    entries: list[_Entry] = field(default_factory=list)
+
+
+class History:
+    """What happened since a session began with the state `start`."""
+
+    def __init__(self, start: Snapshot | None = None) -> None:
+        self._chapters = deque([_Chapter(start or Snapshot())])
+        self._events = 0
+        self._dropped = 0
+        self._outputs: deque[Output] = deque(maxlen=MOST_OUTPUTS)
+        self._written = 0
+        self._signs: dict[int, _Entry] = {}
+        """Each rank's sign of life in the newest chapter, when it was its latest event."""
+
+    def changed(self, state: Snapshot) -> None:
+        """The session itself made `state` of what there was."""
+        self._turn_page(state)
+        self._add(_Entry(time.monotonic_ns(), state))
+        self._signs.clear()
+
+    def heard(self, before: Snapshot, events: Sequence[Event]) -> None:
+        """`events` came when the state was `before`."""
+        self._turn_page(before)
+        for event in events:
+            at_ns = event.heard_ns or time.monotonic_ns()
+            if isinstance(event, Output):
+                self._written += 1
+                self._outputs.append(_shortened(event, at_ns))
+            elif isinstance(event, Progress):
+                pass  # of a task whose result is kept by itself
+            elif isinstance(event, Pulse):
+                self._sign(event, at_ns)
+            else:
+                self._signs.pop(event.rank, None)
+                self._add(_Entry(at_ns, event))
+
+    def kept(self) -> Kept:
+        """All that is left, oldest first."""
+        entries = [entry for chapter in self._chapters for entry in chapter.entries]
+        return Kept(
+            self._chapters[0].before,
+            tuple(entry.moment() for entry in entries),
+            tuple(self._outputs),
+            self._dropped,
+            self._written - len(self._outputs),
+        )
+
+    def _sign(self, pulse: Pulse, at_ns: int) -> None:
+        last = self._signs.get(pulse.rank)
+        if last is not None and isinstance(last.what, Pulse):
+            same = (last.what.doing, last.what.cell) == (pulse.doing, pulse.cell)
+            if same and at_ns - max(last.at_ns, last.until_ns) < _SAME_WITHIN_NS:
+                last.until_ns = at_ns
+                return
+        entry = _Entry(at_ns, pulse)
+        self._add(entry)
+        self._signs[pulse.rank] = entry
+
+    def _add(self, entry: _Entry) -> None:
+        self._chapters[-1].entries.append(entry)
+        self._events += 1
+
+    def _turn_page(self, before: Snapshot) -> None:
+        """Begin a new chapter when the newest is full, and drop the oldest when all are."""
+        if len(self._chapters[-1].entries) < _CHAPTER:
+            return
+        self._chapters.append(_Chapter(before))
+        self._signs.clear()  # what a chapter says does not change any more
+        while self._events - len(self._chapters[0].entries) >= MOST_EVENTS:
+            gone = len(self._chapters.popleft().entries)
+            self._events -= gone
+            self._dropped += gone
+
+
+def _shortened(output: Output, at_ns: int) -> Output:
+    """The output with its text cut, and of figures and the like no more than their text."""
+    if len(output.text) <= OUTPUT_CHARACTERS and not output.data and output.heard_ns:
+        return output
+    plain = output.data.get(_PLAIN) if output.data else None
+    data = {_PLAIN: plain[:OUTPUT_CHARACTERS]} if isinstance(plain, str) else {}
+    return replace(
+        output, text=output.text[:OUTPUT_CHARACTERS], data=data, metadata={}, heard_ns=at_ns
+    )

@@ -1,0 +1,180 @@
+"""A run read from a file: what the session's looking verbs gave then, without any rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, saved_from_json
+from ddp_notebook.archive.trace import trace
+from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Board, Collectives, Diagnosis, Place, SetupCase, name_ranks
+from ddp_notebook.model.codec import Misfit
+from ddp_notebook.state.board import board
+from ddp_notebook.state.fold import state_at
+from ddp_notebook.state.output import OutputLog
+
+
+class Replay:
+    """A saved run, to look at. `saved` is all that the file held."""
+
+    def __init__(self, saved: SavedRun, name: str = "") -> None:
+        self.saved = saved
+        self.name = name
+        """The file's, without its folder."""
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Replay:
+        """The run in the file at `path`. Raises UsageMistake when there is none in it."""
+        file = Path(path).expanduser()
+        wire = _run_in(file)
+        version = wire.get("version")
+        if type(version) is not int or version < 1:
+            raise _damaged(file, "it has no version of its format")
+        if version > VERSION:
+            raise UsageMistake(
+                f"{file} was written by a newer ddp_notebook: its format is {version}, and this "
+                f"one reads up to {VERSION}. Bring it up to date: pip install -U ddp-notebook"
+            )
+        try:
+            return cls(saved_from_json(wire), file.name)
+        except Misfit as misfit:
+            raise _damaged(file, str(misfit)) from None
+
+    # -- the verbs ---------------------------------------------------------------------
+
+    def status(self) -> Board:
+        """The board as it was when the run was saved."""
+        return board(self.saved.snapshot)
+
+    def at(self, seconds: float) -> Board:
+        """The board as it was `seconds` after the first thing that was kept.
+
+        Less than 0 counts back from the end. What is beyond either is that end.
+        """
+        began_ns, end_ns = self.saved.began_ns, self.saved.snapshot.taken_ns
+        at_ns = (end_ns if seconds < 0 else began_ns) + int(seconds * 1e9)
+        if at_ns >= end_ns:
+            return self.status()
+        at_ns = max(began_ns, at_ns)
+        return board(state_at(self.saved.start, self.saved.moments, at_ns))
+
+    def why(self) -> Diagnosis:
+        """What was wrong, found anew from what was known of the ranks when it was saved.
+
+        `saved.diagnosis` is what was found then. Raises UsageMistake when nothing was known.
+        """
+        return diagnose_run(self._case("%ddp_why"))
+
+    def where(self) -> Mapping[int, tuple[Place, ...]]:
+        """Where each rank was in the user's code, its outermost line first.
+
+        Ranks that ran none of it are left out. Raises UsageMistake when none is known to have.
+        """
+        # The evidence has the user's lines alone; whole stacks would be saved beside it.
+        paths = {e.rank: e.path for e in self._case("%ddp_where").ranks if e.path}
+        if not paths:
+            raise UsageMistake("No rank ran code of yours when the run was saved.")
+        return paths
+
+    def output(self, rank: int) -> str:
+        """What `rank` wrote, as far as it was kept. Raises UsageMistake when none was."""
+        log = OutputLog()
+        for output in self.saved.outputs:
+            if output.rank == rank:
+                log.add(output)
+        text = "".join(item.text for item in log.items())
+        if not text:
+            raise UsageMistake(
+                f"{self.name} has nothing that rank {rank} wrote. Output is saved only with "
+                "%ddp_save FILE --output"
+            )
+        return text
+
+    @property
+    def collectives(self) -> Collectives:
+        """What the ranks issued in their last run."""
+        return self.saved.collectives
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first thing that was kept to the end."""
+        return self.saved.duration_s
+
+    def trace(self) -> dict[str, Any]:
+        """The run as a trace, which `json.dump` writes for Perfetto. The file itself is one too."""
+        return trace(self.saved)
+
+    # -- in words ----------------------------------------------------------------------
+
+    @property
+    def about(self) -> str:
+        """What this is, and what is missing in it, in a line or two."""
+        saved = self.saved
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(saved.wall_ns / 1e9))
+        with_ = ", ".join(f"{name} {text}" for name, text in saved.versions.items() if text)
+        ranks = f"{saved.world_size} rank{'' if saved.world_size == 1 else 's'}"
+        lines = [f"{self.name}: {ranks}, {saved.duration_s:.1f} s, saved {when} with {with_}"]
+        return "\n".join([*lines, *what_is_missing(saved)])
+
+    def __repr__(self) -> str:
+        return f"<Replay of {self.about.splitlines()[0]}>"
+
+    def _case(self, verb: str) -> SetupCase:
+        case = self.saved.case
+        if case is None:
+            raise UsageMistake(
+                f"{verb} has nothing to go by: no rank was left to ask when {self.name} was saved."
+            )
+        return replace(case)
+
+
+def what_is_missing(saved: SavedRun) -> list[str]:
+    """What was too much to keep, a line each."""
+    dropped = saved.dropped
+    lines = []
+    if dropped.events:
+        lines.append(f"not in it: the {dropped.events:,} oldest events")
+    if dropped.outputs:
+        lines.append(f"not in it: the {dropped.outputs:,} oldest pieces of output")
+    if dropped.collectives:
+        count = sum(dropped.collectives.values())
+        ranks = name_ranks(dropped.collectives)
+        lines.append(f"not in it: the {count:,} oldest collectives of {ranks}")
+    return lines
+
+
+def _run_in(file: Path) -> dict[str, Any]:
+    """The run in a file, not yet checked. Raises UsageMistake."""
+    if file.exists() and not file.is_file():
+        raise UsageMistake(f"{file} is no file. Type: %ddp_replay FILE")
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        ours = f'"{KEY}"'.encode() in text or text.startswith(b'{"traceEvents"')
+        if ours:
+            raise _damaged(file, "it is no whole JSON; was it copied to its end?") from None
+        raise _foreign(file) from None
+    run = whole.get(KEY) if isinstance(whole, dict) else None
+    if not isinstance(run, dict) or run.get("format") != FORMAT:
+        raise _foreign(file)
+    return run
+
+
+def _foreign(file: Path) -> UsageMistake:
+    return UsageMistake(f"{file} is no run of ddp_notebook. Runs are written by %ddp_save FILE")
+
+
+def _damaged(file: Path, why: str) -> UsageMistake:
+    return UsageMistake(f"{file} is damaged, and cannot be replayed: {why}.")

@@ -1,0 +1,181 @@
+"""A run written to a file: all that is known of it, as JSON.
+
+The same file is a trace: viewers read ``traceEvents`` and pass over the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_notebook.archive.format import KEY, Dropped, SavedRun, saved_to_json
+from ddp_notebook.archive.history import Kept
+from ddp_notebook.archive.trace import trace
+from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Moment, RankExited, SetupCase, Snapshot
+
+
+def saved_run(
+    snapshot: Snapshot,
+    kept: Kept,
+    case: SetupCase | None,
+    *,
+    script: str = "",
+    run: int = 0,
+    output: bool = False,
+) -> SavedRun:
+    """All that is known of a run, to be written; what the ranks wrote only with `output`.
+
+    `case` is None when nobody is left to ask. `script` and `run` say what ran last.
+    """
+    case = _with_sources_in_use(case) if case is not None else None
+    collectives = case.collectives if case is not None else None
+    saved = SavedRun(
+        snapshot=snapshot,
+        start=kept.start,
+        wall_ns=time.time_ns() - (time.monotonic_ns() - snapshot.taken_ns),
+        moments=kept.moments,
+        outputs=kept.outputs if output else (),
+        case=case,
+        diagnosis=diagnose_run(case) if case is not None else None,
+        script=script,
+        run=run,
+        versions=_versions(case),
+        dropped=Dropped(
+            kept.dropped_events,
+            kept.dropped_outputs if output else 0,
+            {r: n for r, n in collectives.first.items() if n} if collectives else {},
+        ),
+    )
+    return saved if output else _without_output(saved)
+
+
+def _versions(case: SetupCase | None) -> dict[str, str]:
+    """Of the package, Python and torch: as the ranks have it, or as it is installed here."""
+    found = {"python": platform.python_version()}
+    for name in ("ddp_notebook", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    of_ranks = [e.versions for e in case.ranks if e.versions] if case is not None else []
+    return {**found, **(of_ranks[0] if of_ranks else {})}
+
+
+# -- what the user wrote -----------------------------------------------------------------------
+
+
+def _with_sources_in_use(case: SetupCase) -> SetupCase:
+    """The case with those files alone that ranks were seen in: beside a script lies much else."""
+    paths = [each.path for issued in case.collectives.of.values() for each in issued]
+    paths += [evidence.path for evidence in case.ranks]
+    seen = {place.file for path in paths for place in path}
+    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
+
+
+# -- what ranks wrote --------------------------------------------------------------------------
+
+
+def _without_output(saved: SavedRun) -> SavedRun:
+    """The same without what ranks wrote, except the line that the board shows of a dead one."""
+    case = saved.case
+    if case is not None:
+        brief = (replace(e, last_words=_last_line(e.last_words)) for e in case.ranks)
+        case = replace(case, ranks=tuple(brief))
+    return replace(
+        saved,
+        snapshot=_brief(saved.snapshot),
+        start=_brief(saved.start),
+        moments=tuple(_brief_moment(moment) for moment in saved.moments),
+        case=case,
+    )
+
+
+def _brief(snapshot: Snapshot) -> Snapshot:
+    brief = (replace(state, last_words=_last_line(state.last_words)) for state in snapshot.ranks)
+    return replace(snapshot, ranks=tuple(brief))
+
+
+def _brief_moment(moment: Moment) -> Moment:
+    if moment.state is not None:
+        return replace(moment, state=_brief(moment.state))
+    if isinstance(moment.event, RankExited):
+        words = _last_line(moment.event.last_words)
+        return replace(moment, event=replace(moment.event, last_words=words))
+    return moment
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else ""
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+def check_target(path: str | os.PathLike[str], force: bool) -> Path:
+    """Where to write. Raises UsageMistake when that cannot be."""
+    target = Path(path).expanduser()
+    if target.is_dir():
+        raise UsageMistake(f"{target} is a folder. Name a file in it: %ddp_save {target}/run.json")
+    if not target.parent.is_dir():
+        raise UsageMistake(f"There is no folder {target.parent}. Make it first, or name another.")
+    if os.path.lexists(target) and not force:
+        raise _exists(target)
+    return target
+
+
+def _exists(target: Path) -> UsageMistake:
+    return UsageMistake(
+        f"{target} exists already. Name another file, or replace it: %ddp_save {target} --force"
+    )
+
+
+def write(target: Path, saved: SavedRun, force: bool) -> None:
+    """Write beside the target first and put it in place when it is whole."""
+    # traceEvents come first: viewers look there to know what a file is.
+    whole = {**trace(saved), KEY: saved_to_json(saved)}
+    text = json.dumps(whole, allow_nan=False, separators=(",", ":"))
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    beside = Path(name)  # which this user alone can read: mkstemp sees to it
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        _put(beside, target, force)
+    except FileExistsError:
+        raise _exists(target) from None
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
+def _put(beside: Path, target: Path, force: bool) -> None:
+    """Give the file its name. Raises FileExistsError when another was faster."""
+    if force:
+        beside.replace(target)
+        return
+    try:
+        target.hardlink_to(beside)  # renaming would replace what was made there meanwhile
+    except FileExistsError:
+        raise
+    except OSError:  # file systems without links
+        if os.path.lexists(target):
+            raise FileExistsError from None
+        beside.replace(target)
+
+
+def _unwritable(target: Path, error: OSError) -> UsageMistake:
+    why = error.strerror or str(error)
+    return UsageMistake(f"{target} cannot be written: {why}. Name another file: %ddp_save FILE")

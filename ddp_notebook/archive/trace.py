@@ -1,0 +1,318 @@
+"""A saved run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+In the trace-event format: a process per rank, in it a thread for set-up and cells, and one for
+collectives; where some of them overlap, as those of a backward pass do, as many threads as are
+needed. Arrows join the parts that the ranks have in one collective.
+
+Everything is on one axis, CLOCK_MONOTONIC of the session's host, in microseconds from the first
+thing that was kept. Collectives are stamped with that clock by the ranks. Events have the wall
+clock of their sender, which is carried over by the two clocks as they were read together when
+the run was saved. Where that gives a time after the event arrived, or long before, a clock was
+set meanwhile or is another host's, and the time of arrival counts. What was not over when the
+run was saved is drawn until then, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.model import (
+    CellFinished,
+    CellStarted,
+    Collective,
+    Event,
+    EventsLost,
+    Phase,
+    RankExited,
+    RankSpawned,
+    RankState,
+    Stage,
+    StageFailed,
+    StageFinished,
+    StagePaused,
+    StageStarted,
+    Status,
+)
+from ddp_notebook.state.board import exit_text
+
+_LATE_NS = 5_000_000_000
+"""An event that would have been on its way longer has a clock that cannot be trusted."""
+_THREADS = 1000
+"""Threads of one rank, at most; viewers want the numbers of all threads to differ."""
+_MOST_LANES = 64
+"""Collectives of one rank that are drawn beside each other."""
+
+
+def trace(saved: SavedRun) -> dict[str, Any]:
+    """The run as a trace: a JSON object with ``traceEvents``."""
+    axis = _Axis(saved)
+    events: list[dict[str, Any]] = []
+    arrows = _Arrows()
+    for state, pid in zip(saved.snapshot.ranks, _pids(saved), strict=True):
+        events += _rank(saved, state, pid, axis, arrows)
+    return {"traceEvents": [*events, *arrows.events()], "displayTimeUnit": "ms"}
+
+
+def _pids(saved: SavedRun) -> list[int]:
+    """The numbers of the ranks' processes, or others where these are not known or not unique."""
+    pids = [state.pid for state in saved.snapshot.ranks]
+    real = len(set(pids)) == len(pids) and all(0 < pid < 2**31 for pid in pids)
+    return pids if real else list(range(1, len(pids) + 1))
+
+
+class _Axis:
+    """Turns the clocks of a saved run into microseconds from its beginning."""
+
+    def __init__(self, saved: SavedRun) -> None:
+        self.end_ns = saved.snapshot.taken_ns
+        self._offset_ns = saved.wall_ns - self.end_ns
+        stamps = [self.of(m.event, m.at_ns) for m in saved.moments[:500] if m.event is not None]
+        self.start_ns = min([saved.began_ns, *stamps])
+
+    def of(self, event: Event, heard_ns: int) -> int:
+        """When an event happened, on the monotonic clock."""
+        sent_ns = event.time_ns - self._offset_ns
+        return sent_ns if event.time_ns and 0 <= heard_ns - sent_ns < _LATE_NS else heard_ns
+
+    def us(self, time_ns: int) -> float:
+        """A time as a trace has it."""
+        return max(0, time_ns - self.start_ns) / 1000
+
+
+@dataclass
+class _Slice:
+    """Something that takes time."""
+
+    name: str
+    category: str
+    begin_ns: int
+    end_ns: int
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+# -- one rank ------------------------------------------------------------------------------
+
+
+def _rank(
+    saved: SavedRun, state: RankState, pid: int, axis: _Axis, arrows: _Arrows
+) -> Iterator[dict[str, Any]]:
+    rank = state.rank
+    main = (rank + 1) * _THREADS
+    where = " · ".join(filter(None, (state.device, state.host)))
+    yield _meta("process_name", pid, main, name=f"rank {rank}")
+    yield _meta("process_labels", pid, main, labels=where)
+    yield _meta("process_sort_index", pid, main, sort_index=rank)
+    yield _thread(pid, main, "set-up and cells")
+    told = _Told(saved, state, axis)
+    for each in told.slices:
+        yield _complete(each, pid, main, axis)
+    for name, time_ns, args in told.instants:
+        yield {
+            "name": name,
+            "cat": "event",
+            "ph": "i",
+            "s": "p",
+            "ts": axis.us(time_ns),
+            "pid": pid,
+            "tid": main,
+            "args": args,
+        }
+    lanes: list[int] = []
+    for collective in saved.collectives.of.get(rank, ()):
+        each = _slice_of(collective, axis)
+        thread = main + 1 + _lane(lanes, each)
+        yield _complete(each, pid, thread, axis)
+        arrows.add(collective, axis.us(each.begin_ns), pid, thread)
+    for lane in range(len(lanes)):
+        name = f"collectives ({lane + 1})" if lane else "collectives"
+        yield _thread(pid, main + 1 + lane, name)
+
+
+def _lane(lanes: list[int], each: _Slice) -> int:
+    """The first thread on which nothing is at that time; `lanes` has the end of each."""
+    for number, end_ns in enumerate(lanes):
+        if end_ns <= each.begin_ns:
+            lanes[number] = each.end_ns
+            return number
+    if len(lanes) < _MOST_LANES:
+        lanes.append(each.end_ns)
+    return len(lanes) - 1
+
+
+def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
+    """A collective from its issue to its end. What is unknown of it is left out."""
+    place = collective.place
+    args = {
+        "phase": collective.phase.value,
+        "shape": list(collective.shape),
+        "dtype": collective.dtype,
+        "bytes": collective.bytes,
+        "tensors": collective.tensors,
+        "group": collective.group,
+        "slot": collective.slot,
+        "number": collective.number,
+        "api": collective.api,
+        "part of DDP": collective.part.value if collective.part is not None else "",
+        "reduce_op": collective.reduce_op,
+        "root": collective.root,
+        "peer": collective.peer,
+        "place": str(place) if place is not None else "",
+        "line": place.text if place is not None else "",
+        "label": collective.label,
+    }
+    known = {name: value for name, value in args.items() if value not in ("", None, [])}
+    if not collective.over:
+        known["unfinished"] = True
+    bad = collective.phase in (Phase.FAILED, Phase.REFUSED)
+    name = f"{collective.operation} ({collective.phase.value})" if bad else collective.operation
+    end_ns = collective.done_ns if collective.done_ns else axis.end_ns
+    return _Slice(
+        name, "collective", collective.issued_ns, max(end_ns, collective.issued_ns), known
+    )
+
+
+# -- set-up and cells ----------------------------------------------------------------------
+
+
+class _Told:
+    """What one rank's events tell: slices that follow each other, and instants."""
+
+    def __init__(self, saved: SavedRun, state: RankState, axis: _Axis) -> None:
+        self.slices: list[_Slice] = []
+        self.instants: list[tuple[str, int, dict[str, Any]]] = []
+        self._saved = saved
+        self._open: _Slice | None = None
+        self._begin_with(saved.start.ranks[state.rank], saved.began_ns)
+        for moment in saved.moments:
+            event = moment.event
+            if event is not None and event.rank == state.rank:
+                self._take(event, axis.of(event, moment.at_ns))
+        if self._open is not None:
+            self._close(axis.end_ns, unfinished=True)
+
+    def _begin_with(self, before: RankState, time_ns: int) -> None:
+        """What went on already when the first event that was kept came."""
+        if before.status is Status.RUNNING:
+            self._begin(self._cell_name(0, before.cell), "cell", time_ns)
+        elif before.entering is not None and before.status is Status.SETTING_UP:
+            self._begin(before.entering.value, "set-up", time_ns)
+
+    def _take(self, event: Event, time_ns: int) -> None:
+        match event:
+            case RankSpawned():
+                self._begin(Stage.LAUNCHED.value, "set-up", time_ns, pid=event.pid)
+            case StageStarted():
+                self._begin(event.stage.value, "set-up", time_ns, waits_for=event.waiting_for)
+            case StagePaused():
+                self._begin(f"paused before {event.stage.value}", "held", time_ns)
+            case StageFinished():
+                self._close(time_ns, found=event.detail)
+            case StageFailed():
+                self._close(time_ns, failed=event.cause)
+                self._mark(f"{event.stage.value} failed", time_ns, cause=event.cause)
+            case CellStarted():
+                name = self._cell_name(event.cell, event.number)
+                self._begin(name, "cell", time_ns, cell=event.cell)
+            case CellFinished():
+                self._close(time_ns, outcome=event.outcome, error=event.ename, line=event.line)
+            case RankExited():
+                self._close(time_ns, outcome=exit_text(event.exit_code))
+                self._mark(exit_text(event.exit_code), time_ns, pid=event.pid)
+            case EventsLost():
+                self._mark(f"{event.count} messages lost", time_ns)
+
+    def _cell_name(self, cell: int, number: int) -> str:
+        if self._saved.script and cell and cell == self._saved.run:
+            return self._saved.script
+        return f"cell {number or cell}" if number or cell else "benchmark"
+
+    def _mark(self, name: str, time_ns: int, **args: Any) -> None:
+        self.instants.append((name, time_ns, _told(args)))
+
+    def _begin(self, name: str, category: str, time_ns: int, **args: Any) -> None:
+        self._close(time_ns)
+        self._open = _Slice(name, category, time_ns, time_ns, _told(args))
+
+    def _close(self, time_ns: int, **args: Any) -> None:
+        each, self._open = self._open, None
+        if each is not None:
+            each.end_ns = max(each.begin_ns, time_ns)
+            each.args.update(_told(args))
+            self.slices.append(each)
+
+
+def _told(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if value not in ("", 0)}
+
+
+# -- arrows --------------------------------------------------------------------------------
+
+
+class _Arrows:
+    """Joins the parts of one collective, from the rank that issued it first to the last.
+
+    Equal slots of one group meet. Sends and receives are left out: their slots do not. A group
+    that is made anew counts its slots from 0 again.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, int, int], list[tuple[float, int, int]]] = {}
+        self._counted: dict[tuple[str, int], tuple[int, int]] = {}
+        """Per group and rank: how often it was made anew, and the last slot."""
+
+    def add(self, collective: Collective, ts: float, pid: int, tid: int) -> None:
+        """One rank's part of a collective."""
+        if collective.is_point_to_point:
+            return
+        group, slot = collective.group, collective.slot
+        times, last = self._counted.get((group, pid), (0, -1))
+        times += slot <= last
+        self._counted[group, pid] = times, slot
+        if collective.phase is not Phase.REFUSED:
+            self._parts.setdefault((group, times, slot), []).append((ts, pid, tid))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The arrows, as events."""
+        for number, parts in enumerate(self._parts.values(), 1):
+            parts.sort()
+            last = len(parts) - 1
+            for place, (ts, pid, tid) in enumerate(parts if last else ()):
+                phase = "s" if not place else "f" if place == last else "t"
+                yield {
+                    "name": "meets",
+                    "cat": "meets",
+                    "ph": phase,
+                    "id": number,
+                    "bp": "e",
+                    "ts": ts,
+                    "pid": pid,
+                    "tid": tid,
+                }
+
+
+# -- the format ----------------------------------------------------------------------------
+
+
+def _complete(each: _Slice, pid: int, tid: int, axis: _Axis) -> dict[str, Any]:
+    begin_us = axis.us(each.begin_ns)
+    return {
+        "name": each.name,
+        "cat": each.category,
+        "ph": "X",
+        "ts": begin_us,
+        "dur": round(axis.us(each.end_ns) - begin_us, 3),
+        "pid": pid,
+        "tid": tid,
+        "args": each.args,
+    }
+
+
+def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
+    return _meta("thread_name", pid, tid, name=name)
+
+
+def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": args}

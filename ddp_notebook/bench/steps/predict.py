@@ -1,0 +1,213 @@
+"""Steps at another number of ranks, worked out from what was measured. Pure; it is a model.
+
+A step is the computation as measured under no_sync, and what is left of communication. Each
+bucket is ready at its place in the backward and takes what a latency-bandwidth fit of reducing its
+size says; buckets go one after the other (Li et al., PVLDB 13 (12), 2020, section 3.2.3). What
+they need after the last gradient is exposed. Where ranks compute on all cores, communication
+takes its time from the computation, and nothing is hidden, wherever it falls.
+
+All_reduces by themselves do not tell all of it: beside a backward a bucket takes longer, because
+the backend's threads must first get a core from the one that computes (two ranks on two cores: 1
+to 2 ms a bucket, whatever its size). That latency is the one number taken from the steps: the one
+with which the model errs as often upwards as downwards. A point is checked with the latency that
+the other points give, so that the error said is one of predicting and not one of fitting.
+
+To another number of ranks: latency grows as the steps of a ring all_reduce, 2(n-1), and the time of
+sending with the bytes that each rank sends, 2(n-1)/n. Ranks that share cores compute slower as they
+become more than the cores. How they take turns is the scheduler's, and nothing measured here says:
+the error that is stated grows as they become more. (From 2 to 4 ranks on 2 cores half of the points
+were off by 5 to 18 % and none by more than 33 %.)
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ddp_notebook.bench.steps.results import PredictedStep, Prediction, StepBenchResult, StepPoint
+
+_MOST_ERROR = 0.2
+"""A model that is off by more at half of what was measured says nothing about the rest."""
+_HALVINGS = 40
+
+ReduceTime = Callable[[float], float]
+"""Seconds that reducing so many bytes takes, at the number of ranks that was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a prediction stands on. `latency_us` is the part of `reduce_s` without any bytes."""
+
+    reduce_s: ReduceTime
+    latency_us: float
+    world_size: int
+    cores: int
+    threads: int
+    busy_cores: float
+    """Of each rank, while it communicates."""
+    shares_cores: bool
+    """The ranks compute on the cores that communication needs too: CPUs, one host."""
+    beside_us: float = 0.0
+    """Latency of each bucket that comes only beside computation."""
+
+    def reduce_us(self, size_bytes: int, world_size: int) -> float:
+        """Reducing a bucket on `world_size` ranks."""
+        whole_us = self.reduce_s(size_bytes) * 1e6
+        latency_us = min(self.latency_us, whole_us) + self.beside_us
+        whole_us += self.beside_us
+        ours, theirs = self.world_size, world_size
+        if ours < 2 or theirs < 2:
+            return 0.0 if theirs < 2 else whole_us
+        sending = ((theirs - 1) / theirs) / ((ours - 1) / ours)
+        return (
+            latency_us * (theirs - 1) / (ours - 1) + (whole_us - latency_us) * sending
+        ) * self.crowding(theirs, self.busy_cores)
+
+    def crowding(self, world_size: int, busy_cores: float) -> float:
+        """How much slower `world_size` ranks are than those measured, for want of cores.
+
+        `busy_cores` is how many each of them would keep busy.
+        """
+        if not self.shares_cores:
+            return 1.0
+        now, then = (
+            max(1.0, ranks * busy_cores / self.cores) for ranks in (self.world_size, world_size)
+        )
+        return then / now
+
+    def spare(self, world_size: int) -> float:
+        """The part of communication for which there is a core free, 0 to 1."""
+        if not self.shares_cores:
+            return 1.0
+        free = self.cores - world_size * self.threads
+        return min(1.0, max(0.0, free / (world_size * self.busy_cores)))
+
+
+def predict(result: StepBenchResult, ground: Ground, world_size: int) -> Prediction:
+    """Each point at the measured number of ranks, to check the model, and at `world_size`."""
+    points = [point for point in result.points if point.arrivals]
+    if not points:
+        return Prediction(world_size, refused="nothing was seen of the buckets")
+    here = result.world_size
+    checked = []
+    for point in points:
+        others = [each for each in points if each is not point]
+        step = step_us(point, calibrated(ground, others, here), here)
+        checked.append(PredictedStep(point.batch, point.bucket, step, point.step_us))
+    found = Prediction(world_size, checked=tuple(checked))
+    typical, worst = statistics.median(found.errors), max(found.errors)
+    if typical > _MOST_ERROR:
+        return replace(found, refused=_far_off(points, typical, worst))
+    if len(points) > 1:  # one point cannot both set the latency and check it
+        ground = calibrated(ground, points, here)
+    within = _within(worst, ground, here, world_size)
+    return replace(
+        found,
+        steps=tuple(
+            PredictedStep(p.batch, p.bucket, step_us(p, ground, world_size)) for p in points
+        ),
+        within=within,
+        assumes=tuple(_assumptions(ground, world_size, within)),
+    )
+
+
+def _within(worst: float, ground: Ground, here: int, world_size: int) -> float:
+    """How far off steps at `world_size` may be. A few points that fit well by luck vouch for no
+    more than what the model is used for."""
+    if world_size == here:
+        return worst
+    return max(worst, _MOST_ERROR) * max(1.0, ground.crowding(world_size, ground.threads))
+
+
+def _far_off(points: Sequence[StepPoint], typical: float, worst: float) -> str:
+    """Why a model that is so far off is not used; it may be what was measured that is vague."""
+    halves = [(p.exposed_interval_us[1] - p.exposed_interval_us[0]) / 2 / p.step_us for p in points]
+    vague = statistics.median(halves)
+    budget = (
+        f", and what communication adds to these is known to ±{vague:.0%} of the step only: a "
+        "larger --budget may help"
+    )
+    return (
+        f"the model is off by {typical:.0%} at half of the points that were measured and by "
+        f"{worst:.0%} at the worst{budget if vague > _MOST_ERROR / 2 else ''}. Off by more than "
+        f"{_MOST_ERROR:.0%} it says nothing about other numbers of ranks"
+    )
+
+
+def calibrated(ground: Ground, points: Sequence[StepPoint], world_size: int) -> Ground:
+    """`ground` with the latency beside computation that is right in the middle of `points`."""
+
+    def off(beside_us: float) -> float:
+        tried = replace(ground, beside_us=beside_us)
+        return statistics.median(step_us(p, tried, world_size) / p.step_us - 1 for p in points)
+
+    if not points or off(0.0) >= 0:
+        return ground
+    low, high = 0.0, max(point.step_us for point in points)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if off(middle) < 0 else (low, middle)
+    return replace(ground, beside_us=high)
+
+
+def step_us(point: StepPoint, ground: Ground, world_size: int) -> float:
+    """A step of `point` on `world_size` ranks, in microseconds."""
+    slower = ground.crowding(world_size, ground.threads)
+    sizes = [each.size_bytes for each in point.arrivals]
+    takes = [ground.reduce_us(size, world_size) for size in sizes]
+    tail = exposed_us(_ready(point, slower), takes, point.backward_us * slower)
+    spare = ground.spare(world_size)
+    return point.local_us * slower + spare * tail + (1 - spare) * sum(takes)
+
+
+def _ready(point: StepPoint, slower: float) -> list[float]:
+    """When each bucket is ready in a backward that nothing disturbs."""
+    if not point.ready_us:
+        return [point.backward_us * slower] * len(point.arrivals)
+    # The hooks saw a backward that communication slowed down: only the proportions hold.
+    last = max(point.ready_us) or 1.0
+    return [point.backward_us * slower * each / last for each in point.ready_us]
+
+
+def exposed_us(ready: Sequence[float], takes: Sequence[float], backward_us: float) -> float:
+    """How long after the backward the last bucket is done, when they go one after the other."""
+    end = 0.0
+    for at, duration in zip(ready, takes, strict=True):
+        end = max(end, at) + duration
+    return max(0.0, end - backward_us)
+
+
+def _assumptions(ground: Ground, world_size: int, within: float) -> Iterator[str]:
+    yield (
+        "This is a model, not a measurement: computation as under no_sync, each bucket by the "
+        "latency-bandwidth fit, one bucket after the other."
+    )
+    if ground.beside_us:
+        yield (
+            f"Beside computation each bucket takes {ground.beside_us / 1e3:.1f} ms more than by "
+            "itself: that is taken from the measured steps, and each is checked by the others."
+        )
+    if ground.shares_cores and ground.spare(world_size) < 1:
+        yield (
+            f"On {ground.cores} cores communication takes "
+            f"{'all' if not ground.spare(world_size) else 'part'} of its time from the "
+            "computation: so much of it is not hidden."
+        )
+    if world_size != ground.world_size:
+        yield (
+            f"From {ground.world_size} to {world_size} ranks: a ring's latency and bytes, "
+            + (
+                f"all ranks on these {ground.cores} cores."
+                if ground.shares_cores
+                else "every rank with a device and links of its own as here."
+            )
+            + " Nothing was measured at that number of ranks."
+        )
+    more = ground.crowding(world_size, ground.threads)
+    if more > 1:
+        yield (
+            f"{world_size} ranks on {ground.cores} cores: how they take turns on a core cannot be "
+            f"known from {ground.world_size}, so the error is taken to be {more:.3g} times as "
+            f"large there, {within:.0%}. To know: %ddp_init --world-size {world_size}, and measure."
+        )

@@ -1,0 +1,58 @@
+"""What the ranks issue while they issue it: the new ends of their rings, again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_notebook.model import Collective, Collectives, Ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.processes.collective_logs import Rings
+    from ddp_notebook.session.runs.run import CellRun
+
+_KEPT = 256
+"""Records of each rank that are kept to say where it stands."""
+_AT_ONCE = 512
+"""Of more new records of a rank than this, the oldest are passed over."""
+
+_MAY_CHANGE = 64
+"""Only so many of the newest records are looked at again."""
+
+
+class Tails:
+    """Follows one run after another. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        """The number of the run that is followed."""
+        self._kept: dict[int, dict[int, Collective]] = {}
+        self._next: dict[int, int] = {}
+        self._groups: dict[str, Ranks] = {}
+
+    def follow(self, rings: Rings, run: CellRun) -> tuple[Collective, ...]:
+        """What is new in `run`, or has changed, since it was asked for last."""
+        if run.cell != self.run:
+            self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
+        found = rings.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
+        self._groups.update(found.groups)
+        news = [each for rank, records in found.of.items() for each in self._new(rank, records)]
+        return tuple(news)
+
+    @property
+    def collectives(self) -> Collectives:
+        """The newest records of each rank."""
+        return Collectives(
+            {rank: tuple(kept.values()) for rank, kept in self._kept.items()}, dict(self._groups)
+        )
+
+    def _new(self, rank: int, records: tuple[Collective, ...]) -> list[Collective]:
+        kept = self._kept.setdefault(rank, {})
+        news = [each for each in records if kept.get(each.number) != each]
+        kept.update((each.number, each) for each in news)
+        for number in list(kept)[: max(0, len(kept) - _KEPT)]:
+            del kept[number]
+        end = max(kept, default=-1) + 1
+        # Of a work that nobody waits for it is never seen that it is done.
+        pending = [n for n, each in kept.items() if n >= end - _MAY_CHANGE and not each.over]
+        self._next[rank] = min([*pending, end])
+        return news

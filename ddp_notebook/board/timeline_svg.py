@@ -1,0 +1,127 @@
+"""The last collectives as bars: what a page without scripts has in place of the timeline.
+
+A table with a drawing in each row: where drawings are taken out, as in a notebook that is not
+trusted and on GitHub, their titles stay as words. Colours are middle tones, for light and dark
+pages; how high a bar is says as well what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from ddp_notebook.board.timeline import PHASES, Slice, Timeline
+from ddp_notebook.model import Phase, Ranks, format_ranks, name_ranks
+from ddp_notebook.views.bench.live import format_us
+
+MOST_ROWS = 12
+_LAST = 24
+"""Collectives of each rank."""
+_WIDE, _HIGH = 1000, 14
+_FULL, _THIN = (1, 12), (5, 4)
+"""Where bars begin, and how high they are."""
+_LOOKS = {
+    "communicates": ("47, 127, 224", *_FULL),
+    "waits": ("217, 123, 0", *_THIN),
+    "held": ("150, 90, 170", *_THIN),
+    "failed": ("217, 60, 60", *_FULL),
+}
+_LEGEND = (
+    "high bars: communicates; low bars: waits for others; high and red: failed; low and violet:"
+    " held"
+)
+_CELL = "text-align: left; padding: 1px 8px 1px 4px; border: 0; background: none; color: inherit"
+_DRAWING = "display: block; width: 100%; border-left: 1px solid rgba(128, 128, 128, 0.6)"
+
+Bars = dict[str, list[tuple[int, int]]]
+"""By what is seen: from where to where, of `_WIDE`."""
+
+
+def bars(timeline: Timeline, rows: Sequence[Ranks]) -> str:
+    """A row for each of `rows`, ranks in the same state, of which the first is drawn.
+
+    Empty when none of them has issued anything.
+    """
+    last = {ranks: timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]}
+    issued = [each for slices in last.values() for each in slices]
+    if not issued:
+        return ""
+    first_us = min(each[4] for each in issued)
+    done_us = max(max(each[4], each[5]) for each in issued)
+    pending = any(PHASES[each[6]] in (Phase.HELD, Phase.ISSUED) for each in issued)
+    span_us = max(1, int((done_us - first_us) * (1.4 if pending else 1.02)))
+    met = timeline.met()
+    body = "".join(
+        _row(ranks, slices, _bars(slices, met, timeline, first_us, span_us), timeline)
+        for ranks, slices in last.items()
+    )
+    left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
+    more = f" Not here: {name_ranks(tuple(left))}." if left else ""
+    about = (
+        f"The last collectives, {format_us(float(f'{done_us - first_us:.3g}'))}: {_LEGEND}.{more}"
+    )
+    return (
+        '<table class="ddp-bars" style="width: 100%; border-collapse: collapse; margin-top: 6px;'
+        ' table-layout: auto"><caption style="caption-side: bottom; text-align: left;'
+        f' font-size: 0.88em; color: inherit; opacity: 0.8">{about}</caption>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _row(ranks: Ranks, slices: Sequence[Slice], seen: Bars, timeline: Timeline) -> str:
+    if slices:
+        operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][6]].value
+        count = f"{len(slices)} collective{'s' * (len(slices) > 1)}"
+        said = f"{count}, the last: {operation} #{slices[-1][1]}, {phase}"
+    else:
+        said = "no collective"
+    title = escape(f"{name_ranks(ranks[:1])}: {said}")
+    paths = "".join(_path(look, spans) for look, spans in seen.items() if spans)
+    shown = escape(format_ranks(ranks)).replace(",", ",<wbr>")
+    return (
+        f'<tr style="background: none"><th scope="row" style="{_CELL}; width: 1%; min-width: 4em;'
+        f' max-width: 12em; font-weight: 600">{shown}</th><td style="{_CELL}; width: 99%">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="100%"'
+        f' height="{_HIGH}" preserveAspectRatio="none" role="img"'
+        f' style="{_DRAWING}"><title>{title}</title>{paths}</svg></td></tr>'
+    )
+
+
+def _path(look: str, spans: Sequence[tuple[int, int]]) -> str:
+    """One path for all bars that look the same; those that touch are one bar."""
+    colour, top, high = _LOOKS[look]
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    drawn = "".join(f"M{a} {top}h{b - a}v{high}h{a - b}z" for a, b in merged)
+    return f'<path fill="rgb({colour})" d="{drawn}"></path>'
+
+
+def _bars(
+    slices: Sequence[Slice],
+    met: Mapping[tuple[str, int], int],
+    timeline: Timeline,
+    first_us: int,
+    span_us: int,
+) -> Bars:
+    """What is seen of a rank's collectives: each waits until the last rank has come to it."""
+
+    def x(at_us: int) -> int:
+        return max(0, min(_WIDE, round((at_us - first_us) / span_us * _WIDE)))
+
+    found: Bars = {look: [] for look in _LOOKS}
+    for each in slices:
+        start, end, phase = x(each[4]), x(each[5] or each[4]), PHASES[each[6]]
+        if phase in (Phase.HELD, Phase.ISSUED):
+            found["held" if phase is Phase.HELD else "waits"].append((start, _WIDE))
+        elif phase is Phase.DONE:
+            came = min(end, max(start, x(met.get(timeline.meeting(each), 0))))
+            if came > start:
+                found["waits"].append((start, came))
+            found["communicates"].append((came, max(end, came + 2)))
+        else:
+            found["failed"].append((start, max(end, start + 4)))
+    return found

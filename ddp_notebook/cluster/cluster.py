@@ -1,0 +1,398 @@
+"""The only file outside `launch` that knows ipyparallel: controller, client, an engine per rank."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import ipyparallel as ipp
+from ipyparallel.serialize import can, uncan
+
+from ddp_notebook.cluster.ipyparallel_private import (
+    ask_engine,
+    check_private_api,
+    engine_name,
+    forget_outputs,
+    has_private_api,
+    keeps_outputs,
+    unregister,
+)
+from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
+from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.launch import child
+from ddp_notebook.launch.addresses import own_loopback
+from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.model import QUIET, Ranks
+
+ExitCallback = Callable[[int, int, int], None]
+"""Called with rank (CONTROLLER for the controller), pid and exit code."""
+CONTROLLER = -1
+_loading = threading.Lock()
+
+_CONTROLLER_ARGS = [
+    "--log-level=ERROR",
+    # One process instead of eight: no load-balanced tasks, no broadcast tree, no database.
+    "--IPController.use_threads=True",
+    "--TaskScheduler.scheme_name=none",
+    "--IPController.broadcast_scheduler_depth=0",
+    "--IPController.db_class=NoDB",
+    # An engine is registered on a heartbeat, so the beat decides how fast a start is. Misses
+    # are allowed for ten minutes: a laptop sleeps, and exits are known otherwise.
+    "--HeartMonitor.period=100",
+    "--HeartMonitor.max_heartmonitor_misses=6000",
+]
+_ENGINE_ARGS = [
+    "--log-level=ERROR",
+    "--IPEngine.enable_nanny=False",
+    "--IPEngine.max_heartbeat_misses=0",
+    "--IPEngine.timeout=600",
+    "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
+]
+_POLL_S = 0.002
+_REPLY_GRACE_S = 0.2
+_FORGOTTEN_WITHIN_S = 2.0
+_ASK_AGAIN_S = 10.0
+_LOOK_AT_LOAD_S = 1.0
+
+
+class RankCluster(Protocol):
+    """What a session needs of the processes behind it; `testing.FakeCluster` is another."""
+
+    def start(self) -> None:
+        """Start what the ranks connect to."""
+
+    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+        """Start the process of `rank`; its pid. `first_calls` as in `launch.child`."""
+
+    def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
+        """Wait until `ranks` take calls; those that do not by then."""
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        """Call ``module:function`` on ranks, each with its own arguments."""
+
+    def tell(
+        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+    ) -> dict[int, Callable[[], bool]]:
+        """Call ``module:function`` on ranks with the same arguments; per rank, whether it replied.
+
+        What the function gives is not to be had: it reports by other ways.
+        """
+
+    def ask(
+        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
+    ) -> dict[int, Mapping[str, Any]]:
+        """Ask ranks something that they answer also while their main thread is blocked.
+
+        The questions are those of `agent.control`, `about` is what they are about. A rank that
+        does not answer is left out; one that cannot answer gives ``{"error": why}``.
+        """
+
+    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+
+    def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
+        """Set variables on ranks."""
+
+    def signal(self, rank: int, number: int) -> None:
+        """Signal the process of `rank`."""
+
+    def stop(self, rank: int) -> None:
+        """End the process of `rank`, and have it forgotten."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+class IPyParallelCluster:
+    """One ipyparallel cluster: engine id == rank, also after a rank was restarted."""
+
+    def __init__(
+        self, fork_server: ForkServerClient, folder: Path, on_exit: ExitCallback, world_size: int
+    ) -> None:
+        self._fork_server = fork_server
+        self._folder = folder
+        self._on_exit = on_exit
+        self._world_size = world_size
+        self._closing = False
+        self._logs = folder / "log"
+        self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._pids: dict[int, int] = {}
+        self._last_reply: dict[int, Any] = {}
+        self._stopped: dict[int, str | None] = {}
+        """By rank, ipyparallel's name for the engine that was stopped last."""
+        self._forgotten: set[int] = set()
+        """The pids of the engines that the hub was asked to unregister."""
+        self._forgetting = threading.Lock()
+        self._views: dict[object, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
+        self._thread.start()
+        log = logging.getLogger("ddp_notebook.cluster.cluster")
+        self._cluster = ipp.Cluster(
+            parent=None,
+            log=log,
+            profile_dir=str(folder),
+            cluster_id="ddp",
+            cluster_file="",
+            load_profile=False,
+            shutdown_atexit=False,
+            delay=0,
+            controller_args=[f"--ip={own_loopback()}", *_CONTROLLER_ARGS],
+            controller_launcher_class=ForkServerControllerLauncher,
+            engine_launcher_class=ForkServerEngineLauncher,
+        )
+        self._client: Any = None
+
+    def start(self) -> None:
+        """Start the controller and connect to it."""
+        with _loading:
+            # ipyparallel fills a table on the first message, and not safely: sessions of one
+            # process that start at once would break each other.
+            uncan(can(None))
+        self._wait(
+            self._cluster.start_controller(
+                fork_server=self._fork_server,
+                exited=partial(self._exited, CONTROLLER),
+                output_file=str(self._logs / "controller.log"),
+            )
+        )
+        # Before any engine is started: the hub publishes registrations once.
+        self._client = self._wait(self._cluster.connect_client(timeout=stretched(60)))
+        check_private_api(self._client)
+
+    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+        """Start the engine of `rank`."""
+        set_id = f"rank-{rank}"
+        self._cluster.engines.pop(set_id, None)
+        log = self.log_file(rank)
+        log.touch(mode=0o600)
+        self._wait(
+            self._cluster.start_engines(
+                1,
+                engine_set_id=set_id,
+                environment=dict(environment),
+                engine_args=[*_ENGINE_ARGS, f"--IPEngine.id={rank}"],
+                fork_server=self._fork_server,
+                first_calls=list(first_calls),
+                exited=partial(self._exited, rank),
+                output_file=str(log),
+            )
+        )
+        pid: int = self._cluster.engines[set_id].pid
+        self._pids[rank] = pid
+        self._forgotten.discard(pid)  # the system may give a number again
+        return pid
+
+    def log_file(self, rank: int) -> Path:
+        """Where the process of `rank` writes what Python does not catch."""
+        return self._logs / f"rank-{rank}.log"
+
+    def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
+        """Wait until `ranks` are registered; those that are not by then."""
+        began_s = time.monotonic()
+        ask_again_s = time.monotonic() + _ASK_AGAIN_S
+        while missing := tuple(rank for rank in sorted(ranks) if not self._is_registered(rank)):
+            if time.monotonic() - began_s > stretched(timeout_s) or give_up():
+                return missing
+            if time.monotonic() > ask_again_s:
+                # The hub says once that an engine is there, and on a busy machine that can be
+                # missed; a client that connects is told of all of them.
+                self._reconnect()
+                ask_again_s = time.monotonic() + _ASK_AGAIN_S
+            time.sleep(_POLL_S)
+        return ()
+
+    def _is_registered(self, rank: int) -> bool:
+        """True when the engine of `rank` is there: not the last one, of whose end no word came."""
+        stopped = self._stopped.get(rank)
+        if stopped is None:
+            return rank in self._client.ids
+        engine = self._engine(rank)  # once: the word may come between two looks
+        return engine is not None and engine != stopped and rank in self._client.ids
+
+    def _engine(self, rank: int) -> str | None:
+        """ipyparallel's name for the engine of `rank`, None when the client knows none."""
+        return engine_name(self._client, rank)
+
+    def _reconnect(self) -> None:
+        """A fresh client; nothing may be under way on the one before."""
+        before, self._client = (
+            self._client,
+            self._wait(self._cluster.connect_client(timeout=stretched(60))),
+        )
+        self._views.clear()
+        before.close(linger=0)
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        """Call ``module:function`` on ranks."""
+        answers = {
+            rank: self._view(rank).apply_async(child.call, name, dict(arguments(rank)))
+            for rank in ranks
+        }
+        self._last_reply.update(answers)
+        return answers
+
+    def tell(
+        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+    ) -> dict[int, Callable[[], bool]]:
+        """Call ``module:function`` on ranks, with one of ipyparallel's results for all of them."""
+        client = self._client
+        answer = self._quiet_view(ranks).apply_async(child.call, name, dict(arguments))
+        self._last_reply.update(dict.fromkeys(ranks, answer))
+        forget_outputs(client, answer.msg_ids)
+
+        def replied(message_id: str) -> bool:
+            return message_id not in client.outstanding
+
+        return {
+            rank: partial(replied, message_id)
+            for rank, message_id in zip(ranks, answer.msg_ids, strict=True)
+        }
+
+    def ask(
+        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
+    ) -> dict[int, Mapping[str, Any]]:
+        """Ask ranks through the control channel. Without ipyparallel's private API: no answers."""
+        client = self._client
+        if not has_private_api(client):
+            return {}
+        sent = {}
+        for rank in ranks:
+            name = self._engine(rank)
+            if name is None:
+                continue
+            try:
+                sent[rank] = ask_engine(client, name, {"question": question, "about": about})
+            except OSError:
+                if not self._closing:
+                    raise
+                return {}  # the session ended meanwhile, and nobody needs the answers
+        deadline = time.monotonic() + timeout_s
+        answers: dict[int, Mapping[str, Any]] = {}
+        for rank, future in sent.items():
+            with contextlib.suppress(TimeoutError):
+                message = future.result(max(0.0, deadline - time.monotonic()))
+                content = message["content"]
+                answers[rank] = content.get("answer") or {"error": content.get("error", "")}
+        return answers
+
+    def value_of(self, answer: Any, timeout_s: float) -> Any:
+        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+        try:
+            return answer.get(timeout_s)
+        except TimeoutError:
+            raise UsageMistake(f"The rank did not answer within {timeout_s:g} s.") from None
+        except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
+            raise UsageMistake(f"The rank could not answer: {error}") from None
+        except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+            raise UsageMistake(
+                f"What the rank sent cannot be read here: {error}. A class of its own must be "
+                "known to the notebook too."
+            ) from None
+
+    def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
+        """Set variables on ranks. Raises what pickling or the ranks raise."""
+        self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+
+    def _view(self, ranks: int | Ranks) -> Any:
+        """ipyparallel's view of engines; making one takes a while, and it stays valid."""
+        if ranks not in self._views:
+            self._views[ranks] = self._client[ranks if isinstance(ranks, int) else list(ranks)]
+        return self._views[ranks]
+
+    def _quiet_view(self, ranks: Ranks) -> Any:
+        """A view whose messages are labelled for `agent.engine_private`: no word of their state."""
+        key = ("quiet", ranks)
+        if key not in self._views:
+            view = self._views[key] = self._client[list(ranks)]
+            if keeps_outputs(self._client):
+                view.label = QUIET
+        return self._views[key]
+
+    def signal(self, rank: int, number: int) -> None:
+        """Signal the process of `rank`, if it lives."""
+        with contextlib.suppress(SessionLost):
+            self._fork_server.signal(self._pids[rank], number)
+
+    def stop(self, rank: int) -> None:
+        """Kill the process of `rank` and wait until it is gone and forgotten."""
+        if rank in self._last_reply:
+            # A rank says that its cell is over before it replies; ipyparallel would print a
+            # complaint about a reply from an engine that it was told to forget.
+            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
+        engine = self._cluster.engines.get(f"rank-{rank}")
+        if engine is not None and engine.state == "running":
+            engine.signal(signal.SIGKILL)
+            self._wait(engine.join(10))
+        self._stopped[rank] = self._engine(rank)
+        if rank in self._pids:
+            self._forget(rank, self._pids[rank])
+        self._await_forgotten(rank)
+
+    def close(self) -> None:
+        """Close the client and the loop; the processes end with the fork server."""
+        self._closing = True
+        if self._client is not None:
+            self._client.close(linger=0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _exited(self, rank: int, pid: int, code: int) -> None:
+        if self._closing:
+            return
+        self._on_exit(rank, pid, code)
+        if rank != CONTROLLER and self._client is not None:
+            self._forget(rank, pid)
+
+    def _forget(self, rank: int, pid: int) -> None:
+        """Have the hub unregister an engine that is gone, so that its id is free at once.
+
+        Once for a process: its end is heard of twice when it was stopped, and a second request
+        that came late would unregister the engine that took its place.
+        """
+        with self._forgetting:
+            if pid not in self._forgotten:
+                self._forgotten.add(pid)
+                unregister(self._client, rank)
+
+    def _await_forgotten(self, rank: int) -> None:
+        """Wait for the hub's word that the engine is gone: until then it gives the id to no other.
+
+        The request is on its way on another thread, and a new engine can be quicker.
+        """
+        deadline = time.monotonic() + stretched(_FORGOTTEN_WITHIN_S)
+        while self._engine(rank) is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        began_s = time.monotonic()
+        while not wait([future], _LOOK_AT_LOAD_S).done:
+            waited_s = time.monotonic() - began_s
+            if waited_s > stretched(timeout_s):
+                future.cancel()
+                raise SessionLost(
+                    f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
+                    "Start again: %ddp_init"
+                )
+        return future.result()

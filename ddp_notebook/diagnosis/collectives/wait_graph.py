@@ -1,0 +1,304 @@
+"""Who waits for whom: a graph over ranks, from where each one stands and what all issued.
+
+A rank in a collective needs every member that has not issued it; a send needs its recv. So a
+rank gets on only when all it waits for can come: one that is gone holds it up for ever,
+however busy the rest is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ddp_notebook.diagnosis.majority import IN_SETUP
+from ddp_notebook.diagnosis.progress import works
+from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.model import (
+    DEFAULT_GROUP,
+    Activity,
+    Collective,
+    Collectives,
+    Phase,
+    RankEvidence,
+    Ranks,
+    SetupCase,
+)
+
+_MAY_COME = (Activity.HELD, Activity.SILENT)
+"""Nothing proves of such a rank that it will not come."""
+
+
+@dataclass(frozen=True)
+class WaitGraph:
+    """`waits` has for each rank that waits those it waits for; `at` the record it waits in.
+
+    A rank that gave up waiting (its connection closed, its time was out) counts as one that
+    waits; it does not come any more either. A rank in set-up is in neither.
+    """
+
+    waits: Mapping[int, Ranks]
+    at: Mapping[int, Collective]
+    may_come: frozenset[int]
+    """Ranks that can still get on: those that run, and those that only wait for such."""
+
+    @cached_property
+    def stuck(self) -> Ranks:
+        """The ranks whose waiting cannot end by itself."""
+        return tuple(sorted(rank for rank in self.waits if rank not in self.may_come))
+
+    @cached_property
+    def sinks(self) -> Ranks:
+        """Ranks that are waited for, and wait for nobody: gone, done, or busy."""
+        wanted = {other for others in self.waits.values() for other in others}
+        return tuple(sorted(wanted - self.waits.keys()))
+
+    @cached_property
+    def cycles(self) -> tuple[Ranks, ...]:
+        """Sets of ranks each of which waits for every other, maybe through others."""
+        found = []
+        left = set(self.stuck)
+        while left:
+            rank = min(left)
+            knot = {other for other in self.reach(rank) if rank in self.reach(other)}
+            left -= knot | {rank}
+            if knot:
+                found.append(tuple(sorted(knot)))
+        return tuple(found)
+
+    def reach(self, rank: int) -> frozenset[int]:
+        """Every rank that `rank` waits for, also through others."""
+        found: set[int] = set()
+        ahead = list(self.waits.get(rank, ()))
+        while ahead:
+            other = ahead.pop()
+            if other not in found:
+                found.add(other)
+                ahead.extend(self.waits.get(other, ()))
+        return frozenset(found)
+
+
+def wait_graph(case: SetupCase) -> WaitGraph:
+    """The graph of this moment."""
+    arrivals = _Arrivals(case)
+    waits: dict[int, Ranks] = {}
+    at: dict[int, Collective] = {}
+    for e in case.ranks:
+        if e.activity is Activity.WAITING and e.inside in IN_SETUP:
+            if in_new_group(e):
+                waits[e.rank] = arrivals.not_in_new_group(e.rank)
+            continue
+        record = waiting_in(e, case.collectives)
+        if record is not None:
+            at[e.rank] = record
+            waits[e.rank] = arrivals.missing(record)
+    return WaitGraph(waits, at, _may_come(case, waits))
+
+
+def can_progress(case: SetupCase) -> bool:
+    """True while some rank can still get on, or runs code of its own that others wait for.
+
+    False when ranks wait, and none of them can ever be freed by what any rank does.
+    """
+    graph = wait_graph(case)
+    waiting = case.waiting
+    return not waiting or any(rank in graph.may_come for rank in waiting)
+
+
+def in_new_group(evidence: RankEvidence) -> bool:
+    """True of a rank that waits in set-up though its group is complete: for a further group.
+
+    Every rank of the job must call `new_group`, members or not.
+    """
+    waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
+    return waits and evidence.initialized and evidence.left == evidence.entered
+
+
+def missing(case: SetupCase, record: Collective) -> Ranks:
+    """The ranks that never came to `record`: absent, or at something else in its slot."""
+    return _Arrivals(case, left=()).missing(record)
+
+
+def waiting_in(evidence: RankEvidence, collectives: Collectives) -> Collective | None:
+    """The record in which a rank's main thread waits, or waited until torch gave up on it."""
+    records = collectives.of.get(evidence.rank, ())
+    if not records:
+        return None
+    if evidence.activity is Activity.WAITING:
+        if evidence.waits_for is not None:
+            return _numbered(records, evidence.waits_for)
+        return next((each for each in records if not each.over), None)
+    last = records[-1]
+    if gave_up(evidence) and last.phase in (Phase.ISSUED, Phase.FAILED):
+        return last
+    return None
+
+
+def gave_up(evidence: RankEvidence) -> bool:
+    """True of a rank whose error only says that others did not come or went away."""
+    return evidence.activity is Activity.FAILED and torch_errors.is_victim(evidence)
+
+
+def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None:
+    index = number - records[0].number
+    if 0 <= index < len(records) and records[index].number == number:
+        return records[index]
+    return next((each for each in records if each.number == number), None)
+
+
+def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
+    """The ranks that run, and, again and again, those that wait for such ranks only."""
+    known = {e.rank for e in case.ranks}
+    coming = {
+        e.rank
+        for e in case.ranks
+        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped"
+    }
+    if coming:  # one of them may write the file that others wait for in a loop
+        coming |= {e.rank for e in case.ranks if e.polls_for}
+    coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
+    waiting = set(case.waiting) & waits.keys()
+    while True:
+        freed = {rank for rank in waiting if coming.issuperset(set(waits[rank]) & known)}
+        if not freed:
+            return frozenset(coming)
+        coming |= freed
+        waiting -= freed
+
+
+class _Arrivals:
+    """Who has come to what, by slots; looked up for the few records in which ranks wait."""
+
+    def __init__(self, case: SetupCase, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
+        """`left` are phases of ranks that came and are no part of it any more."""
+        self._case = case
+        self._not_there = (Phase.HELD, Phase.REFUSED, *left)
+        self._ends: dict[tuple[int, str], int] = {}
+
+    def not_in_new_group(self, rank: int) -> Ranks:
+        return tuple(e.rank for e in self._case.ranks if e.rank != rank and not in_new_group(e))
+
+    def missing(self, record: Collective) -> Ranks:
+        """The ranks without which `record` cannot be done: absent, or at something else."""
+        if record.is_point_to_point:
+            return self._partner(record)
+        return tuple(
+            rank
+            for rank in members(self._case, record.group)
+            if rank != record.rank and not self._came(rank, record)
+        )
+
+    def _came(self, rank: int, record: Collective) -> bool:
+        theirs = at_slot(self._case.collectives, rank, record)
+        if theirs is None:
+            return self._end(rank, record.group) > record.slot  # older than what is kept
+        issued = theirs.phase not in self._not_there
+        return issued and theirs.operation == record.operation
+
+    def _end(self, rank: int, group: str) -> int:
+        key = rank, group
+        if key not in self._ends:
+            last = next(_latest(self._case.collectives, rank, group), None)
+            self._ends[key] = -1 if last is None else last.slot + 1
+        return self._ends[key]
+
+    def _partner(self, record: Collective) -> Ranks:
+        if record.peer is None:  # a recv from any rank
+            return (
+                tuple(rank for rank in members(self._case, record.group) if rank != record.rank)
+                if not unmatched_senders(self._case.collectives, record)
+                else ()
+            )
+        return () if counterpart(self._case.collectives, record) else (record.peer,)
+
+
+def members(case: SetupCase, group: str) -> Ranks:
+    """The members of a group; of one that nobody described, the ranks that used it."""
+    known = case.collectives.groups.get(group)
+    if known is not None:
+        return known
+    if group == DEFAULT_GROUP:
+        return tuple(e.rank for e in case.ranks)
+    used = (rank for rank, rs in case.collectives.of.items() if any(c.group == group for c in rs))
+    return tuple(sorted(used))
+
+
+def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collective | None:
+    """What `rank` has in the slot and group of `record`."""
+    for each in _latest(collectives, rank, record.group):
+        if each.slot <= record.slot:
+            return each if each.slot == record.slot else None
+    return None
+
+
+def _latest(collectives: Collectives, rank: int, group: str) -> Iterator[Collective]:
+    """A rank's collectives of a group, the latest first."""
+    for each in reversed(collectives.of.get(rank, ())):
+        if each.group == group and not each.is_point_to_point:
+            yield each
+
+
+# -- sends and receives ------------------------------------------------------------------
+
+
+def counterpart(collectives: Collectives, record: Collective) -> Collective | None:
+    """The recv of a send, or the send of a recv: the one of equal number between both ranks.
+
+    Messages with one tag from one rank to another arrive in the order in which they were sent.
+    """
+    peer = record.peer
+    if peer is None:
+        return None
+    mine = between(collectives, record.rank, record.operation, peer, record)
+    theirs = between(collectives, peer, _OPPOSITE[record.operation], record.rank, record)
+    dropped = collectives.first.get(record.rank) or collectives.first.get(peer)
+    if dropped:  # what is counted from the end is known, not what is counted from the front
+        return next((each for each in theirs if not each.over or each.slot == record.slot), None)
+    index = next((i for i, each in enumerate(mine) if each.number == record.number), len(theirs))
+    return theirs[index] if index < len(theirs) else None
+
+
+_OPPOSITE = {"send": "recv", "recv": "send"}
+
+
+def between(
+    collectives: Collectives, rank: int, operation: str, peer: int, like: Collective
+) -> list[Collective]:
+    """What `rank` sends to, or receives from, `peer` with the tag and group of `like`."""
+    return [
+        each
+        for each in collectives.of.get(rank, ())
+        if each.operation == operation
+        and each.group == like.group
+        and each.tag == like.tag
+        and each.phase not in (Phase.HELD, Phase.REFUSED)
+        and (each.peer == peer or (each.peer is None and operation == "recv"))
+    ]
+
+
+def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
+    """Each send with its recv, of ranks none of whose records were dropped."""
+    sent: dict[tuple[object, ...], list[Collective]] = {}
+    received: dict[tuple[object, ...], list[Collective]] = {}
+    for rank, records in collectives.of.items():
+        if collectives.first.get(rank):
+            continue
+        for each in records:
+            if each.operation == "send":
+                sent.setdefault((each.group, rank, each.peer, each.tag), []).append(each)
+            elif each.operation == "recv":
+                received.setdefault((each.group, each.peer, rank, each.tag), []).append(each)
+    for key, sends in sent.items():
+        yield from zip(sends, received.get(key, ()), strict=False)
+
+
+def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
+    """The ranks with a send to this rank that is not done."""
+    return tuple(
+        rank
+        for rank in sorted(collectives.of)
+        if any(
+            each.operation == "send" and each.peer == record.rank and not each.over
+            for each in collectives.of[rank]
+        )
+    )

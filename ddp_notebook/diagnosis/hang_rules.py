@@ -1,0 +1,90 @@
+"""Ranks that wait for gradients which another rank does not reduce, by what DDP objects counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_notebook.diagnosis.training.replicas import some
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    Part,
+    Place,
+    RankEvidence,
+    Ranks,
+    ReplicaFacts,
+    SetupCase,
+)
+
+
+def unreduced_gradients(case: SetupCase) -> Iterator[Finding]:
+    """A rank skips the reduction of a backward in which the others wait."""
+    waiting = [
+        e
+        for e in case.ranks
+        if e.activity is Activity.WAITING
+        and any(c.part in (Part.BACKWARD, Part.FORWARD) for c in case.collectives.pending(e.rank))
+    ]
+    if not waiting:
+        return
+    for e in case.ranks:
+        if e not in waiting:
+            yield from _why_not(e, waiting[0], tuple(w.rank for w in waiting))
+
+
+def _why_not(e: RankEvidence, other: RankEvidence, waiting: Ranks) -> Iterator[Finding]:
+    """Why rank `e` does not reduce what `other` reduces; nothing when its counts do not tell."""
+    others = {each.key: each for each in other.replicas}
+    for mine in e.replicas:
+        theirs = others.get(mine.key)
+        if theirs is None:
+            continue
+        told = _difference(mine, theirs)
+        if told is not None:
+            category, cause, remedy, place = told
+            at = f" ({place})" if place is not None else ""
+            lines = tuple(
+                f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} of "
+                f"them under no_sync, {c.bypasses} around it, {c.steps} steps"
+                for rank, c in ((e.rank, mine), (other.rank, theirs))
+            )
+            yield Finding(category, (e.rank,), f"{cause}{at}", remedy, waiting, lines)
+            return
+
+
+_Told = tuple[Category, str, str, Place | None]
+
+
+def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Told | None:
+    title = mine.name or f"the DistributedDataParallel of {mine.type}"
+    if mine.unready_steps and not theirs.unready_steps:
+        names = some(mine.unready or ("some parameters",))
+        return (
+            Category.UNUSED_PARAMS,
+            f"{names} of {title} got no gradient there: it does not reduce the bucket that the "
+            "others reduce",
+            "Use the parameters on every rank in every step, or give DistributedDataParallel "
+            "find_unused_parameters=True.",
+            mine.bad_place,
+        )
+    reduced = mine.forwards - mine.no_sync_forwards
+    if reduced >= theirs.forwards - theirs.no_sync_forwards:
+        return None
+    if mine.backwards < theirs.backwards:
+        return None  # it has not come to the backward in which the others are
+    if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
+        return (
+            Category.NO_SYNC_MISUSE,
+            f"it runs a backward of {title} under no_sync, in which the other ranks reduce",
+            "Enter no_sync on all ranks in the same steps, or on none.",
+            mine.local_place,
+        )
+    if mine.bypasses > theirs.bypasses and mine.forwards + mine.bypasses >= theirs.forwards:
+        return (
+            Category.DDP_BYPASS,
+            f"its forward calls the module inside {title}, and the others' call the wrapper",
+            "Call the DistributedDataParallel object itself on every rank.",
+            mine.bypass_place,
+        )
+    return None

@@ -1,0 +1,66 @@
+"""Rules about ranks that wait for a batch which a stuck worker of their DataLoader owes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_notebook.diagnosis.progress import stuck_workers
+from ddp_notebook.model import Category, Finding, Ranks, SetupCase, Worker, name_ranks
+
+
+def stuck_loaders(case: SetupCase) -> Iterator[Finding]:
+    """Ranks whose next batch never comes; those with the same trouble at one line together."""
+    same: dict[tuple[bool, bool, str], dict[int, tuple[Worker, ...]]] = {}
+    for e in case.ranks:
+        stuck = stuck_workers(e)
+        if stuck:
+            due = next(each for each in stuck if each.due)
+            key = due.stopped, due.forked, str(due.place or "")
+            same.setdefault(key, {})[e.rank] = stuck
+    for (stopped, forked, _), of in same.items():
+        yield _stopped(of, case.waiting) if stopped else _locked(of, case.waiting, forked)
+
+
+def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> Finding:
+    due = next(each for each in of[min(of)] if each.due)
+    at = f" at {due.place}" if due.place is not None else ""
+    one = sum(map(len, of.values())) == 1
+    why = "; most likely it was held, or a pool of threads was in use, when "
+    why = f"{why}{'it was' if one else 'they were'} forked" if forked else ""
+    text = (f"{due.place}: {due.place.text}",) if due.place is not None and due.place.text else ()
+    return Finding(
+        Category.DATALOADER_DEADLOCK,
+        tuple(of),
+        f"no batch comes: {_named(of)} of the DataLoader {'waits' if one else 'wait'}{at} "
+        f"for a lock that nothing releases{why}",
+        'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
+        '"forkserver"), and hold no lock and start no threads before its workers are forked.',
+        waiting,
+        (*_facts(of, "every thread of it waits for a lock, without a time limit"), *text),
+    )
+
+
+def _stopped(of: dict[int, tuple[Worker, ...]], waiting: Ranks) -> Finding:
+    pids = " ".join(str(each.pid) for those in of.values() for each in those if each.stopped)
+    are = "is" if sum(map(len, of.values())) == 1 else "are"
+    return Finding(
+        Category.DATALOADER_DEADLOCK,
+        tuple(of),
+        f"no batch comes: {_named(of)} of the DataLoader {are} stopped",
+        f"Let them go on: kill -CONT {pids}",
+        waiting,
+        _facts(of, "stopped, by a signal or a debugger"),
+    )
+
+
+def _named(of: dict[int, tuple[Worker, ...]]) -> str:
+    pids = [each.pid for those in of.values() for each in those]
+    return f"the worker{'s' if len(pids) > 1 else ''} with pid {', '.join(map(str, pids))}"
+
+
+def _facts(of: dict[int, tuple[Worker, ...]], what: str) -> tuple[str, ...]:
+    return tuple(
+        f"{name_ranks((rank,))}, worker {each.pid}: {what}; has not run for {each.still_s:.0f} s"
+        for rank, those in sorted(of.items())
+        for each in those
+    )

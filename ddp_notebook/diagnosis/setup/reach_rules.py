@@ -1,0 +1,132 @@
+"""Rules about ranks on several hosts whose store answers, and who do not reach each other."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+
+from ddp_notebook.diagnosis import majority
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    RankEvidence,
+    Ranks,
+    SetupCase,
+    name_ranks,
+)
+
+
+def network_of(evidence: RankEvidence) -> str:
+    """What ranks that share a loopback have alike; empty where it is not known."""
+    return evidence.network or evidence.host
+
+
+def on_two_hosts(one: RankEvidence, other: RankEvidence) -> bool:
+    """These two are known to be on two hosts."""
+    mine, others = network_of(one), network_of(other)
+    return bool(mine and others) and mine != others
+
+
+def loopback_listeners(case: SetupCase) -> Iterator[Finding]:
+    """A rank listens at 127.x alone, and tells that to ranks of another host."""
+    for came in majority.meetings(case):
+        culprits = tuple(e for e in came if _connects(e) and _at_loopback(e) and _apart(e, came))
+        if culprits:
+            yield _loopback(case, came, culprits)
+
+
+def _loopback(
+    case: SetupCase, came: tuple[RankEvidence, ...], culprits: tuple[RankEvidence, ...]
+) -> Finding:
+    ranks = tuple(e.rank for e in culprits)
+    elsewhere = tuple(o.rank for o in came if any(on_two_hosts(e, o) for e in culprits))
+    first = culprits[0]
+    on = f" on {first.host}" if first.host else ""
+    return Finding(
+        Category.HOSTNAME_LOOPBACK,
+        ranks,
+        f"listens at {first.listens[0]}{on}, where no other host can reach it: "
+        f"{name_ranks(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} on another host",
+        f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others reach, "
+        "or mend /etc/hosts there: the host's name must not mean 127.x.",
+        case.waiting,
+        (
+            *(f"rank {e.rank} listens at {each}" for e in culprits for each in e.listens),
+            *(f"rank {o.rank}: {line}" for o in came if (line := _said(o))),
+        ),
+    )
+
+
+def _said(evidence: RankEvidence) -> str:
+    """What gloo said on a rank that could not connect."""
+    failed = evidence.activity is Activity.FAILED and "connectFullMesh" in evidence.error_text
+    return evidence.error_text.strip().splitlines()[0][:300] if failed else ""
+
+
+def _at_loopback(evidence: RankEvidence) -> bool:
+    hosts = [ipaddress.ip_address(each.rpartition(":")[0]) for each in evidence.listens]
+    return bool(hosts) and all(host.is_loopback for host in hosts)
+
+
+def _apart(evidence: RankEvidence, came: tuple[RankEvidence, ...]) -> bool:
+    return any(on_two_hosts(evidence, other) for other in came)
+
+
+def _connects(evidence: RankEvidence) -> bool:
+    """It waits while the default group's ranks connect to each other."""
+    waits = evidence.activity is Activity.WAITING and evidence.inside == "process-group"
+    return waits and not evidence.initialized
+
+
+# -- a firewall --------------------------------------------------------------------------
+
+
+def blocked_ranks(case: SetupCase) -> Iterator[Finding]:
+    """The store answers on every host, and nothing comes back from the other hosts' ranks."""
+    connecting = tuple(e for e in case.ranks if _connects(e) and e.probe.state in ("", "open"))
+    where = {each: e for e in connecting for each in e.listens}
+    blocked = [
+        (e, where[probe.target], probe)
+        for e in connecting
+        for probe in e.reach
+        if probe.state == "timeout"
+        and probe.target in where
+        and on_two_hosts(e, where[probe.target])
+    ]
+    if not blocked:
+        return
+    hosts = _behind({(network_of(a), network_of(b)) for a, b, _ in blocked})
+    ranks = tuple(e.rank for e in connecting if network_of(e) in hosts)
+    yield Finding(
+        Category.FIREWALL,
+        ranks,
+        "the store answers, but the ranks cannot reach each other: nothing comes back "
+        f"{_from(blocked)}",
+        "Open all TCP ports between the hosts of the job (firewall, security group): gloo and NCCL "
+        "listen at ports that the system chooses.",
+        case.waiting,
+        tuple(f"rank {a.rank} -> rank {b.rank}: {p.target}: {p.detail}" for a, b, p in blocked),
+    )
+
+
+def _behind(pairs: set[tuple[str, str]]) -> set[str]:
+    """The hosts that a firewall cuts off, by who does not reach whom.
+
+    One host that is part of every such pair explains them all. Two hosts of which neither
+    reaches the other do not tell which of them has the firewall: then it is both, as it is
+    everyone that is not reached where no one host explains it.
+    """
+    in_all = set.intersection(*(set(pair) for pair in pairs))
+    if len(in_all) == 1:
+        return in_all
+    return {unreached for _, unreached in pairs}
+
+
+def _from(blocked: Sequence[tuple[RankEvidence, RankEvidence, object]]) -> str:
+    """From whom nothing comes back to whom, in words."""
+    unreached: Ranks = tuple(sorted({b.rank for _, b, _ in blocked}))
+    askers: Ranks = tuple(sorted({a.rank for a, _, _ in blocked}))
+    if unreached == askers:
+        return "from one host to the other"
+    return f"from {name_ranks(unreached)} to {name_ranks(askers)}"

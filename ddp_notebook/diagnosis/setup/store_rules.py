@@ -1,0 +1,163 @@
+"""Rules about the store: nobody answers, the wrong one does, or it holds an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_notebook.diagnosis.setup import reach_rules
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    RankEvidence,
+    SetupCase,
+)
+
+# -- the store ---------------------------------------------------------------------------
+
+
+def stale_files(case: SetupCase) -> Iterator[Finding]:
+    """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
+    came = tuple(e for e in case.came if e.arguments.method == "file")
+    claimed = [e.arguments.rank for e in came]
+    proofs = [
+        f"rank {e.rank} found an address of its own in it when it came"
+        for e in came
+        if e.arguments.stale
+    ]
+    for rank, count in sorted(next((e.file.claims for e in came if e.file.exists), {}).items()):
+        if count > max(1, claimed.count(int(rank))):
+            proofs.append(f"rank {rank} is in it more than once")
+        elif int(rank) >= case.world_size:
+            proofs.append(f"rank {rank} is in it, and there is no such rank")
+    if proofs:
+        yield Finding(
+            Category.STALE_STORE,
+            tuple(e.rank for e in came),
+            f"the file {came[0].arguments.path} holds the addresses of an earlier run",
+            "Delete the file before each run, or use a new name (or env://, tcp://).",
+            case.waiting,
+            tuple(proofs),
+        )
+
+
+def unreachable_store(case: SetupCase) -> Iterator[Finding]:
+    """Nobody answers at MASTER_ADDR:MASTER_PORT, though somebody should by now."""
+    unresolved = _unresolved(case)
+    if unresolved:
+        address = unresolved[0].arguments.master_addr
+        yield Finding(
+            Category.UNREACHABLE_MASTER,
+            tuple(e.rank for e in unresolved),
+            f"MASTER_ADDR {address!r} does not resolve",
+            "Set MASTER_ADDR to a name or address of rank 0's machine (127.0.0.1 on one machine).",
+            case.waiting,
+            tuple(f"rank {e.rank}: {e.probe.target}: {_answer_of(e)}" for e in unresolved),
+        )
+    shut_out = tuple(
+        e
+        for e in case.ranks
+        if e.activity is Activity.WAITING
+        and e.inside == "store"
+        and e.probe.state in ("refused", "timeout")
+        and not e.arguments.hosts_store
+        and _somebody_should_answer(e, case)
+    )
+    if shut_out:
+        yield _unreachable(case, shut_out)
+
+
+def _unresolved(case: SetupCase) -> tuple[RankEvidence, ...]:
+    """The ranks whose MASTER_ADDR means nothing; also those that still wait to be told so.
+
+    A resolver that is asked by all ranks at once answers some of them seconds later.
+    """
+    asked = [e for e in case.ranks if e.activity is Activity.WAITING and e.inside == "store"]
+    known = {(e.arguments.master_addr, e.host) for e in asked if e.probe.state == "unresolved"}
+    return tuple(
+        e
+        for e in asked
+        if e.probe.state in ("unresolved", "resolving")
+        and (e.arguments.master_addr, e.host) in known
+    )
+
+
+def _answer_of(e: RankEvidence) -> str:
+    return e.probe.detail or "the resolver has not answered yet"
+
+
+def _somebody_should_answer(e: RankEvidence, case: SetupCase) -> bool:
+    """The store's host is known to be past the point where the store opens, or never opens one."""
+    if case.store_host is None:
+        return True
+    first = tuple(o for o in case.came if o.arguments.rank == 0)
+    hosts = tuple(o for o in first if o.arguments.hosts_store)
+    if hosts:
+        # It reaches its own store: so that is open, and only the others are shut out. One that
+        # is open elsewhere is where differing values send it.
+        port = e.arguments.master_port
+        return any(h.probe.state == "open" and h.arguments.master_port == port for h in hosts)
+    # Rank 0 takes the store for somebody else's, and knocks like the others.
+    return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
+
+
+def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding:
+    ranks = tuple(e.rank for e in shut_out)
+    first = shut_out[0].probe
+    evidence = tuple(f"rank {e.rank}: {e.probe.target}: {e.probe.detail}" for e in shut_out)
+    if case.store_host is None and not case.store_alive:
+        return Finding(
+            Category.STORE_GONE,
+            (),
+            f"the session's store at {first.target} is gone",
+            "%ddp_init opens it again.",
+            case.waiting,
+            evidence,
+        )
+    networks = {reach_rules.network_of(e) for e in case.ranks} - {""}
+    if len(networks) > 1 and first.target.startswith(("127.", "localhost")):
+        return Finding(
+            Category.HOSTNAME_LOOPBACK,
+            ranks,
+            f"MASTER_ADDR {shut_out[0].arguments.master_addr} means each host itself",
+            "Set MASTER_ADDR to the address of rank 0's host, as the others see it.",
+            case.waiting,
+            evidence,
+        )
+    if (inside := _open_inside(case, shut_out)) is not None:
+        port = inside.arguments.master_port
+        return Finding(
+            Category.UNREACHABLE_MASTER,
+            ranks,
+            f"nothing comes back from {first.target} ({first.detail.lower()}), where the store is "
+            f"open to rank {inside.rank} on the same host: a firewall drops it, or there is no "
+            "route",
+            f"Open TCP port {port} of rank {inside.rank}'s host to the others (firewall, security "
+            "group), or set MASTER_PORT to a port that is open.",
+            case.waiting,
+            (*evidence, f"rank {inside.rank}: {inside.probe.target}: open"),
+        )
+    return Finding(
+        Category.UNREACHABLE_MASTER,
+        ranks,
+        f"nobody answers at {first.target} ({first.detail.lower()})",
+        f"Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens{_told(case)}.",
+        case.waiting,
+        evidence,
+    )
+
+
+def _open_inside(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> RankEvidence | None:
+    """The rank whose store is open on its own host, while others hear nothing from it."""
+    for host in case.came:
+        if host.arguments.hosts_store and host.probe.state == "open":
+            silent = all(
+                e.probe.state == "timeout" and reach_rules.on_two_hosts(e, host) for e in shut_out
+            )
+            return host if silent else None
+    return None
+
+
+def _told(case: SetupCase) -> str:
+    address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
+    return f" ({address}:{port})" if address and port else ""

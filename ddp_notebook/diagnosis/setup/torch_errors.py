@@ -1,0 +1,234 @@
+"""What errors of torch mean, by their words; and which of them are only somebody else's fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddp_notebook.diagnosis.training.replicas import by_ranks, odd
+from ddp_notebook.model import Activity, Category, Finding, RankEvidence, SetupCase, cut
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an error whose text matches `pattern` is; ``{0}`` in the texts is its first group."""
+
+    pattern: re.Pattern[str]
+    category: Category
+    cause: str
+    remedy: str
+
+
+def _meaning(pattern: str, category: Category, cause: str, remedy: str) -> Meaning:
+    return Meaning(re.compile(pattern, re.IGNORECASE | re.DOTALL), category, cause, remedy)
+
+
+MEANINGS = (
+    _meaning(
+        r"\bno (?:free|available|unused) ports?\b([^\n]*)|ports? exhausted",
+        Category.PORT_EXHAUSTED,
+        "found no free port where it may look{0}",
+        "Free a port of the range, widen it, or let the system choose (MASTER_PORT=0)",
+    ),
+    _meaning(
+        r"EADDRINUSE|address already in use|Port (\d+) on \S+ is in use",
+        Category.PORT_IN_USE,
+        "MASTER_PORT is held by another process on the master's host",
+        "Free the port, or give the job a MASTER_PORT of its own",
+    ),
+    _meaning(
+        r"Unable to find address for: (\S+)|[Uu]nable to find interface (\S+)",
+        Category.WRONG_INTERFACE,
+        "GLOO_SOCKET_IFNAME names {0}, which is no interface of its host",
+        "Unset GLOO_SOCKET_IFNAME, or name an interface that exists",
+    ),
+    _meaning(
+        r"environment variable (\w+) expected, but not set",
+        Category.ENV_INVALID,
+        "{0} is not set",
+        "Set {0}, or start the script with a launcher that does (%ddp_run, torchrun)",
+    ),
+    _meaning(
+        r"invalid literal for int\(\) with base 10: (\S+)",
+        Category.ENV_INVALID,
+        "{0} is given where a number must be (RANK, WORLD_SIZE or MASTER_PORT)",
+        "Set RANK, WORLD_SIZE and MASTER_PORT to numbers",
+    ),
+    _meaning(
+        r"port must have value from 0 to 65535 but was (\d+)",
+        Category.ENV_INVALID,
+        "MASTER_PORT is {0}: ports are 1 to 65535",
+        "Set MASTER_PORT to a port from 1024 to 65535",
+    ),
+    _meaning(
+        r"rank < size\D*([\d vs.]+\d)|rank .{0,40}must be (?:less|smaller)",
+        Category.ENV_INVALID,
+        "RANK is not below WORLD_SIZE ({0})",
+        "Ranks are 0 to WORLD_SIZE - 1",
+    ),
+    _meaning(
+        r"initialize the default process group twice",
+        Category.DOUBLE_INIT,
+        "init_process_group is called, and there is a group already",
+        "Call it once, or dist.destroy_process_group() before",
+    ),
+    _meaning(
+        r"can't allocate memory|out of memory|cannot allocate memory|DefaultCPUAllocator",
+        Category.OOM_ON_ONE_RANK,
+        "it ran out of memory",
+        "Give it more memory, or a smaller model or batch",
+    ),
+    _meaning(
+        r"[Pp]ermission denied|Read-only file system",
+        Category.FILESYSTEM,
+        "it may not write where it must",
+        "Use a path that every rank may write",
+    ),
+    _meaning(
+        r"expects same model across all ranks|appears not to match sizes|"
+        r"inconsistent \d+ params|different number of parameters",
+        Category.PARAM_MISMATCH,
+        "DDP found another model on it than on the other ranks",
+        "Build the same model on every rank",
+    ),
+    _meaning(
+        r"Expected to have finished reduction in the prior iteration",
+        Category.UNUSED_PARAMS,
+        "a parameter of the model got no gradient in the last step, so a bucket was never reduced",
+        "Use every parameter in forward, or give DistributedDataParallel "
+        "find_unused_parameters=True",
+    ),
+    _meaning(
+        r"No backend type associated with device type (\w+)",
+        Category.BACKEND_DEVICE_MISMATCH,
+        "a tensor is on {0}, for which the group has no backend",
+        "Move the tensor, or use a backend for its device",
+    ),
+)
+
+_VICTIM = re.compile(
+    r"timed? ?out|did not join within|did not answer within|Connection (closed|reset)"
+    r"|connectFullMesh|given up|Broken pipe|clients joined|failed to recv"
+    r"|pair closure|remote process exited|Socket closed",
+    re.IGNORECASE,
+)
+"""Errors of a rank that only waited: the mistake is elsewhere."""
+_TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
+
+
+def is_victim(e: RankEvidence) -> bool:
+    """True when a rank's error only says that it waited, or that others went away."""
+    own = e.error_category or any(each.pattern.search(e.error_text) for each in MEANINGS)
+    return not own and bool(_VICTIM.search(e.error_text))
+
+
+def of_category(case: SetupCase, category: Category) -> Iterator[Finding]:
+    """The findings of this category that ranks' own errors give, ranks that say the same as one."""
+    for finding in _all(case):
+        if finding.category is category:
+            yield finding
+
+
+def all_but(case: SetupCase, category: Category) -> Iterator[Finding]:
+    """The findings of ranks' own errors of any other category."""
+    for finding in _all(case):
+        if finding.category is not category:
+            yield finding
+
+
+def _all(case: SetupCase) -> Iterator[Finding]:
+    same: dict[tuple[Category, str, str], list[RankEvidence]] = {}
+    for e in case.ranks:
+        meaning = _read(e, case) if e.activity is Activity.FAILED else None
+        if meaning is not None and not _took_its_port(e, case, meaning[0]):
+            same.setdefault(meaning, []).append(e)
+    for (category, cause, remedy), failed in same.items():
+        ranks = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
+        holder = tuple(f"the port is held{e.holder}" for e in ranks if e.holder)
+        yield Finding(
+            category,
+            tuple(e.rank for e in ranks),
+            cause,
+            remedy,
+            case.where(Activity.WAITING),
+            (*by_ranks({e.rank: _first_line(e) for e in failed}), *holder),
+        )
+
+
+_PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
+
+
+def _other_model(failed: list[RankEvidence]) -> list[RankEvidence]:
+    """Of ranks that were all told that models differ, those whose own differs from most.
+
+    Each is told how many parameters it has itself. Without that, all.
+    """
+    found = [_PARAMETERS.search(e.error_text) for e in failed]
+    values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
+    ranks = odd(values) if len(values) == len(failed) else ()
+    return [e for e in failed if e.rank in ranks] or failed
+
+
+def _took_its_port(e: RankEvidence, case: SetupCase, category: Category) -> bool:
+    """It could not have the port because another rank of this job hosts its store there."""
+    port = e.arguments.master_port
+    others = (o.arguments for o in case.came if o.rank != e.rank)
+    return category is Category.PORT_IN_USE and any(
+        o.hosts_store and o.master_port == port for o in others
+    )
+
+
+def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
+    """Category, cause and remedy of a rank's error; None when it is only a victim."""
+    if e.error_category in set(Category):  # a saved run may come from a later version
+        return Category(e.error_category), _first_line(e).rstrip("."), e.error_remedy
+    for meaning in MEANINGS:
+        if match := meaning.pattern.search(e.error_text):
+            group = next((each for each in match.groups() if each), "")
+            cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
+            return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
+    if e.error_type == "MemoryError":
+        return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
+    if _VICTIM.search(e.error_text):
+        return _gave_up_first(e, case)
+    if not case.where(Activity.WAITING) and not _gave_up(case):
+        return None  # nobody was waiting for it: the error speaks for itself
+    return (
+        Category.EXCEPTION_ON_ONE_RANK,
+        f"raised {e.error_type}: {_first_line(e)}",
+        "Mend the error on that rank; the others wait for it.",
+    )
+
+
+def _gave_up(case: SetupCase) -> bool:
+    return any(e.activity is Activity.FAILED and is_victim(e) for e in case.ranks)
+
+
+def _gave_up_first(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
+    """A rank whose time-out is shorter than the others' gave up on a rank that is only late."""
+    if not _TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
+        return None
+    mine = e.arguments.timeout_s
+    others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]
+    longer = [each for each in others if each is not None and mine is not None and each > mine]
+    if not longer:
+        return None
+    return (
+        Category.ENV_MISMATCH,
+        f"waits {mine:g} s, other ranks up to {max(longer):g} s: it gave up first",
+        "Give init_process_group the same timeout= on every rank, longer than the latest takes.",
+    )
+
+
+def _somebody_is_gone(case: SetupCase) -> bool:
+    """A rank that will not come at all, however long it is waited for."""
+    return any(
+        e.activity is Activity.DEAD or (e.activity is Activity.IDLE and not e.entered)
+        for e in case.ranks
+    )
+
+
+def _first_line(e: RankEvidence) -> str:
+    lines = e.error_text.strip().splitlines()
+    return cut(lines[0], 300) if lines else e.error_type

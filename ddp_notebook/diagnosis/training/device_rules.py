@@ -1,0 +1,59 @@
+"""Replicas on devices that do not fit: two ranks on one GPU, a backend for another device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.training.replicas import models
+from ddp_notebook.model import Category, Collectives, Finding, RunFacts, name_ranks
+
+Facts = Mapping[int, RunFacts]
+
+
+def shared_gpus(facts: Facts, _: Collectives) -> Iterator[Finding]:
+    """Ranks on one GPU while another is free."""
+    hosts: dict[str, dict[int, RunFacts]] = {}
+    for rank, each in sorted(facts.items()):
+        if each.gpu and any(replica.device.startswith("cuda") for replica in each.replicas):
+            hosts.setdefault(each.host, {})[rank] = each
+    for of in hosts.values():
+        used = {each.gpu for each in of.values()}
+        if len(used) == len(of) or max(each.gpus for each in of.values()) <= len(used):
+            continue
+        first: dict[str, int] = {}
+        for rank, each in of.items():
+            first.setdefault(each.gpu, rank)
+        late = tuple(rank for rank, each in of.items() if first[each.gpu] != rank)
+        yield Finding(
+            Category.GPU_MAPPING,
+            late,
+            f"trains on the GPU of {name_ranks(sorted({first[of[r].gpu] for r in late}))}, while "
+            "other GPUs are free",
+            'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything on a GPU.',
+            evidence=tuple(f"rank {r}: {e.replicas[0].device}, {e.gpu}" for r, e in of.items()),
+        )
+
+
+def backends(facts: Facts, _: Collectives) -> Iterator[Finding]:
+    """Parameters on a device that the group's backend is not for."""
+    gpus = [each.gpu for each in facts.values() if each.gpu]
+    for model in models(facts).values():
+        ranks = tuple(
+            rank
+            for rank, each in model.of.items()
+            if (each.device.startswith("cuda") and each.backend == "gloo")
+            or (each.device == "cpu" and each.backend == "nccl")
+        )
+        # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
+        if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(facts)):
+            each = model.of[ranks[0]]
+            right = "nccl" if each.device.startswith("cuda") else "gloo"
+            yield Finding(
+                Category.BACKEND_DEVICE_MISMATCH,
+                ranks,
+                f"{model.title} is on {each.device}, and its gradients go through {each.backend}",
+                f'Give init_process_group backend="{right}".',
+                evidence=tuple(
+                    f"rank {r}: {model.of[r].device}, {model.of[r].backend}" for r in ranks
+                ),
+            )

@@ -1,0 +1,367 @@
+"""Runs that end well and are wrong: findings from what every rank knows of its training.
+
+A rule asks for proof: replicas that differ although they must be equal, or a mistake that is
+one whatever came of it. What a healthy run does on its way gives no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ddp_notebook.diagnosis.training import data_parallel_rules, device_rules, sampler_rules
+from ddp_notebook.diagnosis.training.replicas import (
+    Model,
+    by_hand,
+    by_ranks,
+    differing,
+    models,
+    odd,
+    some,
+)
+from ddp_notebook.model import (
+    Category,
+    Collectives,
+    Finding,
+    OptimizerFacts,
+    Part,
+    Place,
+    Ranks,
+    ReplicaFacts,
+    RunFacts,
+    name_ranks,
+)
+
+Facts = Mapping[int, RunFacts]
+Rule = Callable[[Facts, Collectives], Iterator[Finding]]
+_EXPLAINS_DIVERGENCE = frozenset(
+    {
+        Category.UNUSED_PARAMS,
+        Category.DDP_BYPASS,
+        Category.NO_SYNC_MISUSE,
+        Category.PARAMS_OUTSIDE_DDP,
+        Category.NAN_ON_ONE_RANK,
+        Category.REPLICA_DIVERGENCE,
+    }
+)
+
+
+def silent_findings(facts: Facts, collectives: Collectives) -> tuple[Finding, ...]:
+    """What is wrong with a run that went well. In the order in which to mend it."""
+    if len(facts) < 2:
+        return ()
+    found = [finding for rule in RULES for finding in rule(facts, collectives)]
+    if not any(finding.category in _EXPLAINS_DIVERGENCE for finding in found):
+        found += _diverged(facts)
+    return tuple(found)
+
+
+def _at(place: Place | None) -> str:
+    return f" ({place})" if place is not None else ""
+
+
+def _first_place(model: Model, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:
+    return _at(next((place for r in ranks if (place := which(model.of[r])) is not None), None))
+
+
+def _apart(model: Model) -> tuple[str, ...]:
+    """That the replicas differ, as a line of evidence; none when they do not."""
+    names = model.diverged
+    return (f"not the same on {name_ranks(model.of)}: {some(names)}",) if names else ()
+
+
+def _counts(model: Model, ranks: Ranks, said: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
+    return by_ranks({rank: said(model.of[rank]) for rank in ranks})
+
+
+# -- gradients that were not reduced -----------------------------------------------------
+
+
+def unused_parameters(facts: Facts, _: Collectives) -> Iterator[Finding]:
+    """A step was made while the reducer waited for gradients of parameters that got none."""
+    for model in models(facts).values():
+        ranks = tuple(rank for rank, each in model.of.items() if each.unready_steps)
+        if not ranks:
+            continue
+        names = model.of[ranks[0]].unready or ("some parameters",)
+        yield Finding(
+            Category.UNUSED_PARAMS,
+            ranks,
+            f"{some(names)} of {model.title} got no gradient: a bucket was never reduced, and "
+            f"the step used gradients of one rank{_first_place(model, ranks, _bad)}",
+            "Use the parameters in forward, leave them out of the model, or give "
+            "DistributedDataParallel find_unused_parameters=True.",
+            evidence=(
+                *_counts(
+                    model,
+                    ranks,
+                    lambda e: (
+                        f"{e.unready_steps} of {e.steps} steps came before all of "
+                        f"{some(e.unready or ('its parameters',))} had a gradient"
+                    ),
+                ),
+                *_apart(model),
+            ),
+        )
+
+
+def _bad(each: ReplicaFacts) -> Place | None:
+    return each.bad_place
+
+
+def bypass(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
+    """Steps with gradients of forwards that went around the wrapper."""
+    for model in models(facts).values():
+        ranks = tuple(rank for rank, each in model.of.items() if each.bypassed_steps)
+        never = not any(model.of[rank].forwards for rank in ranks) and not any(
+            each.part is Part.BACKWARD for rank in ranks for each in collectives.of.get(rank, ())
+        )
+        if not ranks or by_hand(model, collectives) or not (model.diverged or never):
+            continue
+        yield Finding(
+            Category.DDP_BYPASS,
+            ranks,
+            f"the forward calls the module inside {model.title} and not the wrapper: no gradient "
+            f"is reduced{_first_place(model, ranks, lambda e: e.bypass_place)}",
+            "Call the DistributedDataParallel object itself in training: "
+            f"{model.first.name or 'model'}(x), not {model.first.name or 'model'}.module(x).",
+            evidence=(
+                *_counts(
+                    model,
+                    ranks,
+                    lambda e: (
+                        f"{e.bypassed_steps} of {e.steps} steps after forwards around the "
+                        f"wrapper; {e.forwards} forwards through it"
+                    ),
+                ),
+                *_apart(model),
+            ),
+        )
+
+
+def no_sync(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
+    """Steps with gradients whose last backward no_sync covered."""
+    for model in models(facts).values():
+        ranks = tuple(rank for rank, each in model.of.items() if each.local_steps)
+        if not ranks or not model.diverged or by_hand(model, collectives):
+            continue
+        yield Finding(
+            Category.NO_SYNC_MISUSE,
+            ranks,
+            f"no_sync covers the last backward before the optimizer's step: {model.title} steps "
+            f"with gradients of one rank{_first_place(model, ranks, _bad)}",
+            "Leave no_sync for the last micro-batch before optimizer.step().",
+            evidence=(
+                *_counts(
+                    model,
+                    ranks,
+                    lambda e: (
+                        f"{e.local_steps} of {e.steps} steps used gradients that were not "
+                        f"reduced; {e.no_sync_forwards} of {e.forwards} forwards under no_sync"
+                    ),
+                ),
+                *_apart(model),
+            ),
+        )
+
+
+def outside(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
+    """Parameters that an optimizer updates and no reducer knows."""
+    for key, model in models(facts).items():
+        if not by_hand(model, collectives):
+            yield from _unknown_to_reducer(model)
+            yield from _of_no_model(key, model, facts)
+
+
+def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
+    diverged = set(model.diverged)
+
+    def trained(each: ReplicaFacts) -> tuple[str, ...]:
+        graded = {digest.name for digest in each.gradients}
+        return tuple(name for name in each.outside if name in graded or name in diverged)
+
+    ranks = tuple(rank for rank, each in model.of.items() if trained(each))
+    if ranks:
+        names = trained(model.of[ranks[0]])
+        yield Finding(
+            Category.PARAMS_OUTSIDE_DDP,
+            ranks,
+            f"{some(names)} of {model.title} came or was unfrozen after wrapping: its gradients "
+            "are not reduced",
+            "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
+            "model again after it.",
+            evidence=(
+                *_counts(model, ranks, lambda e: f"trains {some(trained(e))}, without a hook"),
+                *_apart(model),
+            ),
+        )
+
+
+def _of_no_model(key: str, model: Model, facts: Facts) -> Iterator[Finding]:
+    for of in _optimizers(facts).values():
+        if set(of) != set(model.of) or not model.whole:
+            continue
+        if not all(key in each.replicas[:1] for each in of.values()):
+            continue
+        names = differing({rank: each.strangers for rank, each in of.items()})
+        if names:
+            yield Finding(
+                Category.PARAMS_OUTSIDE_DDP,
+                tuple(of),
+                f"the optimizer also trains {some(names)}, in no DistributedDataParallel: every "
+                "rank has its own values by now",
+                "Put every trained parameter into the module that DistributedDataParallel wraps.",
+                evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
+            )
+
+
+def _optimizers(facts: Facts) -> dict[str, dict[int, OptimizerFacts]]:
+    found: dict[str, dict[int, OptimizerFacts]] = {}
+    for rank in sorted(facts):
+        for each in facts[rank].optimizers:
+            found.setdefault(each.key, {})[rank] = each
+    return found
+
+
+# -- values ------------------------------------------------------------------------------
+
+
+def first_nan(facts: Facts, _: Collectives) -> Iterator[Finding]:
+    """Parameters are not finite any more, and some ranks had a bad value before the others."""
+    broken = {name for model in models(facts).values() for name in model.broken}
+    first = {r: f.nan_backward for r, f in facts.items() if f.nan_backward is not None}
+    if not broken or not first:
+        return
+    begin = min(first.values())
+    ranks = tuple(sorted(rank for rank, number in first.items() if number == begin))
+    if len(ranks) == len(facts):
+        return  # the training itself diverges, on all ranks alike
+    each = facts[ranks[0]]
+    after = {
+        r: f"{f.nan_what} of backward {f.nan_backward}" for r, f in facts.items() if r in first
+    }
+    yield Finding(
+        Category.NAN_ON_ONE_RANK,
+        ranks,
+        f"{each.nan_what} of backward {begin} is not finite there first, and comes to every rank "
+        f"with the gradients{_at(each.nan_place)}",
+        "Look at that rank's batch and loss; skip a bad step on all ranks together (all_reduce a "
+        "flag first).",
+        evidence=(
+            *(f"rank {r}: not finite first in {text}" for r, text in sorted(after.items())),
+            f"not finite at the end: {some(sorted(broken))}",
+        ),
+    )
+
+
+def learning_rates(facts: Facts, _: Collectives) -> Iterator[Finding]:
+    """The same optimizer with other learning rates, after as many steps."""
+    for of in _optimizers(facts).values():
+        steps = {each.steps for each in of.values()}
+        lrs = {rank: each.lrs for rank, each in of.items()}
+        if len(of) < 2 or len(steps) > 1 or len(set(lrs.values())) < 2:
+            continue
+        ranks = odd(lrs)
+        each = of[ranks[0]]
+        right = next((lrs[rank] for rank in sorted(of) if rank not in ranks), ())
+        others = f", others with {_rates(right)}" if right else ""
+        yield Finding(
+            Category.REPLICA_DIVERGENCE,
+            ranks,
+            f"{each.type} steps with learning rate {_rates(each.lrs)}{others}: replicas drift "
+            f"apart{_at(each.place)}",
+            "Give the optimizer and its scheduler the same values on every rank; a scheduler "
+            "that reads a metric needs the same metric (all_reduce it).",
+            evidence=tuple(f"rank {rank}: learning rate {_rates(lrs[rank])}" for rank in of),
+        )
+
+
+def _rates(lrs: Iterable[float | None]) -> str:
+    return ", ".join("?" if lr is None else f"{lr:g}" for lr in lrs)
+
+
+def _diverged(facts: Facts) -> Iterator[Finding]:
+    """Replicas differ, and nothing else says why."""
+    for model in models(facts).values():
+        names = model.diverged
+        if not names or not any(each.steps for each in model.of.values()):
+            continue
+        if any(each.local_steps or each.bypassed_steps for each in model.of.values()):
+            continue  # steps of one rank alone, averaged by hand: that is meant so
+        states = {rank: _state(each, names) for rank, each in model.of.items()}
+        ranks = odd({rank: each.steps for rank, each in model.of.items()}) or odd(states)
+        yield Finding(
+            Category.REPLICA_DIVERGENCE,
+            ranks,
+            f"{some(names)} of {model.title} differ from the other ranks', though every gradient "
+            "was reduced",
+            "Look for what changes parameters or optimizer on some ranks only: a checkpoint, an "
+            "initialisation after wrapping, a skipped step, clipping by a value of one rank.",
+            evidence=(
+                *_counts(model, tuple(model.of), lambda e: f"{e.steps} steps"),
+                *_apart(model),
+                *_other_states(facts),
+            ),
+        )
+
+
+def _state(each: ReplicaFacts, names: Iterable[str]) -> tuple[object, ...]:
+    wanted = set(names)
+    return tuple((d.hash, d.norm, d.sample) for d in each.parameters if d.name in wanted)
+
+
+def _other_states(facts: Facts) -> Iterator[str]:
+    for of in _optimizers(facts).values():
+        names = differing({rank: each.state for rank, each in of.items()}) if len(of) > 1 else ()
+        if names:
+            yield f"the optimizer's state differs too: {some(names)}"
+
+
+def buffers(facts: Facts, _: Collectives) -> Iterator[Finding]:
+    """Buffers in another order, or ones that nobody sends and that have drifted apart."""
+    for model in models(facts).values():
+        orders = {rank: each.buffer_order for rank, each in model.of.items()}
+        if len(set(orders.values())) > 1:
+            same = len({tuple(sorted(order)) for order in orders.values()}) == 1
+            what = "in another order" if same else "of other names"
+            yield Finding(
+                Category.BUFFER_SYNC,
+                odd(orders),
+                f"the buffers of {model.title} are {what} than on the other ranks: DDP sends them "
+                "by place, so they get each other's values",
+                "Register the same buffers in the same order on every rank.",
+                evidence=tuple(f"rank {r}: {some(o or ('none',))}" for r, o in orders.items()),
+            )
+        elif model.whole and not any(each.broadcast_buffers for each in model.of.values()):
+            yield from _drifted(model)
+
+
+def _drifted(model: Model) -> Iterator[Finding]:
+    """Without broadcast_buffers; statistics of batches are commonly left to each rank."""
+    batch = set(model.first.batch_buffers)
+    found = differing({rank: each.buffers for rank, each in model.of.items()})
+    names = tuple(name for name in found if name not in batch)
+    if names and all(each.steps for each in model.of.values()):
+        yield Finding(
+            Category.BUFFER_SYNC,
+            tuple(model.of),
+            f"with broadcast_buffers=False the buffer {some(names)} of {model.title} is another "
+            "on every rank by now",
+            "Leave broadcast_buffers=True, or all_reduce the buffer where it changes.",
+            evidence=(f"not the same on {name_ranks(model.of)}: {some(names)}",),
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    device_rules.shared_gpus,
+    device_rules.backends,
+    unused_parameters,
+    bypass,
+    no_sync,
+    data_parallel_rules.data_parallel,
+    outside,
+    first_nan,
+    learning_rates,
+    buffers,
+    sampler_rules.misuse,
+)
+"""In the order in which mistakes should be mended."""

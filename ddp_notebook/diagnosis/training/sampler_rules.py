@@ -1,0 +1,146 @@
+"""Ranks whose batches are not what distributed training needs: findings from samplers' facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ddp_notebook.diagnosis.training.replicas import odd
+from ddp_notebook.model import (
+    Category,
+    Collectives,
+    Finding,
+    LoaderFacts,
+    Place,
+    RunFacts,
+    SamplerFacts,
+    name_ranks,
+)
+
+_Samplers = Mapping[int, SamplerFacts]
+
+
+def misuse(facts: Mapping[int, RunFacts], _: Collectives) -> Iterator[Finding]:
+    """Of each sampler, the first mistake: what comes after it may follow from it."""
+    size = _group_size(facts)
+    for key in dict.fromkeys(each.key for one in facts.values() for each in one.samplers):
+        of = {
+            rank: each for rank in sorted(facts) for each in facts[rank].samplers if each.key == key
+        }
+        rules = (_wrong_shards(of, size), _other_seeds(of), _same_epoch(of))
+        yield from [finding for rule in rules for finding in rule][:1]
+    yield from _no_sampler(facts, size)
+
+
+def _group_size(facts: Mapping[int, RunFacts]) -> int:
+    """Among how many ranks the data are to be divided, 0 when that is not known."""
+    sizes = {each.group_size for one in facts.values() for each in one.replicas}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _at(place: Place | None) -> str:
+    return f" ({place})" if place is not None else ""
+
+
+def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
+    if not size or size != len(of):
+        return
+    wrong = tuple(rank for rank, each in of.items() if each.num_replicas != size)
+    if wrong:
+        each = of[wrong[0]]
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            wrong,
+            f"its DistributedSampler divides the data by num_replicas={each.num_replicas}, "
+            f"and {size} ranks train{_at(each.place)}",
+            f"Leave num_replicas and rank out, or give num_replicas={size}.",
+            evidence=_lines(of, lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
+        )
+        return
+    shards = {rank: each.rank for rank, each in of.items()}
+    if len(set(shards.values())) < len(shards):
+        own = {rank: place for place, rank in enumerate(sorted(of))}
+        same = tuple(rank for rank in of if shards[rank] != own[rank])
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            same,
+            "its DistributedSampler takes the shard of another rank: both train on the same "
+            f"samples, and others are never seen{_at(of[same[0]].place)}",
+            "Leave rank= out of DistributedSampler, or give dist.get_rank().",
+            evidence=_lines(of, lambda e: f"shard {e.rank} of {e.num_replicas}"),
+        )
+
+
+def _other_seeds(of: _Samplers) -> Iterator[Finding]:
+    if len(of) < 2 or not all(each.shuffle for each in of.values()):
+        return
+    seeds = {rank: each.seed for rank, each in of.items()}
+    if len(set(seeds.values())) > 1:
+        counted = len({seed - rank for rank, seed in seeds.items()}) == 1
+        ranks = tuple(sorted(of)) if counted else odd(seeds)
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            ranks,
+            "its DistributedSampler has another seed than the others': the ranks' shards are of "
+            f"other orders, and overlap{_at(of[ranks[0]].place)}",
+            "Give DistributedSampler the same seed= on every rank.",
+            evidence=_lines(of, lambda e: f"seed={e.seed}"),
+        )
+
+
+def _same_epoch(of: _Samplers) -> Iterator[Finding]:
+    shuffled = {rank: each for rank, each in of.items() if each.shuffle and len(each.epochs) > 1}
+    stuck = tuple(rank for rank, each in shuffled.items() if len(set(each.epochs)) == 1)
+    if stuck:
+        each = shuffled[stuck[0]]
+        times, never = len(each.epochs), not any(shuffled[rank].epochs_set for rank in stuck)
+        why = "set_epoch is never called" if never else f"every epoch is epoch {each.epochs[0]}"
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            stuck,
+            f"DistributedSampler was iterated {times} times in the same order: {why}"
+            f"{_at(each.place)}",
+            "Call sampler.set_epoch(epoch) before each epoch's loop.",
+            evidence=_lines(shuffled, lambda e: f"epochs {', '.join(map(str, e.epochs[:8]))}"),
+        )
+        return
+    epochs = {rank: each.epochs for rank, each in shuffled.items()}
+    if len({len(each) for each in epochs.values()}) == 1 and len(set(epochs.values())) > 1:
+        ranks = odd(epochs)
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            ranks,
+            "set_epoch is given other numbers than on the other ranks: their shards are of other "
+            f"orders, and overlap{_at(of[ranks[0]].place)}",
+            "Call sampler.set_epoch(epoch) with the same epoch on every rank.",
+            evidence=_lines(shuffled, lambda e: f"epochs {', '.join(map(str, e.epochs[:8]))}"),
+        )
+
+
+def _no_sampler(facts: Mapping[int, RunFacts], size: int) -> Iterator[Finding]:
+    """Without a sampler every rank has seen the same batches: equal hashes prove it."""
+    for key in dict.fromkeys(each.key for one in facts.values() for each in one.loaders):
+        of: dict[int, LoaderFacts] = {
+            rank: each for rank in sorted(facts) for each in facts[rank].loaders if each.key == key
+        }
+        inputs = {each.inputs for each in of.values()}
+        if len(of) < 2 or len(of) != size or len(inputs) != 1:
+            continue
+        seen = inputs.pop()
+        if "" in seen or len(set(seen)) < 2:  # one batch alone may be meant to be the same
+            continue
+        each = of[min(of)]
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            tuple(of),
+            f"every rank trains on the same batches: the DataLoader has a {each.sampler} and no "
+            f"DistributedSampler{_at(each.place)}",
+            "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
+            evidence=(
+                f"the first {len(seen)} inputs are the same, byte for byte, on {name_ranks(of)}",
+                f"the data set has {each.length} samples",
+            ),
+        )
+
+
+def _lines(of: _Samplers, said: Callable[[SamplerFacts], str]) -> tuple[str, ...]:
+    return tuple(f"rank {rank}: {said(each)}" for rank, each in of.items())

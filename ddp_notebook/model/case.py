@@ -1,0 +1,229 @@
+"""What is known of each rank while set-up runs: the facts that findings are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ddp_notebook.model.collectives import Collectives, Place
+from ddp_notebook.model.ddp import Fingerprint, fingerprint_from_json
+from ddp_notebook.model.ranks import Ranks
+from ddp_notebook.model.training import ReplicaFacts, replica_from_json
+
+
+class Activity(StrEnum):
+    """What a rank's main thread is at, as far as the others are concerned."""
+
+    BUSY = "busy"
+    """It runs code of its own: it may still come."""
+    WAITING = "waiting"
+    """It is inside torch and waits for others."""
+    HELD = "held"
+    """It stands before a stage until it is stepped on."""
+    IDLE = "idle"
+    """It runs nothing: it was not asked to, or is done."""
+    FAILED = "failed"
+    """What it ran raised an error; it runs nothing now."""
+    DEAD = "dead"
+    """Its process is gone."""
+    SILENT = "silent"
+    """Its process is there and does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitArguments:
+    """With what a rank came, or would come, to the rendezvous. None and "" where unknown.
+
+    `method` is env, tcp, file or store. `raw` holds values as the rank's environment has
+    them, by the name of the variable: what is not a number is seen there.
+    """
+
+    method: str = "env"
+    rank: int | None = None
+    world_size: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    path: str = ""
+    backend: str = ""
+    timeout_s: float | None = None
+    hosts_store: bool = False
+    stale: bool = False
+    """When it came, the file at `path` held an address of its own rank already."""
+    raw: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An attempt of the rank to reach the store, or another rank.
+
+    `state`: open, refused, timeout, unresolved, resolving.
+    """
+
+    target: str = ""
+    state: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """The file of a ``file://`` rendezvous, as the rank sees it."""
+
+    path: str = ""
+    exists: bool = False
+    claims: Mapping[str, int] = field(default_factory=dict)
+    """How often each rank's address was written into it, by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process of a DataLoader that owes its rank a batch, for which the rank's main thread waits.
+
+    `due` is true of the one whose batch comes next. `forked` is true of one that was forked from
+    the rank, locks and all.
+    """
+
+    pid: int
+    due: bool = False
+    forked: bool = False
+    still_s: float = 0.0
+    """For how long, in seconds, no thread of it has been seen to run."""
+    locked: bool = False
+    """All its threads wait, without a time limit, for locks that only they could release."""
+    stopped: bool = False
+    """It is stopped, as by Ctrl-Z or a debugger."""
+    place: Place | None = None
+    """Where in the user's code it is; known only of one that is locked and forked."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """One rank, as it is found. Only `rank` and `activity` are always known.
+
+    `rank` is the session's number; `arguments.rank` is what the process itself claims.
+    `inside` is the part of set-up that its main thread is in: store, rendezvous,
+    process-group, collective or ddp, empty for none. `entered` counts its calls of
+    `init_process_group` in this run and `initialized` is true when it has a default group.
+    """
+
+    rank: int
+    activity: Activity = Activity.SILENT
+    inside: str = ""
+    doing: str = ""
+    """Where its main thread is, for a person."""
+    entered: int = 0
+    left: int = 0
+    """How many of these calls returned."""
+    initialized: bool = False
+    arguments: InitArguments = InitArguments()
+    error_type: str = ""
+    error_text: str = ""
+    error_category: str = ""
+    """A category the rank itself is sure of."""
+    error_remedy: str = ""
+    holder: str = ""
+    """When a port was in use: by whom."""
+    polls_for: str = ""
+    """A file that its own code waits for in a loop, and that does not exist."""
+    workers: tuple[Worker, ...] = ()
+    """Those of the DataLoader in which its main thread waits for a batch."""
+    probe: Probe = Probe()
+    file: StoreFile = StoreFile()
+    host: str = ""
+    """The name of the host it came from."""
+    network: str = ""
+    """That host's network: the same for ranks that share a loopback. Empty where unknown."""
+    listens: tuple[str, ...] = ()
+    """Where the others find it while the group is made, as ``address:port``."""
+    reach: tuple[Probe, ...] = ()
+    """Its attempts to reach the others there."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What names resolve to on the rank's host, by name; nothing when they do not."""
+    runnable: bool = False
+    """Its main thread, or one of torch's, has something to do and may only lack a CPU."""
+    main_cpu_s: float = 0.0
+    """CPU time of its main thread so far."""
+    process: str = ""
+    """Of a rank that does not answer, how the system has it: sleeping, running, stopped, …"""
+    exit_code: int | None = None
+    last_words: str = ""
+    model: Fingerprint | None = None
+    """What the model is made of whose DDP it is constructing."""
+    path: tuple[Place, ...] = ()
+    """Where its main thread is in the user's code, the outermost line first."""
+    waits_for: int | None = None
+    """The number of the collective in which its main thread waits."""
+    run: int = 0
+    """The session's number of the cell or script that it runs, or ran last."""
+    replicas: tuple[ReplicaFacts, ...] = ()
+    """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetupCase:
+    """All that a diagnosis of set-up needs.
+
+    `told` is what the launcher gave every rank (MASTER_ADDR, MASTER_PORT, WORLD_SIZE as
+    text). `store_host` is the rank that must host the store, None when the session hosts it.
+    """
+
+    ranks: tuple[RankEvidence, ...]
+    told: Mapping[str, str] = field(default_factory=dict)
+    store_host: int | None = None
+    store_alive: bool = True
+    collectives: Collectives = field(default_factory=Collectives)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The user's files and cells, by the names that places have: ``train.py``, ``cell 3``."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes there are."""
+        return len(self.ranks)
+
+    @property
+    def waiting(self) -> Ranks:
+        """The ranks that wait inside torch."""
+        return self.where(Activity.WAITING)
+
+    @property
+    def came(self) -> tuple[RankEvidence, ...]:
+        """The ranks that came to the rendezvous."""
+        return tuple(e for e in self.ranks if e.entered)
+
+    def where(self, *activities: Activity) -> Ranks:
+        """The ranks with one of these activities."""
+        return tuple(e.rank for e in self.ranks if e.activity in activities)
+
+
+_NESTED = {"arguments": InitArguments, "probe": Probe, "file": StoreFile}
+
+
+def evidence_to_json(evidence: RankEvidence) -> dict[str, Any]:
+    """A rank's evidence as a JSON object."""
+    return dataclasses.asdict(evidence)
+
+
+def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
+    """The evidence that `evidence_to_json` wrote. Raises TypeError or ValueError otherwise."""
+    fields = dict(wire)
+    fields["activity"] = Activity(fields["activity"])
+    for name, cls in _NESTED.items():
+        if name in fields:
+            fields[name] = cls(**fields[name])
+    if fields.get("model") is not None:
+        fields["model"] = fingerprint_from_json(fields["model"])
+    fields["path"] = tuple(Place(**each) for each in fields.get("path", ()))
+    fields["workers"] = tuple(map(_worker_from_json, fields.get("workers", ())))
+    fields["replicas"] = tuple(map(replica_from_json, fields.get("replicas", ())))
+    fields["listens"] = tuple(fields.get("listens", ()))
+    fields["reach"] = tuple(Probe(**probe) for probe in fields.get("reach", ()))
+    fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
+    return RankEvidence(**fields)
+
+
+def _worker_from_json(wire: Mapping[str, Any]) -> Worker:
+    place = wire.get("place")
+    return Worker(**{**wire, "place": Place(**place) if place is not None else None})

@@ -1,0 +1,148 @@
+"""Long tasks of ours on a rank, with progress on the beacon."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from IPython.core.getipython import get_ipython
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.model import CellFinished, CellStarted, Progress
+from ddp_notebook.rank import events
+from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.training import ddp
+
+PROGRESS_STEPS = 1000
+"""A run's progress is told in thousandths."""
+
+
+def bench_facts(device: str) -> dict[str, Any]:
+    """What must be known before memory is taken: this rank's host, and what is free there."""
+    return {
+        "host": socket.gethostname(),
+        "free_bytes": _free_bytes(torch.device(device)),
+        "backend": dist.get_backend_config(),
+        "buckets_bytes": _buckets_bytes(),
+        # A plain str: its own type would bring torch into the notebook.
+        "versions": {"torch": str(torch.__version__)},
+    }
+
+
+def _buckets_bytes() -> list[int]:
+    """The sizes of the buckets of the first DDP object among the user's variables."""
+    shell = get_ipython()
+    names: Mapping[str, Any] = shell.user_ns if shell is not None else {}
+    for name, value in tuple(names.items()):
+        if isinstance(value, DistributedDataParallel) and not name.startswith("_"):
+            return [bucket["bytes"] for bucket in ddp.reduction(name)["buckets"] or ()]
+    return []
+
+
+def bench(
+    plan: Mapping[str, Any], members: Sequence[int], backend: str, device: str
+) -> dict[str, Any]:
+    """Run the benchmark's loop on this rank, one of `members`.
+
+    `backend` is that of the group it makes for it; empty for the one that is there, if all of
+    its ranks take part. Returns ``{"failed": ...}`` when the backend cannot do what was asked.
+    """
+    loop = importlib.import_module("ddp_notebook.rank.bench.loop")
+    planned = importlib.import_module("ddp_notebook.bench.plan").Plan.from_json(plan)
+    floors = importlib.import_module("ddp_notebook.rank.bench.floors")
+    meter = importlib.import_module("ddp_notebook.rank.bench.host_load").Meter
+    voice = events.current()
+
+    def report(done: float, visit: dict[str, Any]) -> None:
+        told = round(done * PROGRESS_STEPS)
+        voice.emit(Progress, task="bench", done=told, total=PROGRESS_STEPS, value=visit)
+
+    outcome = "error"
+    try:
+        with observer.observer.paused(), _interrupts_noted() as stopped:
+            voice.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
+            place = torch.device(device)
+            with _groups(members, backend, planned.world_sizes) as (control, groups):
+                rank = control.rank()
+                started = meter.read()
+                run = loop.Bench(planned, place, rank, control, groups, report, stopped)
+                visits = loop.measure(run)
+                spent = started.until(meter.read())
+                found = [] if stopped() else floors.measure(control, rank, place)
+        outcome = "ok"
+    except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
+        return {"failed": "error", "text": f"{type(error).__name__}: {error}"}
+    finally:
+        voice.emit(CellFinished, cell=0, outcome=outcome)
+    return {"visits": visits, "floors": found, "host": socket.gethostname(), **spent}
+
+
+@contextlib.contextmanager
+def _groups(
+    members: Sequence[int], backend: str, world_sizes: Sequence[int]
+) -> Iterator[tuple[Any, dict[int, Any]]]:
+    """Torch's own groups, none of them observed: of all `members`, and by world size.
+
+    None for a group that this rank is not in. Those that were made for it are destroyed.
+    """
+    made = []
+
+    def make(ranks: Sequence[int]) -> Any:
+        # Only those that are in it call this: the others may be dead, or busy.
+        group = dist.new_group(list(ranks), backend=backend or None, use_local_synchronization=True)
+        made.append(group)
+        return group
+
+    whole = len(members) == dist.get_world_size()
+    try:
+        control = observer.unobserved(dist.group.WORLD) if whole and not backend else make(members)
+        groups = {len(members): control}
+        for size in world_sizes:
+            if size not in groups:
+                inside = dist.get_rank() in members[:size]
+                groups[size] = make(members[:size]) if inside else None
+        yield control, groups
+        dist.barrier(group=control)
+    finally:
+        for group in reversed(made):
+            dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Within, an interrupt is noted: a rank that left a collective would leave the others in it."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    previous = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on `device`; on a CPU, of its host and the rank's container."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    if not free:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(free, default=None)

@@ -1,0 +1,73 @@
+"""How much memory a step needs and a rank may have, before it is taken. Runs on a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from ddp_notebook.bench.steps.plan import Memory
+from ddp_notebook.rank.bench.steps_data import Feed
+from ddp_notebook.rank.bench.steps_models import Subject
+
+_CGROUP = Path("/sys/fs/cgroup")
+_SHARE = 0.8
+"""Of what is free: the rest of the machine wants to live too."""
+
+
+def free_bytes(device: str, ranks: int) -> int:
+    """What one of `ranks` ranks on this host may still take on `device`."""
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+        return int(free * _SHARE)
+    return int(min(psutil.virtual_memory().available, _left_to_container()) * _SHARE / ranks)
+
+
+def _left_to_container() -> float:
+    """What the container's limit (cgroup 2) leaves; infinity without one."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        return limit - int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no such limit
+        return float("inf")
+
+
+def model_bytes(module: nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    states = (*module.parameters(), *module.buffers())
+    return sum(each.numel() * each.element_size() for each in states)
+
+
+def memory(subject: Subject, feed: Feed, ranks: int, smallest: int) -> Memory:
+    """What steps of `subject` need, from one forward with the smallest batch.
+
+    Counted is what the forward keeps for the backward; as much again is allowed for the
+    gradients of it. Raises what the model raises.
+    """
+    inputs = feed.batch(smallest)
+    parameters = {each.data_ptr() for each in subject.module.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        feed.run(subject.module, inputs)
+    sample = (_bytes_of(inputs) + 2 * sum(kept.values())) / smallest
+    # Gradients, DDP's buckets for them, and as much for what reduces them by itself.
+    fixed = 3 * subject.gradient_bytes()
+    return Memory(free_bytes(str(subject.device), ranks), fixed, sample)
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_bytes_of(each) for each in value.values())
+    return sum(_bytes_of(each) for each in value) if isinstance(value, tuple | list) else 0

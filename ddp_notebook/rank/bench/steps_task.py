@@ -1,0 +1,207 @@
+"""The benchmark of training steps on this rank: prepared without a word to the others, then run.
+
+Everything is done to a copy. What the user has (parameters, gradients, buffers, mode, random
+numbers) is as it was afterwards, whatever comes in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from IPython.core.getipython import get_ipython
+
+from ddp_notebook.model import CellFinished, CellStarted, Progress, format_bytes
+from ddp_notebook.rank import events, torch_private
+from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training import hooks as training
+from ddp_notebook.rank.training.ddp_stage import is_out_of_memory
+
+TASK = "steps"
+_COPIES = 4
+"""Of the parameters: the copy, its gradients, DDP's buckets, and what reduces them alone."""
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A model that is prepared, until it is measured or forgotten."""
+
+    plan: Any
+    subject: Any
+    feed: Any
+
+
+_ready: _Ready | None = None
+
+
+def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Copy or make the model, feed it, and find out what it needs. Without communication.
+
+    Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents`` as
+    `model.wrap.fingerprint_from_json` reads them), ``memory`` as `steps_plan.Memory` has it,
+    the batches that ``work``, and what was ``raised`` with the next one. ``communicates`` is
+    True for a model whose own forward or backward calls collectives.
+    """
+    global _ready
+    forget()
+    return _answer(lambda _: _prepare(plan, device))
+
+
+def measure(batches: list[int], alone: bool) -> dict[str, Any]:
+    """Measure what was prepared, with these of its batches. All ranks must call it.
+
+    With `alone` rank 0 by itself too. Tells each block through the beacon, as Progress, and
+    gives ``{"finished": bool, "blocks": how many}``.
+    """
+
+    def work(stopped: Callable[[], bool]) -> dict[str, Any]:
+        with observer.observer.paused():
+            return _measure(batches, alone, stopped)
+
+    return _answer(work)
+
+
+def forget() -> dict[str, Any]:
+    """Let go of what was prepared."""
+    global _ready
+    _ready = None
+    return {}
+
+
+def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
+    global _ready
+    # Loaded here: agent and bench do not know each other, and a rank that never measures
+    # need not load it.
+    plans, models, data, loop, memories = map(_bench, ("plan", "models", "data", "loop", "memory"))
+    names = get_ipython().user_ns
+    plan_ = plans.StepPlan.from_json(plan)
+    value = names.get(plan_.model)
+    ranks = dist.get_world_size()
+    if isinstance(value, torch.nn.Module):
+        needs = _COPIES * memories.model_bytes(value)
+        free = memories.free_bytes(device, ranks)
+        if needs > free:
+            text = f"to train a copy of it takes {format_bytes(needs)}"
+            return {"failed": "memory", "text": f"{text}, and {format_bytes(free)} are free"}
+    subject = models.prepare(plan_.model, names, device)
+    feed = data.feed(subject, plan_.loss, plan_.data, names)
+    before = _collectives()
+    needs = memories.memory(subject, feed, ranks, min(plan_.batches))
+    fits = [each for each in plan_.batches if needs.needs(each) <= needs.available_bytes]
+    works, raised = loop.try_batches(subject, feed, fits)
+    _ready = _Ready(plan_, subject, feed)
+    return {
+        "communicates": _collectives() > before,
+        "title": subject.title,
+        "parameters": subject.parameters(),
+        "gradient_bytes": subject.gradient_bytes(),
+        "inputs": feed.text,
+        "contents": ddp.contents(subject.module),
+        "memory": [needs.available_bytes, needs.fixed_bytes, needs.sample_bytes],
+        "works": works,
+        "raised": raised,
+        "notes": _notes(value, plan_.model),
+        "threads": torch.get_num_threads(),
+        "backend": str(dist.get_backend()),
+        "device": subject.device.type,
+    }
+
+
+def _collectives() -> int:
+    """How many this rank has issued in its run, as far as they are observed."""
+    ring = observer.observer.ring
+    return ring.written if ring is not None else 0
+
+
+def _notes(value: Any, name: str) -> list[str]:
+    hooks = torch_private.hook_names(value)
+    if not hooks:
+        return []
+    return [f"{name} has a communication hook, {', '.join(hooks)}: it was measured without it."]
+
+
+def _measure(batches: list[int], alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
+    global _ready
+    ready, _ready = _ready, None
+    if ready is None:
+        return {"failed": "error", "text": "nothing was prepared"}
+    plans, loop = _bench("plan"), _bench("loop")
+    plan = plans.StepPlan.from_json({**ready.plan.to_json(), "batches": batches})
+    voice = events.current()
+
+    def report(done: int, total: int, value: Mapping[str, Any]) -> None:
+        voice.emit(Progress, task=TASK, done=done, total=total, value=dict(value))
+
+    private = loop.Private(torch_private.log_each_step, torch_private.logged_step_ns)
+    try:
+        result: dict[str, Any] = loop.measure(
+            plan, ready.subject, ready.feed, private, report, stopped, alone=alone
+        )
+    finally:
+        voice.flush()
+    return result
+
+
+def _bench(name: str) -> Any:
+    return importlib.import_module(f"ddp_notebook.bench.steps_{name}")
+
+
+# -- around it -------------------------------------------------------------------------
+
+
+def _answer(work: Callable[[Callable[[], bool]], dict[str, Any]]) -> dict[str, Any]:
+    """What `work` gives; what it raises is an answer too, or the session would not learn of it.
+
+    An interrupt is noted and not raised: ranks that stop at different places would wait for
+    each other. `work` gets what tells whether there was one.
+    """
+    with _busy() as stopped:
+        try:
+            with training.paused(), _random_kept(), torch.enable_grad():
+                return work(stopped)
+        except Exception as error:  # noqa: BLE001  # the user's model may raise anything
+            kind = "memory" if is_out_of_memory(error.__cause__ or error) else "error"
+            models = _bench("models")
+            known = isinstance(error, models.Unusable)
+            return {"failed": kind, "text": str(error) if known else models.told(error)}
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[Callable[[], bool]]:
+    """Meanwhile the board shows what the rank does; the value tells of an interrupt."""
+    came: list[int] = []
+    voice = events.current()
+    pulse = voice.pulse
+    previous = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    voice.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
+    voice.emit_now(CellStarted, cell=0)
+    try:
+        yield lambda: bool(came)
+    finally:
+        voice.pulse = pulse
+        voice.emit_now(CellFinished, cell=0, outcome="ok")
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def _random_kept() -> Iterator[None]:
+    """The random numbers that the user gets afterwards are those that would have come."""
+    numpy: Any = sys.modules.get("numpy")
+    before = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    devices = [torch.cuda.current_device()] if torch_private.uses_cuda() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(before[0])
+        if before[1] is not None:
+            numpy.random.set_state(before[1])

@@ -1,0 +1,109 @@
+"""Writes this rank's collectives into its ring; `model.ring` says how it looks.
+
+Everything here runs before each collective: it must cost a microsecond and raise nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import struct
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.model import Phase, collective_log
+
+_PHASE = {phase: number for number, phase in enumerate(collective_log.PHASES)}
+_DONE = _PHASE[Phase.DONE]
+_RECORD = struct.Struct(f"{collective_log.HEAD.format}{collective_log.REST.size}s")
+_WRITTEN = collective_log.WRITTEN_AT // 8
+# Names of this module are found faster than those of another.
+_FROM, _CAPACITY, _BYTES = (
+    collective_log.RECORDS_FROM,
+    collective_log.CAPACITY,
+    collective_log.RECORD_BYTES,
+)
+_DONE_NS, _PHASE_AT = collective_log.DONE_OFFSET, collective_log.PHASE_OFFSET
+_MOST_PREPARED = 2000
+_MOST_TEXTS = 0xFFFF
+"""Operations and groups are named by two bytes."""
+
+
+class RingWriter:
+    """One file, of one run at a time."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, collective_log.FILE_BYTES)
+            self._map = mmap.mmap(descriptor, collective_log.FILE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._words = memoryview(self._map).cast("Q")
+        self._pack = _RECORD.pack_into
+        self.begin(0)
+
+    def begin(self, run: int) -> None:
+        """Forget the records of the last run."""
+        self._counter = itertools.count()
+        self._texts: dict[Hashable, int] = {}
+        self._text_bytes = 0
+        self.prepared: dict[Hashable, Any] = {}
+        """What records have in common: it names texts by their numbers, and goes with them."""
+        collective_log.HEADER.pack_into(self._map, 0, collective_log.MAGIC, run, 0, 0)
+
+    @property
+    def written(self) -> int:
+        """How many records the run has, those that were overwritten too."""
+        return int(self._words[_WRITTEN])
+
+    def text(self, key: Hashable, value: Any) -> int:
+        """The number of a text, by which records name it; 0 when there is no room."""
+        number = self._texts.get(key)
+        return number if number is not None else self._add_text(key, value)
+
+    def _add_text(self, key: Hashable, value: Any) -> int:
+        line = json.dumps(value).encode() + b"\n"
+        begin = collective_log.TEXTS_FROM + self._text_bytes
+        if (
+            self._text_bytes + len(line) > collective_log.TEXT_BYTES
+            or len(self._texts) >= _MOST_TEXTS - 1
+        ):
+            return 0
+        self._map[begin : begin + len(line)] = line
+        self._text_bytes += len(line)
+        self._words[collective_log.TEXT_AT // 8] = self._text_bytes
+        number = self._texts[key] = len(self._texts) + 1
+        return number
+
+    def keep_prepared(self, key: Hashable, prepared: Any) -> None:
+        """Keep what records of this run have in common."""
+        if len(self.prepared) > _MOST_PREPARED:
+            self.prepared.clear()
+        self.prepared[key] = prepared
+
+    def write(self, slot: int, issued_ns: int, rest: bytes, backwards: int = 0) -> int:
+        """Write a record, its `rest` packed as `model.ring.REST`; its number."""
+        number = next(self._counter)
+        at = _FROM + number % _CAPACITY * _BYTES
+        self._pack(self._map, at, number + 1, slot, issued_ns, 0, backwards, rest)
+        self._words[_WRITTEN] = number + 1
+        return number
+
+    def done(self, number: int, done_ns: int) -> None:
+        """Mark it as done: `mark` for what nearly every collective comes to."""
+        at = _FROM + number % _CAPACITY * _BYTES
+        words = self._words
+        if words[at >> 3] == number + 1:
+            words[(at + _DONE_NS) >> 3] = done_ns
+            self._map[at + _PHASE_AT] = _DONE
+
+    def mark(self, number: int, phase: Phase, done_ns: int) -> None:
+        """A record has come to `phase`; a record that was overwritten since is left alone."""
+        at = _FROM + number % _CAPACITY * _BYTES
+        if self._words[at // 8] == number + 1:
+            self._words[(at + _DONE_NS) // 8] = done_ns
+            self._map[at + _PHASE_AT] = _PHASE[phase]

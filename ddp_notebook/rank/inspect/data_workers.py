@@ -1,0 +1,210 @@
+"""The workers of the DataLoader in which the main thread waits for a batch: do they get on?
+
+What /proc tells of a worker costs it nothing. Only one whose threads all wait for ever is sent
+a signal, to which Python's faulthandler answers with its stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import linecache
+import os
+import platform
+import re
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+from ddp_notebook.model import Place, Worker
+from ddp_notebook.rank import boot, torch_private
+from ddp_notebook.rank.inspect import frames as where
+from ddp_notebook.rank.torch_private import Loading
+
+_X86_64, _GENERIC = (202, (43, 288)), (98, (202, 242))
+_CALLS = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC}
+_FUTEX, _ACCEPT = _CALLS.get(platform.machine(), (-1, ()))
+"""The numbers of the system calls in which a thread waits for a lock, or to be connected to."""
+_PRIVATE = 128
+"""Of a futex: only threads of the same process can wake who waits for it."""
+_NO_LIMIT = 0
+_STACK_AFTER_S = 1.0
+_WRITTEN_WITHIN_S, _LOOK_EVERY_S = 0.2, 0.005
+_LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
+
+_stacks = -1
+"""The file to which forked children write their stacks; -1 where they cannot."""
+
+
+def attach() -> None:
+    """Have processes that are forked from this one tell their stack when they are asked; once."""
+    global _stacks
+    if _stacks >= 0 or not _FUTEX > 0 or not hasattr(faulthandler, "register"):
+        return
+    path = boot.spool_folder() / f"stacks-{os.getpid()}"
+    _stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    path.unlink()
+    faulthandler.register(_SIGNAL, file=_stacks, all_threads=True, chain=False)
+
+
+class Watch:
+    """Since when each worker has not run, and where: kept from look to look."""
+
+    def __init__(self) -> None:
+        self._batch: object = None
+        self._ran: dict[int, tuple[int, float]] = {}
+        """By pid, for how long (ns) its threads have run, and since when (s) that is so."""
+        self._places: dict[int, Place | None] = {}
+
+    def workers(self, frames: Iterable[FrameType]) -> tuple[Worker, ...]:
+        """The workers that owe the batch in which these frames of the main thread wait."""
+        found = torch_private.loading(frames, awaited=True)
+        if found is None or not found.due:
+            return ()
+        if found.batch != self._batch:
+            self._batch = found.batch
+            self._ran.clear()
+            self._places.clear()
+        return tuple(self._worker(found, pid) for pid in found.owing)
+
+    def _worker(self, loading: Loading, pid: int) -> Worker:
+        still_s = self._still_s(pid)
+        locked = still_s > 0 and _waits_for_ever(pid)
+        forked = _answers(pid)
+        if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
+            self._places[pid] = _place_of(pid)
+            self._ran[pid] = _ran_ns(pid), self._ran[pid][1]  # it ran to answer
+        return Worker(
+            pid,
+            due=pid == loading.due,
+            forked=forked,
+            still_s=round(still_s, 1),
+            locked=locked,
+            stopped=_state(pid) in ("T", "t"),
+            place=self._places.get(pid),
+        )
+
+    def _still_s(self, pid: int) -> float:
+        ran, now_s = _ran_ns(pid), time.monotonic()
+        before, since_s = self._ran.get(pid, (-1, now_s))
+        if ran != before or ran < 0:
+            since_s = now_s
+        self._ran[pid] = ran, since_s
+        return now_s - since_s
+
+
+watch = Watch()
+
+
+def end(frames: Iterable[FrameType]) -> int:
+    """End the workers of the DataLoader that these frames are in; how many there were.
+
+    A rank that is given up would else wait some seconds for each that does not get on.
+    """
+    found = torch_private.loading(frames)
+    ended = 0
+    for pid in found.everyone if found is not None else ():
+        if _parent(pid) == os.getpid():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)  # one that is stopped ends only then
+                ended += 1
+    return ended
+
+
+# -- /proc ----------------------------------------------------------------------------
+
+
+def _ran_ns(pid: int) -> int:
+    """For how long all threads of a process have run; -1 where that is not told."""
+    total = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return -1
+    return total
+
+
+def _waits_for_ever(pid: int) -> bool:
+    """True when the threads of a process wait, without a limit, for what only they can release.
+
+    Not counted are those that wait to be connected to: multiprocessing has one, to hand out files.
+    """
+    locked = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            number, *call = (task / "syscall").read_text().split()
+            if int(number) in _ACCEPT:
+                continue
+            flags, limit = int(call[1], 16), int(call[3], 16)
+            if int(number) != _FUTEX or not flags & _PRIVATE or limit != _NO_LIMIT:
+                return False
+            locked += 1
+    except (OSError, ValueError, IndexError):  # it ended, runs just now, or may not be read
+        return False
+    return locked > 0
+
+
+def _stat(pid: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _state(pid: int) -> str:
+    return next(iter(_stat(pid)), "")
+
+
+def _parent(pid: int) -> int:
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _answers(pid: int) -> bool:
+    """True of a process that will tell its stack: the signal would end any other."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return _stacks >= 0 and bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
+    return False
+
+
+# -- the stack of a worker ------------------------------------------------------------
+
+
+def _place_of(pid: int) -> Place | None:
+    """Where a forked worker is: the user's innermost line, else the innermost of any."""
+    os.ftruncate(_stacks, 0)
+    with contextlib.suppress(OSError):
+        os.kill(pid, _SIGNAL)
+        for thread in re.split(r"^(?:Current t|T)hread .*$", _answer(), flags=re.MULTILINE):
+            if "_worker_loop" in thread:
+                return _innermost(thread)
+    return None
+
+
+def _answer() -> str:
+    """What a worker has written, once it writes no more."""
+    deadline, text = time.monotonic() + _WRITTEN_WITHIN_S, b""
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
+        before, text = text, os.pread(_stacks, 1 << 16, 0)
+        if text and text == before:
+            break
+    return text.decode("utf-8", "replace")
+
+
+def _innermost(thread: str) -> Place | None:
+    lines = _LINE.findall(thread)
+    mine = next((each for each in lines if where.is_users(each[0])), next(iter(lines), None))
+    if mine is None:
+        return None
+    path, line, function = mine[0], int(mine[1]), mine[2]
+    cell = where.CELL_NAME.fullmatch(path)
+    file = f"cell {cell[1]}" if cell else path.rpartition("/")[2]
+    text = linecache.getline(path, line).strip()[:200]
+    return Place(file, line, "" if function == "<module>" else function, text)

@@ -1,0 +1,147 @@
+"""Where the rank's main thread is, in words a user knows: ``all_reduce (cell 4, line 7)``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+CELL_NAME = re.compile(r"<ddp cell (\d+)>")
+"""File name of a cell's code on every rank; the number is the notebook's ``In [n]``."""
+
+_LIBRARY = (
+    "/site-packages/",
+    "/dist-packages/",
+    f"{Path(os.__file__).parent}{os.sep}",
+    f"{Path(__file__).parents[2]}{os.sep}",
+)
+_OBSERVING = tuple(
+    str(Path(__file__).parents[1] / name)
+    for name in (
+        "collectives/observer.py",
+        "collectives/pause.py",
+        "collectives/guard.py",
+        "training/hooks.py",
+    )
+)
+_scripts: set[str] = set()
+"""Files that were run as scripts: the user's, also in a folder of libraries."""
+# What a rank is found in when it waits for others, by torch's own function names.
+WAITING_IN = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather_object",
+    "scatter_object_list",
+    "batch_isend_irecv",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+    "new_group",
+    "init_process_group",
+    "monitored_barrier",
+    "destroy_process_group",
+)
+
+
+def cell_file(number: int) -> str:
+    """The file name of the cell whose prompt is ``In [number]``."""
+    return f"<ddp cell {number}>"
+
+
+def is_a_script(filename: str) -> None:
+    """From now on `filename` is the user's, wherever it lies."""
+    _scripts.add(filename)
+
+
+def describe_main_thread() -> str:
+    """What the main thread does now, empty when it runs none of the user's code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return describe(frame)
+
+
+def describe_task(task: asyncio.Task[None] | None) -> str:
+    """Where a cell with top-level `await` waits: nothing of it is on the main thread's stack."""
+    place = ""
+    for frame in task_frames(task):
+        if is_users(frame.f_code.co_filename):
+            place = f"await ({_place(frame.f_code.co_filename, frame.f_lineno)})"
+    return place
+
+
+def task_frames(task: asyncio.Task[None] | None) -> Iterator[FrameType]:
+    """The frames of a task that waits, outermost first."""
+    awaited: Any = task.get_coro() if task is not None and not task.done() else None
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        yield frame
+        awaited = awaited.cr_await
+
+
+def frames_of(frame: FrameType | None) -> list[FrameType]:
+    """A thread's frames, innermost first, without those that observe a collective."""
+    found = []
+    while frame is not None:
+        if frame.f_code.co_filename not in _OBSERVING:
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def describe(frame: FrameType | None) -> str:
+    """The innermost user frame, and the torch call it is in."""
+    user, operation = innermost(frames_of(frame))
+    if user is None:
+        return ""
+    place = _place(user.f_code.co_filename, user.f_lineno)
+    return f"{operation} ({place})" if operation else place
+
+
+def innermost(frames: Iterable[FrameType]) -> tuple[FrameType | None, str]:
+    """The user's innermost frame, if any, and the call of torch that it is in.
+
+    `frames` are a thread's, innermost first.
+    """
+    operation = ""
+    for frame in frames:
+        code = frame.f_code
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("torch.distributed") and code.co_name in WAITING_IN:
+            operation = code.co_name
+        elif module == "torch.autograd" and code.co_name == "backward":
+            operation = operation or "backward"
+        elif module.startswith("torch.nn.parallel.distributed") and code.co_name == "__init__":
+            operation = "the DDP constructor"
+        if is_users(code.co_filename):
+            return frame, operation
+    return None, operation
+
+
+def is_users(filename: str) -> bool:
+    """True for cells and for files that are not part of Python or an installed library."""
+    if CELL_NAME.fullmatch(filename) or filename in _scripts:
+        return True
+    return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
+
+
+def _place(filename: str, line: int) -> str:
+    match = CELL_NAME.fullmatch(filename)
+    if match:
+        return f"cell {match[1]}, line {line}"
+    return f"{filename.rpartition('/')[2]}:{line}"

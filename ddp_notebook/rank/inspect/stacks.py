@@ -1,0 +1,199 @@
+"""The main thread's stack for `%ddp_where`: from the user's first frame down into torch.
+
+Called on the engine's control thread: nothing here waits, imports, or runs code of the user's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import linecache
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from ddp_notebook.model import Activity, Doing, Frame, Local, RankStack, rank_stack_to_json
+from ddp_notebook.rank import state
+from ddp_notebook.rank.cells import runner
+from ddp_notebook.rank.inspect import case, safe_repr
+from ddp_notebook.rank.inspect import frames as where
+
+MOST_BYTES = 16_000
+"""Of a rank's answer, as JSON."""
+_HALF = 15
+_MOST_FRAMES = 2 * _HALF
+_MOST_LOCALS = 24
+_LONGEST_SOURCE = 100
+_LONGEST_FILE = 160
+_LONGEST_NAME = 60
+_LONGEST_TEXT = 300
+_ASIDE, _PER_FRAME, _PER_LOCAL = 1000, 70, 24
+"""Bytes for what stands beside the frames, beside the locals of each, and around a local."""
+_FRAME_AND_HERE = 3
+"""References to a dict that only its frame has beside the function that looks at it."""
+_NOT_SHOWN = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
+"""What a module's own names are mostly bound to: imports and definitions."""
+
+
+def gather(with_locals: bool = False) -> dict[str, Any]:
+    """This rank's stack as JSON, of at most `MOST_BYTES`; `with_locals` of the user's frames."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = where.frames_of(main)
+    found, operation = _shown(stack)
+    left_out = len(found) - _MOST_FRAMES
+    if left_out > 0:
+        found = [*found[:_HALF], *found[-_HALF:]]
+    # The main thread goes on: first its lines, then its variables, and only then the files.
+    lines = [frame.f_lineno or 0 for frame in found]
+    traced = any(_module(frame) == "bdb" for frame in stack)
+    values = [_locals(frame, traced) if with_locals else () for frame in found]
+    frames = [_frame(frame, line) for frame, line in zip(found, lines, strict=True)]
+    if left_out > 0:
+        frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
+        values.insert(_HALF, ())
+    doing = _doing(stack, operation, bool(frames))
+    return rank_stack_to_json(RankStack(state.current.rank, doing, _fit(frames, values)))
+
+
+def _doing(frames: list[FrameType], operation: str, runs: bool) -> Doing:
+    """What the main thread is at; `runs` is true when it has frames to show."""
+    inside = case.waiting_in(frames, case.is_runnable())
+    activity = case.activity_of(inside)
+    text = state.current.doing
+    if activity in (Activity.IDLE, Activity.FAILED) and runs:
+        activity = Activity.BUSY
+    if activity is Activity.HELD:
+        text = state.current.held
+    elif activity is Activity.FAILED and (error := state.current.error) is not None:
+        first = error.text.strip().splitlines()[:1]
+        text = ": ".join((error.type, *first))
+    if activity is Activity.WAITING:
+        text = text.removeprefix(f"{inside}: ")
+        operation = operation or inside
+    return Doing(activity, operation, text[:_LONGEST_TEXT])
+
+
+# -- frames ----------------------------------------------------------------------------
+
+
+def _shown(stack: list[FrameType]) -> tuple[list[FrameType], str]:
+    """The frames to show, outermost first, and the call of torch that the innermost are in.
+
+    `stack` is the main thread's, innermost first. A cell that awaits something is not on it.
+    """
+    _, operation = where.innermost(stack)
+    if found := _from_users(stack[::-1]):
+        return found, operation
+    if found := _from_users(list(where.task_frames(runner.awaiting()))):
+        return found, "await"
+    return [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"], operation
+
+
+def _from_users(frames: list[FrameType]) -> list[FrameType]:
+    """The frames from the first of the user's on; none when there is none."""
+    users = (i for i, frame in enumerate(frames) if where.is_users(frame.f_code.co_filename))
+    return frames[next(users, len(frames)) :]
+
+
+def _frame(frame: FrameType, line: int) -> Frame:
+    code = frame.f_code
+    name = code.co_filename
+    cell = where.CELL_NAME.fullmatch(name)
+    return Frame(
+        file=f"cell {cell[1]}" if cell else name[-_LONGEST_FILE:],
+        line=line,
+        function=code.co_qualname.rpartition(".<locals>.")[2][-_LONGEST_NAME:],
+        source=_source(name, line),
+        module=_module(frame)[:_LONGEST_NAME],
+        library=not where.is_users(name),
+    )
+
+
+def _module(frame: FrameType) -> str:
+    name = frame.f_globals.get("__name__")
+    return name if type(name) is str else ""
+
+
+def _source(filename: str, line: int) -> str:
+    if not filename.startswith("<"):
+        linecache.checkcache(filename)  # it may have been edited since it was last shown
+    text = linecache.getline(filename, line).strip()
+    return text if len(text) <= _LONGEST_SOURCE else f"{text[: _LONGEST_SOURCE - 1]}…"
+
+
+# -- locals ----------------------------------------------------------------------------
+
+
+def _locals(frame: FrameType, traced: bool) -> tuple[Local, ...]:
+    """The variables of a frame of the user's; `traced` when a debugger is on the stack."""
+    if not where.is_users(frame.f_code.co_filename):
+        return ()
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        found = _of_function(frame, keep=traced or frame.f_trace is not None)
+    else:
+        found = _of_module(frame)
+    shown = [Local(name[:_LONGEST_NAME], safe_repr.of(v)) for name, v in found[:_MOST_LOCALS]]
+    if len(found) > _MOST_LOCALS:
+        shown.append(Local("…", f"{len(found) - _MOST_LOCALS} more"))
+    return tuple(shown)
+
+
+def _of_module(frame: FrameType) -> list[tuple[str, Any]]:
+    """Of a cell's or a module's own code: what it speaks of, but imports and definitions."""
+    names = frame.f_locals
+    if type(names) is not dict:
+        return []  # the body of a class whose namespace is the user's own invention
+    spoken_of = ((name, names.get(name, sys)) for name in frame.f_code.co_names)
+    return [
+        (name, value)
+        for name, value in spoken_of
+        if not name.startswith("_") and not issubclass(type(value), _NOT_SHOWN)
+    ]
+
+
+def _of_function(frame: FrameType, keep: bool) -> list[tuple[str, Any]]:
+    """All variables of a function.
+
+    Before Python 3.13 a frame keeps the dict that it was asked for, and with it what the
+    function deletes. So it is emptied: unless `keep`, as a debugger writes it back, and unless
+    the function has called `locals()`, which gives the same dict.
+    """
+    code, names = frame.f_code, frame.f_locals
+    order = dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars))
+    found = [(name, names[name]) for name in order if name in names and name[:2] != "__"]
+    if not keep and type(names) is dict and sys.getrefcount(names) <= _FRAME_AND_HERE:
+        names.clear()
+    return found
+
+
+# -- size ------------------------------------------------------------------------------
+
+
+def _fit(frames: Sequence[Frame], values: Sequence[Sequence[Local]]) -> tuple[Frame, ...]:
+    """The frames with as many of their variables as there is room for, the innermost first."""
+    fitting = list(frames)
+    allowed = MOST_BYTES - _ASIDE - _PER_FRAME * len(frames)
+    for number, frame in enumerate(frames):
+        if _size(fitting) <= allowed:
+            break
+        fitting[number] = replace(frame, source="")
+    room = allowed - _size(fitting)
+    for number in range(len(fitting) - 1, -1, -1):
+        kept: list[Local] = []
+        for local in values[number]:
+            room -= len(json.dumps([local.name, local.text])) + _PER_LOCAL
+            if room < 0:
+                kept.append(Local("…", f"{len(values[number]) - len(kept)} left out"))
+                break
+            kept.append(local)
+        fitting[number] = replace(fitting[number], locals=tuple(kept))
+    return tuple(fitting)
+
+
+def _size(frames: Sequence[Frame]) -> int:
+    stack = RankStack(0, Doing(Activity.IDLE), tuple(frames))
+    return len(json.dumps(rank_stack_to_json(stack)))

@@ -1,0 +1,107 @@
+"""torch.nn.DataParallel on this rank: who trains with it, and what its errors mean.
+
+It is one process with one model. Of the other ranks it knows nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any
+
+import torch
+from torch.nn import DataParallel
+
+from ddp_notebook.model import Category, ParallelFacts, Place
+from ddp_notebook.rank.training.digests import Digester
+from ddp_notebook.rank.training.replicas import UsersLine, tracker, users_place
+
+_MOST = 8
+_NO_MEMORY = re.compile(r"out of memory|allocate memory", re.IGNORECASE)
+OTHER_WAY = (
+    "Use DistributedDataParallel: each rank has its own device and loads only its own part of the "
+    "batch. torch.nn.DataParallel is one process: it loads the whole batch, copies the model to "
+    "every GPU in each step and gathers all outputs on the first; on CPUs it only calls the module."
+)
+
+
+class Parallel:
+    """One DataParallel object that was called in this run, with gradients."""
+
+    def __init__(self, wrapped: DataParallel[Any]) -> None:
+        self.ref = weakref.ref(wrapped)
+        self.module = weakref.ref(wrapped.module)
+        self.type = type(wrapped.module).__name__
+        self.devices = len(wrapped.device_ids)
+        self.place: UsersLine = users_place()
+        self.steps = 0
+
+    def stepped(self, updated: set[int]) -> None:
+        """An optimizer has updated these parameters (by id)."""
+        module = self.module()
+        if module is not None and any(id(each) in updated for each in module.parameters()):
+            self.steps += 1
+
+
+class Parallels:
+    """All of this process."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Parallel] = {}
+
+    def begin(self) -> None:
+        """A cell or a script begins."""
+        self.known.clear()
+
+    def forward(self, wrapped: DataParallel[Any]) -> None:
+        """A DataParallel object is called."""
+        if not torch.is_grad_enabled() or len(self.known) >= _MOST:
+            return
+        found = self.known.get(id(wrapped))
+        if found is None or found.ref() is not wrapped:
+            self.known[id(wrapped)] = Parallel(wrapped)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step. What a DistributedDataParallel reduces is left out."""
+        if not self.known:
+            return
+        reduced = {key for replica in tracker.replicas.values() for key in replica.known}
+        updated = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for each in self.known.values():
+            each.stepped(updated - reduced)
+
+    @property
+    def trained(self) -> bool:
+        """True when this run has trained with one."""
+        return any(each.steps for each in self.known.values())
+
+    def facts(self, digester: Digester) -> tuple[ParallelFacts, ...]:
+        """Those with which this run has trained."""
+        used = [each for each in self.known.values() if each.steps]
+        return tuple(
+            ParallelFacts(
+                key=f"{each.type} {number}",
+                type=each.type,
+                devices=each.devices,
+                steps=each.steps,
+                parameters=_digests(each, digester),
+                place=Place(*each.place) if each.place else None,
+            )
+            for number, each in enumerate(used)
+        )
+
+    def cause_of(self, error: BaseException) -> tuple[str, str]:
+        """Category and remedy of an error in a run that uses one; empty where it is no matter."""
+        no_memory = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
+        if not self.known or not no_memory:
+            return "", ""
+        return Category.OOM_ON_ONE_RANK.value, f"Make the batch smaller. {OTHER_WAY}"
+
+
+def _digests(parallel: Parallel, digester: Digester) -> Any:
+    module = parallel.module()
+    named = module.named_parameters() if module is not None else ()
+    return digester.all("parameters of DataParallel", named)
+
+
+parallels = Parallels()

@@ -1,0 +1,307 @@
+"""What this rank's DDP objects and optimizers do, counted as they do it.
+
+A forward is through the wrapper or around it, under no_sync or not; the backward that follows
+is then reduced or is not; and a step uses what the last backward gave. Counting costs some
+microseconds a step, waits for no device, and keeps nothing of the user's alive.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+import zlib
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.collectives import call_sites
+from ddp_notebook.rank.training import ddp
+
+NONE, BYPASSED, LOCAL, REDUCED = range(4)
+"""How a backward's gradients come about; of several forwards the greatest counts."""
+_SMALL_BUCKET = 4096
+"""Elements."""
+_FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
+"""Of the small buckets of a backward, the first are looked at, and some of the others."""
+_MOST = 32
+"""DDP objects, and optimizers, that are kept track of at a time."""
+
+
+UsersLine = tuple[str, int, str, str] | None
+"""File, line, function and text; None where no code of the user's is on the stack."""
+
+
+def users_place() -> UsersLine:
+    """The innermost line of the user's code on this thread's stack."""
+    path = call_sites.users_path(sys._getframe(1))
+    return path[-1] if path else None
+
+
+class Replica:
+    """One DistributedDataParallel object."""
+
+    def __init__(self, wrapped: DistributedDataParallel, number: int) -> None:
+        module = wrapped.module
+        names, parameters, _ = ddp.reduced(module)
+        self.ref = weakref.ref(wrapped)
+        self.module = weakref.ref(module)
+        self.number = number
+        self.names = names
+        self.known = {id(each): weakref.ref(each) for each in parameters}
+        self.type = type(module).__name__
+        made_of = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
+        self.made_of = f"{self.type} {zlib.crc32(repr(made_of).encode()):08x}"
+        # Whether a model is frozen for the moment shows at either end of it.
+        self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
+        self.inside = 0
+        """Its own forward is on the stack."""
+        self.kept: Any = None
+        """Its facts, of an object that is gone."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.pending = self.last = NONE
+        self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
+        self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
+        self.bypass_place: UsersLine = None
+        self.bad_place: UsersLine = None
+        self.local_place: UsersLine = None
+        self.unready: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> bool:
+        """True when this run has done something with it."""
+        return bool(self.forwards or self.bypasses or self.steps)
+
+    def trains(self) -> bool:
+        """False while its parameters are frozen."""
+        ends = [ref() for ref in self.ends]
+        return any(each is not None and each.requires_grad for each in ends)
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """True for what its reducer has a hook on."""
+        ref = self.known.get(id(parameter))
+        return ref is not None and ref() is parameter
+
+    def enter(self, reduces: bool) -> None:
+        """A forward through the wrapper begins."""
+        self.inside += 1
+        self.forwards += 1
+        if reduces:
+            self.pending = REDUCED
+        else:
+            self.no_sync_forwards += 1
+            if self.pending < LOCAL and self.trains():
+                self.pending = LOCAL
+            if self.local_place is None:
+                self.local_place = users_place()
+
+    def bypass(self) -> None:
+        """A forward of the module inside begins, and the wrapper knows nothing of it."""
+        if not self.trains():
+            return
+        self.bypasses += 1
+        if self.bypass_place is None:
+            self.bypass_place = users_place()
+        self.pending = self.pending or BYPASSED
+
+    def backward(self) -> None:
+        """A backward begins."""
+        if self.pending:
+            self.last, self.pending = self.pending, NONE
+            self.backwards += 1
+
+    def step(self) -> None:
+        """An optimizer has updated its parameters."""
+        self.steps += 1
+        if self.last == REDUCED:
+            wrapped = self.ref()
+            places_left = ddp.unready(wrapped) if wrapped is not None else []
+            if not places_left:
+                return
+            self.unready_steps += 1
+            self.unready = tuple(self.names[i] for i in places_left if i < len(self.names))
+        elif self.last == LOCAL:
+            self.local_steps += 1
+        elif self.last == BYPASSED:
+            self.bypassed_steps += 1
+        else:
+            return
+        if self.bad_place is None:
+            self.bad_place = users_place()
+
+
+class Stepped:
+    """One optimizer that makes steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        self.ref = weakref.ref(optimizer)
+        self.number = number
+        self.type = type(optimizer).__name__
+        self.shape: Any = None
+        self.replicas: list[Replica] = []
+        self.strangers: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self.kept: Any = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.steps = 0
+        self.lrs: tuple[Any, ...] = ()
+        self.place: UsersLine = None
+
+    def step(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
+        """It has made a step."""
+        groups = optimizer.param_groups
+        shape = (tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
+        if shape != self.shape:
+            self.shape = shape
+            self._find_models(groups, tracker)
+        if not self.steps:
+            self.place = users_place()
+        self.steps += 1
+        self.lrs = tuple([group.get("lr") for group in groups])
+        # Within a backward the reducer is not done yet, and the step is one of many.
+        if self.replicas and not torch_private.in_backward():
+            for replica in self.replicas:
+                replica.step()
+
+    def _find_models(self, groups: Any, tracker: Tracker) -> None:
+        mine = {
+            id(parameter): (f"param_groups[{g}]['params'][{i}]", parameter)
+            for g, group in enumerate(groups)
+            for i, parameter in enumerate(group["params"])
+        }
+        self.replicas = []
+        for replica in tracker.replicas.values():
+            module = replica.module()
+            if module is None or replica.ref() is None:
+                continue
+            inside = [id(each) for each in module.parameters()]
+            if any(each in mine for each in inside):
+                self.replicas.append(replica)
+                for each in inside:
+                    mine.pop(each, None)
+        self.strangers = [
+            (name, weakref.ref(each))
+            for name, each in mine.values()
+            if self.replicas and each.requires_grad
+        ]
+
+
+class Tracker:
+    """All that this process knows of its DDP objects and optimizers."""
+
+    def __init__(self) -> None:
+        self.broken = ""
+        """Why it took itself out; empty while it works."""
+        self.made = 0
+        self.replicas: dict[int, Replica] = {}
+        self.modules: dict[int, Replica] = {}
+        self.gone: list[Replica] = []
+        """Objects of this run that are gone, with what was known of them at their end."""
+        self.optimizers: dict[int, Stepped] = {}
+        self.backwards = 0
+        self._small_buckets = 0
+        """Of the backward that is under way."""
+        self.nan_backward: int | None = None
+        self.nan_what = ""
+        self.nan_place: UsersLine = None
+
+    def begin(self) -> None:
+        """A cell or a script begins: what is gone is forgotten, the rest counted anew."""
+        self.replicas = {k: r for k, r in self.replicas.items() if r.ref() is not None}
+        self.modules = {id(r.module()): r for r in self.replicas.values()}
+        self.optimizers = {k: o for k, o in self.optimizers.items() if o.ref() is not None}
+        self.gone.clear()
+        for replica in self.replicas.values():
+            replica.begin()
+        for stepped in self.optimizers.values():
+            stepped.begin()
+        self.backwards, self.nan_backward, self.nan_what = 0, None, ""
+        self.nan_place = None
+
+    def take_out(self, error: BaseException) -> None:
+        """Count no more in this process."""
+        self.broken = f"{type(error).__name__}: {error}"
+
+    def replica(self, wrapped: DistributedDataParallel) -> Replica:
+        """What is known of a DDP object."""
+        found = self.replicas.get(id(wrapped))
+        if found is not None and found.ref() is wrapped:
+            return found
+        if found is not None:
+            self._archive(found)
+        self.made += 1
+        if len(self.replicas) >= _MOST:
+            self.replicas.pop(next(iter(self.replicas)))
+        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made)
+        self.modules[id(found.module())] = found
+        return found
+
+    def _archive(self, replica: Replica) -> None:
+        self.replicas = {k: r for k, r in self.replicas.items() if r is not replica}
+        if replica.used and replica.kept is not None and len(self.gone) < _MOST:
+            self.gone.append(replica)
+
+    def died(self, wrapped: DistributedDataParallel, kept: Any) -> None:
+        """A DDP object is about to go: `kept` is what to tell of it later."""
+        replica = self.replicas.get(id(wrapped))
+        if replica is not None:
+            replica.kept = kept
+            self._archive(replica)
+
+    def bypass(self, module: torch.nn.Module) -> None:
+        """A forward of `module` begins; nothing to us unless a DDP object has it inside."""
+        replica = self.modules.get(id(module))
+        if replica is not None and not replica.inside and replica.module() is module:
+            wrapped = replica.ref()
+            if wrapped is not None:
+                replica.bypass()
+
+    def backward(self, loss: Any) -> None:
+        """A backward of `loss` begins."""
+        number = self.backwards
+        self.backwards = number + 1
+        self._small_buckets = 0
+        for replica in self.replicas.values():
+            replica.backward()
+        if self.nan_backward is not None or not isinstance(loss, torch.Tensor):
+            return
+        # To read a value from a device would wait for it.
+        if loss.is_cpu and loss.numel() == 1 and not math.isfinite(loss.item()):
+            self._is_bad(number, "the loss")
+
+    def bucket(self, gradients: torch.Tensor) -> None:
+        """A bucket of this rank's own gradients is about to be reduced."""
+        size = gradients.numel()
+        if size <= _SMALL_BUCKET:
+            # To look at such a bucket would take as long as to send it.
+            self._small_buckets = seen = self._small_buckets + 1
+            if seen > _FIRST_BUCKETS and seen % _EVERY_BUCKET:
+                return
+        if self.nan_backward is not None or not gradients.is_cpu:
+            return
+        probe = gradients if size <= _SMALL_BUCKET else gradients.view(-1)[:: size // 256]
+        if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
+            self._is_bad(max(0, self.backwards - 1), "a gradient")
+
+    def _is_bad(self, number: int, what: str) -> None:
+        self.nan_backward, self.nan_what, self.nan_place = number, what, users_place()
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step."""
+        found = self.optimizers.get(id(optimizer))
+        if found is None or found.ref() is not optimizer:
+            if len(self.optimizers) >= _MOST:
+                self.optimizers.pop(next(iter(self.optimizers)))
+            found = Stepped(optimizer, len(self.optimizers))
+            self.optimizers[id(optimizer)] = found
+        found.step(optimizer, self)
+
+
+tracker = Tracker()

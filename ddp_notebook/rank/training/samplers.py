@@ -1,0 +1,164 @@
+"""What the batches of this rank come from: DistributedSamplers, and loaders without one."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from ddp_notebook.model import LoaderFacts, Place, SamplerFacts
+from ddp_notebook.rank.training.replicas import users_place
+
+_MOST = 32
+_EPOCHS = 32
+_INPUTS = 4
+_HASHED_BYTES = 2**20
+
+
+class Source:
+    """A sampler or a loader that was iterated in this run."""
+
+    def __init__(self, owner: Any) -> None:
+        self.ref = weakref.ref(owner)
+        self.place = users_place()
+        self.seen: dict[str, Any] = {}
+        """What it was when it was iterated last."""
+        self.epoch = 0
+        self.epochs: list[int] = []
+        self.epochs_set = 0
+        self.trained = False
+        """A backward was seen since it was iterated last."""
+        self.inputs: list[str] = []
+
+
+class Sources:
+    """All of this process."""
+
+    def __init__(self) -> None:
+        self.samplers: dict[int, Source] = {}
+        self.loaders: dict[int, Source] = {}
+        self.current: Source | None = None
+        """What the batches come from now."""
+
+    def begin(self) -> None:
+        """A cell or a script begins."""
+        self.samplers.clear()
+        self.loaders.clear()
+        self.current = None
+
+    @staticmethod
+    def _of(sources: dict[int, Source], owner: Any) -> Source | None:
+        found = sources.get(id(owner))
+        if found is not None and found.ref() is owner:
+            return found
+        # One that is gone and was of use keeps its facts, under a number no object has.
+        if found is not None:
+            sources[-len(sources) - 1] = found
+        if len(sources) >= _MOST:
+            return None
+        made = sources[id(owner)] = Source(owner)
+        return made
+
+    def sampled(self, sampler: DistributedSampler[Any]) -> None:
+        """A DistributedSampler is iterated."""
+        source = self._of(self.samplers, sampler)
+        if source is None:
+            return
+        source.seen = {
+            "length": _length(sampler.dataset),
+            "num_replicas": int(sampler.num_replicas),
+            "rank": int(sampler.rank),
+            "shuffle": bool(sampler.shuffle),
+            "seed": int(sampler.seed),
+            "drop_last": bool(sampler.drop_last),
+        }
+        source.epoch = int(sampler.epoch)
+        source.trained = False
+        self.current = source
+
+    def epoch_set(self, sampler: DistributedSampler[Any]) -> None:
+        """`set_epoch` of a DistributedSampler was called."""
+        source = self._of(self.samplers, sampler)
+        if source is not None:
+            source.epochs_set += 1
+
+    def loaded(self, loader: DataLoader[Any]) -> None:
+        """A DataLoader is iterated."""
+        batches = getattr(loader, "batch_sampler", None)
+        sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
+        plain = isinstance(
+            sampler, torch.utils.data.SequentialSampler | torch.utils.data.RandomSampler
+        )
+        if not plain or isinstance(loader.dataset, IterableDataset):
+            return
+        source = self._of(self.loaders, loader)
+        if source is None:
+            return
+        source.seen = {"length": _length(loader.dataset), "sampler": type(sampler).__name__}
+        source.trained = False
+        self.current = source
+
+    def forward(self, inputs: tuple[Any, ...]) -> None:
+        """A DDP object gets `inputs`; the first ones from a loader are kept as hashes."""
+        source = self.current
+        if source is None or len(source.inputs) >= _INPUTS or "sampler" not in source.seen:
+            return
+        first = next((each for each in inputs if isinstance(each, torch.Tensor)), None)
+        source.inputs.append(_hash(first) if first is not None else "")
+
+    def backward(self) -> None:
+        """A backward begins: what is iterated is trained on."""
+        source = self.current
+        if source is None or source.trained:
+            return
+        source.trained = True
+        if "sampler" not in source.seen and len(source.epochs) < _EPOCHS:
+            source.epochs.append(source.epoch)
+
+    def sampler_facts(self) -> tuple[SamplerFacts, ...]:
+        """The samplers with which a model was trained."""
+        used = [each for each in self.samplers.values() if each.epochs]
+        return tuple(
+            SamplerFacts(
+                key=str(number),
+                **each.seen,
+                epochs=tuple(each.epochs),
+                epochs_set=each.epochs_set,
+                place=Place(*each.place) if each.place else None,
+            )
+            for number, each in enumerate(used)
+        )
+
+    def loader_facts(self) -> tuple[LoaderFacts, ...]:
+        """The loaders whose batches trained a model."""
+        used = [each for each in self.loaders.values() if each.inputs and each.trained]
+        return tuple(
+            LoaderFacts(
+                key=str(number),
+                **each.seen,
+                inputs=tuple(each.inputs),
+                place=Place(*each.place) if each.place else None,
+            )
+            for number, each in enumerate(used)
+        )
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    size = tensor.numel() * tensor.element_size()
+    if tensor.device.type != "cpu" or not size or size > _HASHED_BYTES:
+        return ""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return f"{zlib.crc32(flat.numpy().data):08x}"
+
+
+sources = Sources()

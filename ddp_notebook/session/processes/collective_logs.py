@@ -1,0 +1,99 @@
+"""Reads what the ranks wrote down about their collectives, without asking them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_notebook.model import Collectives, Ranks, collective_log
+
+READ_LAST = 2000
+"""Records of each rank that a diagnosis looks at."""
+
+
+class Rings:
+    """The rings of a session's ranks, in its `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: dict[int, memoryview] = {}
+        self._known: dict[int, collective_log.RankRing] = {}
+
+    def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
+        """Per rank its run and how many collectives it has issued in it. Takes microseconds."""
+        found = []
+        for rank in ranks:
+            words = self._map(rank)
+            if words is not None:
+                _, run, written, _ = collective_log.HEADER.unpack_from(words)
+                found.append((run, written))
+        return tuple(found)
+
+    def read(self, ranks: Ranks, run: int | None = None, last: int = READ_LAST) -> Collectives:
+        """What `ranks` issued, in `run` only when it is given.
+
+        The ranks of a run may count themselves from 0: members of groups are the `ranks` in
+        their order.
+        """
+        return self._read(ranks, run, dict.fromkeys(ranks, last))
+
+    def read_since(
+        self, ranks: Ranks, run: int, first: Mapping[int, int], most: int
+    ) -> Collectives:
+        """What `ranks` issued in `run` from the number `first` of each on, the newest `most`.
+
+        Meant to be asked many times a second: it costs what is new.
+        """
+        lasts = {}
+        for rank in ranks:
+            words = self._map(rank)
+            if words is not None:
+                _, run_there, written, _ = collective_log.HEADER.unpack_from(words)
+                if run_there == run and written > first.get(rank, 0):
+                    lasts[rank] = min(written - first.get(rank, 0), most)
+        return self._read(ranks, run, lasts)
+
+    def _read(self, ranks: Ranks, run: int | None, lasts: Mapping[int, int]) -> Collectives:
+        rings = {}
+        for rank, last in lasts.items():
+            words = self._map(rank)
+            if words is not None:
+                found = collective_log.read(words, rank, last, self._known.get(rank))
+                self._known[rank] = replace(found, records=())
+                if run is None or found.run == run:
+                    rings[rank] = found
+        groups = {
+            name: tuple(ranks[member] for member in members if member < len(ranks))
+            for found in rings.values()
+            for name, members in found.groups.items()
+        }
+        return Collectives(
+            {rank: found.records for rank, found in rings.items()},
+            groups,
+            {rank: found.first for rank, found in rings.items()},
+        )
+
+    def close(self) -> None:
+        """Let go of the files."""
+        maps, self._maps = self._maps, {}
+        for words in maps.values():
+            words.release()
+
+    def _map(self, rank: int) -> memoryview | None:
+        words = self._maps.get(rank)
+        if words is None:
+            with contextlib.suppress(OSError, ValueError):
+                descriptor = os.open(self._folder / f"ring-{rank}", os.O_RDONLY)
+                try:
+                    if os.fstat(descriptor).st_size == collective_log.FILE_BYTES:
+                        mapped = mmap.mmap(
+                            descriptor, collective_log.FILE_BYTES, access=mmap.ACCESS_READ
+                        )
+                        words = self._maps[rank] = memoryview(mapped)
+                finally:
+                    os.close(descriptor)
+        return words

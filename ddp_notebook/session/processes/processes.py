@@ -1,0 +1,330 @@
+"""From nothing to ranks that take calls: the processes, the store, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from ddp_notebook.cluster.cluster import (
+    CONTROLLER,
+    IPyParallelCluster,
+    RankCluster,
+)
+from ddp_notebook.cluster.event_receiver import Listener
+from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.devices import DevicePlan
+from ddp_notebook.launch.environment import loopback_interface, rank_environment
+from ddp_notebook.launch.forkserver import end_sessions
+from ddp_notebook.launch.shared_memory import remove_orphans
+from ddp_notebook.model import (
+    Event,
+    RankExited,
+    Ranks,
+    RankSpawned,
+    Status,
+    name_ranks,
+)
+from ddp_notebook.session.options import InitOptions
+from ddp_notebook.session.processes.collective_logs import Rings
+from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
+from ddp_notebook.session.processes.store import StoreKeeper
+from ddp_notebook.session.record import Record
+from ddp_notebook.state.board import exit_text
+
+FOLDER_PREFIX = "ddp_notebook-"
+_LAST_WORDS_BYTES = 4000
+_REGISTER_GRACE_S = 30.0
+
+
+class Processes:
+    """Everything that runs for one session, and its end.
+
+    `on_lost(reason)` is called, from any thread, when the session cannot go on.
+    """
+
+    def __init__(
+        self,
+        options: InitOptions,
+        devices: DevicePlan,
+        fork_server: ForkServerClient,
+        record: Record,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self.options = options
+        self.devices = devices
+        self.record = record
+        self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        self.fork_server = fork_server
+        self._on_lost = on_lost
+        self._started_s = time.time()
+        self._store: StoreKeeper | None = None
+        self._script_store: StoreKeeper | None = None
+        self._lab: LabHosts | None = None
+        self._closing = False
+        self._log_files: dict[int, Path] = {}
+        self._heard_bytes: dict[int, int] = {}
+        """Of each rank's log, what an earlier run or process wrote."""
+        fork_server.own(str(self.folder))
+        _write_owner(self.folder, fork_server.pid or os.getpid())
+        self.spool.mkdir(mode=0o700)
+        self.rings = Rings(self.spool)
+        """What the ranks wrote down about their collectives."""
+        self.listener = Listener(self.folder, record.add)
+        self.cluster: RankCluster = IPyParallelCluster(
+            fork_server, self.folder, self._exited, options.world_size
+        )
+        fork_server.on_lost(self._fork_server_lost)
+
+    @property
+    def spool(self) -> Path:
+        """Where ranks put output that is too long to send."""
+        return self.folder / "spool"
+
+    def log_file(self, rank: int) -> Path:
+        """The file behind a rank's own stdout and stderr."""
+        if rank not in self._log_files:  # each cell looks at all of them
+            self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
+        return self._log_files[rank]
+
+    def spooled(self, rank: int, cell: int) -> Path:
+        """Where `rank` puts what it writes in `cell`, once that is too long to send."""
+        return self.spool / f"rank-{rank}-cell-{cell}.txt"
+
+    # -- bringing up -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything, up to ranks that take calls. Raises SetupFailed, SessionLost.
+
+        What needs no torch is started while the fork server still loads it.
+        """
+        if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
+            self._await_torch()
+            _write_owner(self.folder, self.fork_server.pid)
+        self.cluster.start()
+        self._await_torch()
+        if self.options.init_method != "file":
+            self.open_store()
+        self.launch(tuple(range(self.options.world_size)))
+
+    def _await_torch(self) -> None:
+        """Wait until the fork server has torch loaded, and say so on the board meanwhile."""
+        notes = self.record.snapshot.notes
+        if not self.fork_server.ready.done():
+            self.record.note(notes=("Loading torch, once for all ranks: a few seconds.", *notes))
+        try:
+            self.fork_server.ready.result(self.options.timeout_s + 60)
+        except TimeoutError:
+            raise SetupFailed(
+                "The fork server that starts ranks did not get ready: is the machine very busy?"
+            ) from None
+        self.record.note(notes=notes)
+
+    def launch(self, ranks: Ranks) -> None:
+        """Start the processes of `ranks` and wait until they take calls. Raises SetupFailed."""
+        for rank in ranks:
+            self._launch_one(rank)
+        missing = self.cluster.wait_for(
+            ranks, self.options.timeout_s + _REGISTER_GRACE_S, lambda: self._any_dead(ranks)
+        )
+        if missing:
+            raise SetupFailed(self._why_not_up(missing))
+
+    def replace(self, ranks: Ranks) -> None:
+        """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
+        if ranks:
+            self.stop(ranks)
+            self.launch(ranks)
+
+    def _launch_one(self, rank: int) -> None:
+        options = self.options
+        extra = dict(self.devices.environment[rank])
+        if options.master_addr in ("127.0.0.1", "localhost", "::1"):
+            interface = loopback_interface()
+            if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+                extra["GLOO_SOCKET_IFNAME"] = interface
+        environment = rank_environment(rank, options.world_size, options.threads, extra)
+        light = {
+            "rank": rank,
+            "url": self.listener.url,
+            "key": self.listener.key,
+            "log": str(self.log_file(rank)),
+            "spool": str(self.spool),
+        }
+        self.listener.expect_from_start(rank)
+        self.begin_words((rank,))
+        pid = self.cluster.launch(rank, environment, [["ddp_notebook.rank.boot:start", light]])
+        label = self.devices.labels[rank]
+        self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
+
+    def _why_not_up(self, missing: Ranks) -> str:
+        """Which rank did not get launched, and why."""
+        lines = []
+        for state in self.record.snapshot.ranks:
+            if state.status is Status.DEAD:
+                words = state.last_words.strip().splitlines()
+                said = f" Last words: {words[-1].strip()}" if words else ""
+                lines.append(
+                    f"Rank {state.rank} died in stage launched, "
+                    f"{exit_text(state.exit_code or 0)}.{said}"
+                )
+        return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
+
+    def _any_dead(self, ranks: Ranks) -> bool:
+        states = self.record.snapshot.ranks
+        return self._closing or any(states[rank].status is Status.DEAD for rank in ranks)
+
+    # -- the store ---------------------------------------------------------------------
+
+    def _keeper(self, port: int) -> StoreKeeper:
+        return StoreKeeper(
+            self.fork_server,
+            self.listener,
+            self.record,
+            self.folder,
+            self.options.master_addr,
+            port,
+        )
+
+    def open_store(self) -> None:
+        """Have the session's store listen where the options say; an earlier one is closed."""
+        if self._store is not None:
+            self._store.close()
+        self._store = self._keeper(self.options.master_port)
+
+    def store_address(self) -> tuple[str, int]:
+        """Where the store listens; opens it again when its keeper is gone. Raises SetupFailed."""
+        if self._store is None or not self._store.alive:
+            self.open_store()
+        assert self._store is not None
+        return self._store.address(self.options.timeout_s)
+
+    @property
+    def store_alive(self) -> bool:
+        """True while the session's store can be reached."""
+        return self._store is not None and self._store.alive
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process that hosts the session's store, 0 when there is none."""
+        return self._store.pid if self._store is not None and self._store.alive else 0
+
+    @property
+    def script_store_alive(self) -> bool:
+        """True while the last script's store can be reached."""
+        return self._script_store is not None and self._script_store.alive
+
+    def fresh_store(self) -> tuple[str, int]:
+        """Where an empty store listens, for a script: its keys would meet those of the last run."""
+        if self._script_store is not None:
+            self._script_store.close()
+        self._script_store = self._keeper(0)
+        return self._script_store.address(self.options.timeout_s)
+
+    # -- the lab's hosts ---------------------------------------------------------------
+
+    def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
+        """Put the ranks of the next script on two hosts. Raises UsageMistake."""
+        self.close_lab()
+        self._lab = LabHosts(self.fork_server, self.folder, names, drops, port)
+        return self._lab.place(self.options.world_size)
+
+    def close_lab(self) -> None:
+        """Let go of the lab's hosts, if there are any."""
+        lab, self._lab = self._lab, None
+        if lab is not None:
+            lab.close()
+
+    # -- the end -----------------------------------------------------------------------
+
+    def stop(self, ranks: Ranks) -> None:
+        """End the processes of `ranks`."""
+        for rank in ranks:
+            self.cluster.stop(rank)
+
+    def close(self) -> None:
+        """End everything; returns when nothing of it is left."""
+        if self._closing:
+            return
+        self._closing = True
+        self.cluster.close()
+        self.fork_server.close()
+        self.listener.close()
+        self.rings.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _say(self, event: Event) -> None:
+        self.record.add((event,))
+
+    def _exited(self, rank: int, pid: int, code: int) -> None:
+        """A process ended (on the fork server client's thread)."""
+        if self._closing:
+            return
+        if rank == CONTROLLER:
+            self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
+            return
+        words = self._log_tail(rank)
+        self._say(
+            RankExited(
+                rank=rank, pid=pid, exit_code=code, last_words=words, heard_ns=time.monotonic_ns()
+            )
+        )
+
+    def begin_words(self, ranks: Ranks) -> None:
+        """Something new begins on these ranks: what their logs hold are not its last words."""
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                self._heard_bytes[rank] = self.log_file(rank).stat().st_size
+
+    def _log_tail(self, rank: int) -> str:
+        with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._heard_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
+            return log.read().decode("utf-8", "replace")
+        return ""
+
+    def _fork_server_lost(self) -> None:
+        if self._closing:
+            return
+        # Its children were told by the kernel to die with it; what they started was not.
+        end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
+        remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
+        self._on_lost("The fork server that held the ranks ended.")
+
+
+def sweep_stale_folders() -> None:
+    """Remove folders of sessions whose notebook and fork server were both killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        owner = folder / "owner"
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if not _alive(owner.read_text()):
+                remove_orphans((str(folder),), owner.stat().st_mtime)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_owner(folder: Path, pid: int) -> None:
+    """Whole or not at all: another session may look at it just now."""
+    new = folder / "owner.new"
+    new.write_text(_owner(pid))
+    new.replace(folder / "owner")
+
+
+def _owner(pid: int) -> str:
+    """A process, told apart from a later one with the same number."""
+    return f"{pid} {psutil.Process(pid).create_time()}"
+
+
+def _alive(owner: str) -> bool:
+    pid = int(owner.split()[0])
+    try:
+        process = psutil.Process(pid)
+        return _owner(pid) == owner and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

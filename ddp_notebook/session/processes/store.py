@@ -1,0 +1,93 @@
+"""The session's stores: each is hosted by a process of its own, as torchrun's agent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_notebook.cluster.event_receiver import Listener
+from ddp_notebook.cluster.launchers import child_environment
+from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.model import (
+    SESSION,
+    Category,
+    Diagnosis,
+    Event,
+    Finding,
+    StoreFailed,
+    StoreOpened,
+)
+from ddp_notebook.session.record import Record
+
+_CLOSE_WITHIN_S = 2.0
+
+
+class StoreKeeper:
+    """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        listener: Listener,
+        record: Record,
+        folder: Path,
+        host: str,
+        port: int,
+    ) -> None:
+        self._fork_server = fork_server
+        self._record = record
+        self._said: list[StoreOpened | StoreFailed] = []
+        self._ended = False
+        self._unsubscribe = record.subscribe(self._watch)
+        listener.expect_from_start(SESSION)
+        arguments = {"url": listener.url, "key": listener.key, "host": host, "port": port}
+        spec = {
+            "calls": [["ddp_notebook.rank.setup.store_process:main", arguments]],
+            "env": child_environment({}),
+            "cwd": os.getcwd(),  # noqa: PTH109
+            "log": str(folder / "keeper.log"),
+        }
+        self.pid = fork_server.spawn(spec, self._exited)
+
+    @property
+    def alive(self) -> bool:
+        """True while its process runs."""
+        return not self._ended
+
+    def address(self, timeout_s: float) -> tuple[str, int]:
+        """Where it listens, as soon as it does. Raises SetupFailed."""
+        self._record.wait_for(lambda: self._mine() is not None or self._ended, timeout_s)
+        # A keeper that cannot listen says why and ends; its words may come after that news.
+        self._record.wait_for(lambda: self._mine() is not None, 1.0)
+        said = self._mine()
+        if isinstance(said, StoreOpened):
+            return said.host, said.port
+        if said is None:
+            raise SetupFailed("The store did not open in time. Try again: %ddp_init")
+        category = Category.PORT_IN_USE if "in use" in said.cause else Category.ENV_INVALID
+        finding = Finding(category, (), said.cause.rstrip("."), said.remedy)
+        raise SetupFailed(
+            f"{said.cause}\n  What to do: {said.remedy}", diagnosis=Diagnosis((finding,))
+        )
+
+    def close(self) -> None:
+        """End it; returns when its port is free."""
+        self._unsubscribe()
+        if not self._ended:
+            self._fork_server.signal(self.pid, signal.SIGKILL)
+            self._record.wait_for(lambda: self._ended, _CLOSE_WITHIN_S)
+
+    def _mine(self) -> StoreOpened | StoreFailed | None:
+        return next((event for event in self._said if event.pid == self.pid), None)
+
+    def _watch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, (StoreOpened, StoreFailed)):
+                self._said.append(event)
+
+    def _exited(self, code: int) -> None:
+        self._ended = True
+        self._record.add(())

@@ -1,0 +1,43 @@
+"""What the system tells of a rank that does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ddp_notebook.model import Activity, RankEvidence, RankState
+from ddp_notebook.state.board import describe
+
+
+def silent(state: RankState) -> RankEvidence:
+    """The evidence of a rank whose process is there and says nothing."""
+    process, cpu_s = process_of(state.pid)
+    return RankEvidence(
+        state.rank,
+        Activity.SILENT,
+        doing=last_known(state, process),
+        process=process,
+        main_cpu_s=cpu_s,
+    )
+
+
+def last_known(state: RankState, process: str) -> str:
+    """What it did when it was last heard, and that its process is stopped if it is."""
+    stopped = f"its process {state.pid} is stopped" if process == "stopped" else ""
+    heard = describe(state)
+    return "; ".join(filter(None, (stopped, f"when last heard: {heard}" if heard else "")))
+
+
+def process_of(pid: int | None) -> tuple[str, float]:
+    """How the system has the main thread (sleeping, running, disk-sleep, stopped), its CPU time.
+
+    Empty and zero where that is not to be had.
+    """
+    import psutil
+
+    if not pid:
+        return "", 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        main = next((each for each in process.threads() if each.id == pid), None)
+        return str(process.status()), main.user_time + main.system_time if main else 0.0
+    return "", 0.0

@@ -1,0 +1,165 @@
+"""Calling ranks without waiting for what cannot come.
+
+A rank that died never answers; one that failed may have left the others in a collective for
+ever. So the wait ends by itself then, and before that when it is given up or interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.model import Ranks, Status
+from ddp_notebook.model.ddp import RankFailure, failure_from_json
+from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.runs.wait import INTERRUPT_GRACE_S, quick_switches
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+
+OTHERS_GRACE_S = 2.0
+"""How long the others may take to answer once a rank died or failed."""
+_LOOK_EVERY_S = 0.01
+_ANSWER_S = 10.0
+
+
+@dataclass
+class Answers:
+    """What came back from the ranks, and what did not."""
+
+    pending: Ranks
+    """Ranks that have not answered."""
+    values: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[int, RankFailure] = field(default_factory=dict)
+    dead: dict[int, int] = field(default_factory=dict)
+    """Exit codes of ranks that died meanwhile."""
+    interrupted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """True when every rank answered what it was asked for."""
+        return not (self.pending or self.failed or self.dead or self.interrupted)
+
+
+def ask(
+    cluster: RankCluster,
+    record: Record,
+    ranks: Ranks,
+    function: str,
+    arguments: Mapping[str, Any],
+    give_up: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = lambda: False,
+    interrupt_grace_s: float = INTERRUPT_GRACE_S,
+) -> Answers:
+    """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
+    from a rank that cannot.
+
+    Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
+    `give_up` says so; or when the user interrupts, for which `cancelled` stands too: then the
+    ranks are interrupted, and have `interrupt_grace_s` to answer. Raises SessionLost.
+    """
+    with quick_switches(), noted() as interrupted:
+        sent = cluster.call(ranks, function, lambda _: arguments)
+        gathering = _Gathering(cluster, record, sent)
+        answers = gathering.answers
+        gathering.wait(lambda: give_up() or interrupted() or cancelled())
+        if interrupted() or cancelled():
+            answers.interrupted = True
+            gathering.interrupt(interrupt_grace_s)
+
+    def idle() -> bool:
+        states = record.snapshot.ranks
+        return not any(states[rank].status is Status.RUNNING for rank in answers.values)
+
+    # What a rank says of its end travels apart from its answer; it is busy until then.
+    record.wait_for(idle, 1.0)
+    return answers
+
+
+class _Gathering:
+    """Answers as they come in."""
+
+    def __init__(
+        self, cluster: RankCluster, record: Record, sent: Mapping[int, Future[Any]]
+    ) -> None:
+        self.answers = Answers(pending=tuple(sent))
+        self._cluster = cluster
+        self._record = record
+        self._sent = sent
+
+    def wait(self, stopped: Callable[[], bool], until_s: float = math.inf) -> None:
+        """Collect until all answered, it is `stopped`, or no more can be expected.
+
+        At most until `until_s` of the monotonic clock.
+        """
+        answers, deadline_s = self.answers, until_s
+        expecting = True
+        while answers.pending and not stopped():
+            if expecting and (answers.failed or answers.dead):
+                expecting = False
+                deadline_s = min(deadline_s, time.monotonic() + OTHERS_GRACE_S)
+            if time.monotonic() > deadline_s:
+                break
+            self.collect(time.monotonic() + _LOOK_EVERY_S)
+
+    def interrupt(self, grace_s: float) -> None:
+        """Interrupt the ranks, and collect what they answer within `grace_s`.
+
+        A rank that runs nothing yet passes over an interrupt: when it begins it gets another.
+        """
+
+        def running() -> set[int]:
+            states = self._record.snapshot.ranks
+            return {r for r in self.answers.pending if states[r].status is Status.RUNNING}
+
+        told = running()
+        for rank in self.answers.pending:
+            self._cluster.signal(rank, signal.SIGINT)
+
+        def begun() -> bool:
+            for rank in running() - told:
+                told.add(rank)
+                self._cluster.signal(rank, signal.SIGINT)
+            return False
+
+        self.wait(begun, time.monotonic() + grace_s)
+
+    def collect(self, until_s: float) -> None:
+        """Take in what is there, waiting for more until `until_s` (monotonic clock)."""
+        self._take()
+        while self.answers.pending and (left_s := until_s - time.monotonic()) > 0:
+            self._record.wait_for(
+                lambda: any(self._sent[rank].done() for rank in self.answers.pending),
+                min(left_s, _LOOK_EVERY_S),
+            )
+            self._take()
+
+    def _take(self) -> None:
+        answers, snapshot = self.answers, self._record.snapshot
+        if snapshot.ended:
+            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
+        for rank in answers.pending:
+            if snapshot.ranks[rank].status is Status.DEAD:
+                answers.dead[rank] = snapshot.ranks[rank].exit_code or 0
+            elif self._sent[rank].done():
+                self._take_one(rank)
+        known = answers.values.keys() | answers.failed.keys() | answers.dead.keys()
+        answers.pending = tuple(rank for rank in self._sent if rank not in known)
+
+    def _take_one(self, rank: int) -> None:
+        try:
+            value = self._cluster.value_of(self._sent[rank], _ANSWER_S)
+        except UsageMistake as error:  # it raised what it should have answered
+            self.answers.failed[rank] = RankFailure("error", str(error))
+            return
+        if "failed" in value:
+            self.answers.failed[rank] = failure_from_json(value)
+        else:
+            self.answers.values[rank] = value

@@ -1,0 +1,292 @@
+"""One cell running on some ranks: who started, who finished how, and what they wrote."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import CellFailed, CellSyntaxError, DDPError
+from ddp_notebook.model import (
+    CellFinished,
+    CellStarted,
+    Diagnosis,
+    Event,
+    Output,
+    OutputGroup,
+    OutputItem,
+    OutputKind,
+    Pulse,
+    RankExited,
+    Ranks,
+    StepTable,
+    cut,
+    format_ranks,
+    name_ranks,
+)
+from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.runs.stall_detector import Watchman
+
+SeeThrough = Callable[[Callable[[], bool]], "CellResult"]
+"""Waits for the end of a run that was sent, unless its argument says that it is given up."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """How a cell ended, or how it stands while ranks are in it.
+
+    `error` is what the magic raises, None when every rank finished it or is still in it.
+    `diagnosis` says what was wrong, where that could be found out; also of a run that went well
+    by luck.
+    """
+
+    tracebacks: tuple[OutputGroup, ...]
+    outputs: tuple[OutputGroup, ...]
+    withheld_bytes: Mapping[int, int]
+    error: DDPError | None
+    diagnosis: Diagnosis | None = None
+    steps: StepTable | None = None
+    """Before which collectives the ranks are held, when they are."""
+    pending: Ranks = ()
+    """Ranks that are still in it: it was detached, is held, is stuck, or could not be stopped."""
+
+    def raise_for_error(self) -> None:
+        """Raise `error`, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+
+class CellRun:
+    """Folds the events of one cell; `done` when every rank finished it or died.
+
+    `number` is the notebook's prompt number, by which it is called; the cell's own by default.
+    """
+
+    def __init__(self, cell: int, ranks: Ranks, script: str = "", number: int = 0) -> None:
+        self.cell = cell
+        self.number = number or cell
+        self.began_s = time.monotonic()
+        self.sources: Mapping[str, str] = {}
+        """The code that runs, by the name that its lines are shown under."""
+        self.held = False
+        """Its collectives are held until they are stepped on."""
+        self._shown: dict[int, tuple[int, int]] = {}
+        self.script = script
+        """The file's name, when it is a script that runs."""
+        self.ranks = ranks
+        self.started: set[int] = set()
+        self.finished: dict[int, CellFinished] = {}
+        self.died: dict[int, RankExited] = {}
+        self.lost: set[int] = set()
+        self.withheld: dict[int, int] = {}
+        self._logs = {rank: OutputLog() for rank in ranks}
+        self._lock = threading.Lock()
+        self.interrupted = False
+        self._signalled: set[int] = set()
+        self.over = threading.Event()
+        """Set when no rank is in the cell any more, or it is `gone`."""
+        self.gone = ""
+        """Why nothing can come of it any more: the session ended under it."""
+        self.in_hand = False
+        """Somebody waits for its end, here or on another thread: no other run gets its ranks."""
+        self.again: SeeThrough | None = None
+        """Takes it in hand again when ranks are in it that nobody waits for any more."""
+        self.watchman: Watchman | None = None
+        """Who looks, or looked last, whether it gets on; None when nobody does."""
+        self.changes = 0
+        """Grows with every piece of output."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take in what concerns this cell."""
+        with self._lock:
+            for event in events:
+                if event.rank in self._logs:
+                    self._take(event)
+        if self.done:
+            self.over.set()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Output() if event.cell == self.cell:
+                self._logs[event.rank].add(event)
+                self.changes += 1
+            case CellStarted() if event.cell == self.cell:
+                self.started.add(event.rank)
+            case CellFinished() if event.cell == self.cell:
+                self.finished[event.rank] = event
+                if event.withheld_bytes:
+                    self.withheld[event.rank] = event.withheld_bytes
+            case Pulse() if event.cell == self.cell and event.withheld_bytes:
+                self.withheld[event.rank] = event.withheld_bytes
+                self.changes += 1
+            case RankExited() if event.rank not in self.finished:
+                self.died[event.rank] = event
+
+    def lose(self, reason: str) -> None:
+        """The session ends under it: whoever waits for it goes on."""
+        self.gone = reason
+        self.over.set()
+
+    @property
+    def title(self) -> str:
+        """What it is called: ``cell 3``, ``train.py``."""
+        return self.script or f"cell {self.number}"
+
+    @property
+    def heading(self) -> str:
+        """The same at the beginning of a sentence."""
+        return self.script or f"Cell {self.number}"
+
+    @property
+    def awaited(self) -> str:
+        """For whom its other ranks wait, in words; empty for nobody."""
+        late = self.watchman.latest if self.watchman is not None else None
+        return late.headline if late is not None and late.findings else ""
+
+    @property
+    def pending(self) -> Ranks:
+        """Ranks that are still in the cell."""
+        over = self.finished.keys() | self.died.keys() | self.lost
+        return tuple(rank for rank in self.ranks if rank not in over)
+
+    @property
+    def done(self) -> bool:
+        """True when no rank is in the cell any more."""
+        return not self.pending
+
+    def to_stop(self) -> Ranks:
+        """Ranks that are in an interrupted cell and were not told so yet; they count as told."""
+        if not self.interrupted:
+            return ()
+        with self._lock:
+            ranks = tuple(sorted(set(self.pending) & self.started - self._signalled))
+            self._signalled.update(ranks)
+        return ranks
+
+    def live_groups(self) -> tuple[OutputGroup, ...]:
+        """The output so far, a rank that is only behind counted as equal."""
+        with self._lock:
+            return group_live({rank: log.items() for rank, log in self._logs.items()})
+
+    def news(self) -> tuple[OutputGroup, ...]:
+        """What was written since this was asked for last, as far as it is text."""
+        with self._lock:
+            fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
+        return group({rank: items for rank, items in fresh.items() if items})
+
+    def _fresh(self, rank: int, items: Sequence[OutputItem]) -> tuple[OutputItem, ...]:
+        count, characters = self._shown.get(rank, (0, 0))
+        self._shown[rank] = (len(items), len(items[-1].text) if items else 0)
+        fresh = list(items[count:])
+        if count and count <= len(items) and len(items[count - 1].text) > characters:
+            fresh.insert(0, replace(items[count - 1], text=items[count - 1].text[characters:]))
+        return tuple(fresh)
+
+    def written(self, rank: int) -> str:
+        """What `rank` wrote so far, as far as it is text and was sent here."""
+        with self._lock:
+            items = self._logs[rank].items() if rank in self._logs else ()
+        streams = (OutputKind.STDOUT, OutputKind.STDERR)
+        return "".join(item.text for item in items if item.what in streams)
+
+    def last_words(self, rank: int) -> str:
+        """The last line `rank` wrote, empty when it wrote none."""
+        text = self.written(rank).strip()
+        return text.splitlines()[-1] if text else ""
+
+    def result(self, interrupted: DDPError | None = None) -> CellResult:
+        """How it ended, or how it stands."""
+        with self._lock:
+            groups = group({rank: log.items() for rank, log in self._logs.items()})
+        tracebacks, outputs = split_errors(groups)
+        error = interrupted or self.error()
+        return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
+
+    def standing(self) -> CellResult:
+        """How it stands while ranks are in it, with what they wrote since that was asked last."""
+        tracebacks, outputs = split_errors(self.news())
+        return CellResult(tracebacks, outputs, {}, None, pending=self.pending)
+
+    def error(self) -> DDPError | None:
+        """How it failed on the ranks that are not in it any more; None when it did not."""
+        lines = [*self._deaths(), *self._exceptions()]
+        if self.lost:
+            lines.append(f"{name_ranks(self.lost)} did not run the cell: the message was lost")
+        if not lines:
+            return None
+        failed = {r for r, f in self.finished.items() if f.outcome != "ok"}
+        bad = tuple(sorted(failed | self.died.keys() | self.lost))
+        good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
+        if good:
+            lines.append(f"{name_ranks(good)} finished")
+        return CellFailed("; ".join(lines) + ".", bad)
+
+    def _deaths(self) -> list[str]:
+        lines = []
+        for rank, exited in sorted(self.died.items()):
+            words = exited.last_words.strip().splitlines()
+            said = f" (last words: {words[-1].strip()})" if words else ""
+            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{said}")
+        if self.died:
+            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(self.died)}")
+        return lines
+
+    def _exceptions(self) -> list[str]:
+        same: dict[str, list[int]] = {}
+        for rank, finished in self.finished.items():
+            if finished.outcome == "interrupted":
+                same.setdefault("interrupted", []).append(rank)
+            elif finished.outcome == "error":
+                first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
+                where = f"{self.script}, line" if self.script else "cell line"
+                line = f" ({where} {finished.line})" if finished.line else ""
+                what = f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
+                same.setdefault(what, []).append(rank)
+        if "interrupted" in same:
+            were = "were" if len(same["interrupted"]) > 1 else "was"
+            same[f"{were} interrupted"] = same.pop("interrupted")
+        return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
+
+
+def ipython_syntax(source: str) -> str:
+    """`source` with magics and shell escapes turned into Python."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    transformed: str = TransformerManager().transform_cell(source)
+    return transformed
+
+
+def check_cell(source: str, transform: Callable[[str], str]) -> bool:
+    """Compile a cell here, before any rank runs it; True when it has a top-level `await`.
+
+    Raises CellSyntaxError with the notebook's own line numbers (the magic is line 1).
+    """
+    try:
+        code = _compiled(source, transform)
+    except SyntaxError as error:
+        error.lineno = (error.lineno or 0) + 1
+        raise CellSyntaxError(error) from None
+    except ValueError as error:  # a null character
+        raise CellSyntaxError(SyntaxError(str(error), ("<cell>", 1, 1, ""))) from None
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _compiled(source: str, transform: Callable[[str], str]) -> CodeType:
+    def compiled(python: str) -> CodeType:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: CodeType = compile(python, "<cell>", "exec", flags=flags, dont_inherit=True)
+        return code
+
+    # What is Python as it stands has nothing to transform, and most cells are.
+    with contextlib.suppress(SyntaxError):
+        return compiled(source)
+    return compiled(transform(source))

@@ -1,0 +1,296 @@
+"""The session's verb that measures what collectives cost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.bench.results import BenchRun
+from ddp_notebook.bench.summary import Setting, summarise
+from ddp_notebook.errors import DDPError, UsageMistake
+from ddp_notebook.model import Event, Progress, Ranks, format_bytes, format_ranks, name_ranks
+from ddp_notebook.session.options import BACKENDS, DEVICES, cores
+from ddp_notebook.session.queries import Answers, ask
+from ddp_notebook.session.tools.bench_result import BenchResult
+from ddp_notebook.session.tools.measuring import Measures, Measuring
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.record import Record
+
+_MEMORY_SHARE = 0.5
+"""Of what is free: the rest is for the user's own work, and for what the backend takes."""
+_STOP_GRACE_S = 20.0
+"""How long interrupted ranks may take to end the collectives they are in."""
+
+_TASKS = "ddp_notebook.rank.bench.collectives_task"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Where a plan is run. Raises UsageMistake for values that cannot work.
+
+    `backend` and `device` auto are those of the session. `baseline` is a run to compare with.
+    """
+
+    ranks: Ranks | None = None
+    backend: str = "auto"
+    device: str = "auto"
+    baseline: BenchRun | None = None
+
+    def __post_init__(self) -> None:
+        for option, value, allowed in (
+            ("--backend", self.backend, BACKENDS),
+            ("--device", self.device, DEVICES),
+        ):
+            if value not in allowed:
+                raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
+
+
+class Gathering:
+    """What ranks said of a run that goes on. From any thread."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.done = 0.0
+        """The share of the run that is done, 0 to 1."""
+        self._lock = threading.Lock()
+        self._visits: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in ranks}
+
+    def take(self, events: Sequence[Event]) -> bool:
+        """Take in what is of a benchmark; True when there was something."""
+        found = False
+        for event in events:
+            if isinstance(event, Progress) and event.task == "bench" and event.rank in self._visits:
+                found = True
+                with self._lock:
+                    if event.value:
+                        self._visits[event.rank].append(event.value)
+                    self.done = max(self.done, event.done / event.total)
+        return found
+
+    def visits(self) -> dict[int, list[Mapping[str, Any]]]:
+        """All visits so far, by rank."""
+        with self._lock:
+            return {rank: list(visits) for rank, visits in self._visits.items()}
+
+
+Watch = Callable[[float, Callable[[], BenchRun]], None]
+"""Called with the share that is done, and what gives all that was measured so far."""
+
+
+class BenchVerbs(Measures):
+    """Mixed into `Session`."""
+
+    def _need(self, verb: str) -> Processes:
+        raise NotImplementedError
+
+    if TYPE_CHECKING:
+
+        def _idle(self, ranks: Ranks | None, verb: str) -> Ranks: ...
+
+    @property
+    def ready(self) -> bool:
+        """True while there are ranks whose set-up is complete."""
+        raise NotImplementedError
+
+    @property
+    def bench_device(self) -> str:
+        """Where the tensors of a benchmark live: cpu, or cuda:0."""
+        return self._need("%ddp_bench").devices.device
+
+    def bench(
+        self, plan: Plan, options: BenchOptions | None = None, watch: Watch | None = None
+    ) -> BenchResult:
+        """Measure collectives against tensor size, on all ranks or those of `options`.
+
+        The method: ranks are aligned by a barrier before each batch of iterations, every rank
+        stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
+        visited in at least three rounds, each in another order, until the 95 % interval of the
+        median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
+        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
+        sources.
+
+        `watch` is called as it goes, from another thread. After an interrupt, when `measuring` is
+        cancelled, or when a rank dies, what was measured by then is returned and `ended` says why.
+        Raises UsageMistake when it cannot begin, DDPError when it ends before anything was
+        measured.
+        """
+        options = options or BenchOptions()
+        processes = self._need("%ddp_bench")
+        members = self._idle(options.ranks, "%ddp_bench")
+        if not self.ready:
+            raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
+        _check_world_sizes(plan, members)
+        backend, device = _place(options, processes)
+        facts = self._facts(processes, members, device)
+        _check_memory(plan, facts, device)
+        used = backend or _backend_for(device, facts[members[0]]["backend"])
+        _check_backend(used, device)
+        setting = Setting(
+            plan=plan,
+            ranks=members,
+            backend=used,
+            device=device,
+            cores=cores(),
+            started=datetime.now().astimezone().isoformat(timespec="seconds"),
+            versions=facts[members[0]]["versions"],
+            buckets_bytes=tuple(facts[members[0]]["buckets_bytes"]),
+        )
+        own = used == _backend_for(device, facts[members[0]]["backend"])
+        with self._measuring(", ".join(plan.ops)) as measuring:
+            run = self._measure(processes, setting, "" if own else used, watch, measuring)
+        return BenchResult.of(run, options.baseline)
+
+    def _facts(
+        self, processes: Processes, members: Ranks, device: str
+    ) -> dict[int, dict[str, Any]]:
+        said = ask(
+            processes.cluster, self.record, members, f"{_TASKS}:bench_facts", {"device": device}
+        )
+        if not said.complete:
+            raise UsageMistake(f"%ddp_bench cannot begin: {_why(said, self.record)}.")
+        return said.values
+
+    def _measure(
+        self,
+        processes: Processes,
+        setting: Setting,
+        backend: str,
+        watch: Watch | None,
+        measuring: Measuring,
+    ) -> BenchRun:
+        """Run it on the ranks, and make what came of it into a result."""
+        gathering = Gathering(setting.ranks)
+
+        def so_far() -> BenchRun:
+            return summarise(setting, gathering.visits(), {}, fitted=False)
+
+        def heard(events: Sequence[Event]) -> None:
+            if gathering.take(events):
+                measuring.done = gathering.done
+                if watch is not None:
+                    watch(gathering.done, so_far)
+
+        arguments = {
+            "plan": setting.plan.to_json(),
+            "members": list(setting.ranks),
+            "backend": backend,
+            "device": setting.device,
+        }
+        unsubscribe = self.record.subscribe(heard)
+        try:
+            said = ask(
+                processes.cluster,
+                self.record,
+                setting.ranks,
+                f"{_TASKS}:bench",
+                arguments,
+                cancelled=measuring.cancelled,
+                interrupt_grace_s=_STOP_GRACE_S,
+            )
+        finally:
+            unsubscribe()
+        visits = gathering.visits()
+        visits.update({rank: value["visits"] for rank, value in said.values.items()})
+        ended = "" if said.complete else _why(said, self.record)
+        run = summarise(setting, visits, said.values, ended)
+        if not run.curves:
+            raise _nothing(said, ended)
+        return run
+
+
+def _nothing(said: Answers, ended: str) -> DDPError:
+    """What to raise when there is no size to show."""
+    if said.failed and not said.dead and not said.interrupted and not said.pending:
+        return UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
+    return DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
+
+
+def _why(said: Answers, record: Record) -> str:
+    """Why a run was cut short, and what to do about it."""
+    parts = []
+    for rank, code in said.dead.items():
+        parts.append(f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}")
+    texts: dict[str, list[int]] = {}
+    for rank, failure in said.failed.items():
+        texts.setdefault(failure.text, []).append(rank)
+    if not said.dead:  # else what the others say is only that their peer is gone
+        parts += [f"{name_ranks(ranks)}: {text}" for text, ranks in texts.items()]
+    if said.interrupted:
+        parts.append("it was interrupted")
+    if said.pending:
+        parts.append(
+            f"{name_ranks(said.pending)} still in a collective: %ddp_abort, or with new processes "
+            f"%ddp_restart --ranks {format_ranks(said.pending)}"
+        )
+    return "; ".join(parts)
+
+
+def _check_world_sizes(plan: Plan, members: Ranks) -> None:
+    for size in plan.world_sizes:
+        if not 1 <= size <= len(members):
+            raise UsageMistake(
+                f"--world-sizes {size}: there are {len(members)} ranks to take part. For example: "
+                f"--world-sizes {','.join(str(n) for n in range(2, len(members) + 1)) or 1}"
+            )
+
+
+def _place(options: BenchOptions, processes: Processes) -> tuple[str, str]:
+    """The backend, empty for the session's, and the device the tensors live on."""
+    devices = processes.devices
+    device = devices.device
+    if options.device == "cpu":
+        device = "cpu"
+    elif options.device == "cuda" and not device.startswith("cuda"):
+        raise UsageMistake(
+            "--device cuda: the ranks were started without GPUs. With them: %ddp_shutdown, then "
+            "%ddp_init --device cuda"
+        )
+    return "" if options.backend == "auto" else options.backend, device
+
+
+def _backend_for(device: str, known: str) -> str:
+    """The backend of a group for tensors on `device`: its name may be ``cpu:gloo,cuda:nccl``."""
+    by_device = dict(part.split(":") for part in known.split(",") if ":" in part)
+    return by_device.get(device.split(":")[0], known)
+
+
+def _check_backend(backend: str, device: str) -> None:
+    if backend == "nccl" and device == "cpu":
+        raise UsageMistake(
+            "NCCL moves data between GPUs only, so --backend nccl cannot measure tensors on the "
+            "CPU. Use --backend gloo, or --device cuda where there are GPUs."
+        )
+
+
+def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: str) -> None:
+    """Raises UsageMistake, before any memory is taken, when the sizes would not fit."""
+    hosts: dict[str, list[int]] = {}
+    for rank, fact in facts.items():
+        # A GPU is a rank's own; the memory of a host is shared by the ranks on it.
+        hosts.setdefault(fact["host"] if device == "cpu" else str(rank), []).append(rank)
+    for here in hosts.values():
+        free = min((f for r in here if (f := facts[r]["free_bytes"]) is not None), default=None)
+        if free is None:
+            continue
+        each = int(free * _MEMORY_SHARE) // len(here)
+        needed = plan.memory_bytes(len(facts))
+        if needed > each:
+            fits = plan.largest_that_fits(len(facts), each)
+            raise UsageMistake(
+                f"{format_bytes(plan.max_bytes)} needs {format_bytes(needed)} on each of "
+                f"{name_ranks(here)}, and {format_bytes(free)} are free there, of which a "
+                f"benchmark takes half at most. What fits: --max {_option(fits)}"
+            )
+
+
+def _option(count: int) -> str:
+    """A size as one types it: ``64M``."""
+    for letter, unit in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
+        if count >= unit:
+            return f"{count // unit}{letter}"
+    return str(count)

@@ -1,0 +1,174 @@
+"""What `%ddp_bench` returns: what was measured, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ddp_notebook.bench.baseline import compare
+from ddp_notebook.bench.results import BenchRun, CurveChange
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import codec
+from ddp_notebook.model.codec import Misfit
+from ddp_notebook.views.bench import export as bench_export
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KIND = "ddp_notebook bench"
+VERSION = 1
+"""Of the file's form; a file of another version is refused."""
+_LARGEST_FILE = 256 * 2**20
+
+
+class BenchResult(BenchRun):
+    """What was measured. `curves` hold the numbers, `trust` how far to believe them."""
+
+    baseline: BenchRun | None = None
+    """The run it is compared with; None for none."""
+
+    @classmethod
+    def of(cls, run: BenchRun, baseline: BenchRun | None = None) -> Self:
+        """The result of `run`, without a `baseline` that it cannot be compared with."""
+        fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
+        made = cls(**fields)
+        object.__setattr__(made, "baseline", baseline)
+        try:
+            made.compared()
+        except ValueError as why:  # the measurement is worth keeping
+            object.__setattr__(made, "baseline", None)
+            object.__setattr__(made, "notes", (f"There is no comparison: {why}.", *made.notes))
+        return made
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """The result that `save` wrote. Raises UsageMistake when it cannot be read."""
+        source = Path(path).expanduser()
+        try:
+            if source.stat().st_size > _LARGEST_FILE:
+                raise UsageMistake(f"{source} is too large to be a result of %ddp_bench.")
+            wire = json.loads(source.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UsageMistake(
+                f"{source} cannot be read: {error}. Write one first: %ddp_bench --export {path}"
+            ) from None
+        if not isinstance(wire, dict) or wire.get("kind") != KIND:
+            raise UsageMistake(
+                f"{source} is no result of %ddp_bench. Write one: %ddp_bench --export {path}"
+            )
+        if wire.get("version") != VERSION:
+            raise UsageMistake(
+                f"{source} is of version {wire.get('version')} of the file's form, and this "
+                f"ddp_notebook reads version {VERSION}."
+            )
+        try:
+            return cls.of(codec.from_json(BenchRun, wire["run"]))
+        except (Misfit, KeyError, TypeError, ValueError) as error:
+            raise UsageMistake(f"{source} is damaged: {error}.") from None
+
+    def compared(self) -> tuple[CurveChange, ...]:
+        """Each curve against the baseline; empty where there is none."""
+        return compare(self, self.baseline) if self.baseline is not None else ()
+
+    def plot(self, kind: str = "size") -> Figure:
+        """A matplotlib figure: ``size`` (time and bandwidth) or ``iterations`` (their spread).
+
+        Raises ValueError for another kind.
+        """
+        from ddp_notebook.views.bench import plots as bench_plots
+
+        return bench_plots.figure(self, kind, self.baseline)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each size of each curve: what `dataframe` and `to_csv` hold."""
+        return bench_export.rows(self)
+
+    def dataframe(self) -> Any:
+        """A pandas DataFrame, a row for each size. Raises UsageMistake where pandas is missing."""
+        try:
+            import pandas
+        except ImportError:
+            raise UsageMistake(
+                "A dataframe needs pandas, which is not installed: pip install pandas. Without "
+                "it: result.rows() is a list of dicts, result.to_csv(path) a file."
+            ) from None
+        return pandas.DataFrame(self.rows())
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, *, samples: bool = True) -> str:
+        """All of it as JSON, written to `path` if there is one; `--baseline` reads it.
+
+        Without `samples` the single iterations are left out.
+        """
+        run = self if samples else _without_samples(self)
+        text = json.dumps(
+            {"kind": KIND, "version": VERSION, "run": codec.to_json(run)}, allow_nan=False
+        )
+        return _written(text, path)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A line for each size, written to `path` if there is one."""
+        return _written(bench_export.csv(self), path)
+
+    def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table that nccl-tests print, for what reads that."""
+        return _written(bench_export.nccl_text(self), path)
+
+    def to_nccl_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """nccl-tests' JSON (version 2) with its times per iteration."""
+        return _written(json.dumps(bench_export.nccl_json(self)), path)
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Write it in the form that the name asks for; what was written, in words.
+
+        ``.csv``; ``.nccl.json`` and ``.nccl.txt`` in nccl-tests' forms; ``.png``, ``.svg`` and
+        ``.pdf`` as a figure; else ``.json``. Raises UsageMistake when it cannot be written.
+        """
+        name = Path(path).name.lower()
+        try:
+            if name.endswith((".png", ".svg", ".pdf")):
+                self.plot().savefig(Path(path).expanduser())
+                return f"the figure → {path}"
+            if name.endswith(".csv"):
+                self.to_csv(path)
+            elif name.endswith(".nccl.json"):
+                self.to_nccl_json(path)
+            elif name.endswith((".nccl.txt", ".txt")):
+                self.to_nccl_text(path)
+            elif name.endswith(".json"):
+                self.to_json(path)
+            else:
+                raise UsageMistake(check_export(path))
+        except OSError as error:
+            raise UsageMistake(f"{path} cannot be written: {error}.") from None
+        return f"{sum(len(c.points) for c in self.curves)} sizes → {path}"
+
+
+def check_export(path: str | os.PathLike[str]) -> str:
+    """Why `save` cannot write to `path`; empty when it seems that it can."""
+    target = Path(path).expanduser()
+    endings = (".json", ".csv", ".txt", ".png", ".svg", ".pdf")
+    if not target.name.lower().endswith(endings):
+        return (
+            f"--export {path}: the name says the form, and ends in one of {', '.join(endings)} "
+            "(.nccl.json and .nccl.txt are nccl-tests' forms)."
+        )
+    if not target.parent.is_dir():
+        return f"--export {path}: there is no folder {target.parent}."
+    return ""
+
+
+def _without_samples(run: BenchRun) -> BenchRun:
+    curves = tuple(
+        replace(curve, points=tuple(replace(p, samples=None) for p in curve.points))
+        for curve in run.curves
+    )
+    return replace(BenchResult.of(run), curves=curves)
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        Path(path).expanduser().write_text(text + "\n", "utf-8")
+    return text

@@ -1,0 +1,294 @@
+"""The session's verb for training steps: where their time goes, on the ranks that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.bench.fit import LEAST_SIZES, NoFit, fit
+from ddp_notebook.bench.steps import predict, stats
+from ddp_notebook.bench.steps.plan import Memory, StepPlan
+from ddp_notebook.bench.steps.results import Prediction, StepBenchResult
+from ddp_notebook.diagnosis.training import models as params
+from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
+from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.model import Board, Event, Progress, Ranks, Status, format_ranks, name_ranks
+from ddp_notebook.model.ddp import fingerprint_from_json
+from ddp_notebook.session.guards import check_name, idle_ranks
+from ddp_notebook.session.options import cores
+from ddp_notebook.session.queries import Answers, ask
+from ddp_notebook.session.tools.measuring import Measures, Measuring
+from ddp_notebook.state.board import exit_text
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.processes.processes import Processes
+
+_AGENT = "ddp_notebook.rank.bench.steps_task"
+_TASK = "steps"
+_STOP_WITHIN_S = 15.0
+"""How long interrupted ranks may take to finish the steps that they are in."""
+_LAST_WORD_S = 2.0
+_DEATH_KNOWN_S = 0.5
+"""After its peers have noticed, on a quiet machine."""
+_BUCKETS_FROM_BYTES = 64 * 2**10
+
+Watch = Callable[[float, Callable[[], StepBenchResult]], None]
+"""Told what share is done, 0 to 1, and what gives the points there are by then."""
+
+
+class StepBenchVerbs(Measures):
+    """Mixed into `Session`."""
+
+    def _need(self, verb: str) -> Processes:
+        raise NotImplementedError
+
+    def abort(self, ranks: Ranks | None = None) -> Board:
+        """Free ranks that are blocked."""
+        raise NotImplementedError
+
+    def bench_steps(
+        self,
+        plan: StepPlan,
+        *,
+        predict_for: int | None = None,
+        watch: Watch | None = None,
+    ) -> StepBenchResult:
+        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
+
+        With `predict_for` steps at that many ranks are worked out too. What was measured is
+        kept when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
+        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
+        its loss or data cannot be used, differ between ranks or do not fit into memory;
+        CellInterrupted and DDPError when nothing was measured.
+        """
+        processes = self._need("%ddp_bench")
+        members = idle_ranks(None, "%ddp_bench", self.record.snapshot)
+        for name in (plan.model, plan.loss, plan.data):
+            if name:
+                check_name(name)
+        with self._measuring(f"training steps of {plan.model}") as measuring:
+            prepared = self._prepare(processes, members, plan, measuring)
+            try:
+                batches = _usable(prepared, plan)
+            except DDPError:
+                self._ask(processes, members, "forget", {})
+                raise
+            about = _about(prepared[members[0]], len(members))
+            heard = _Heard(members, watch, measuring, about)
+            unsubscribe = self.record.subscribe(heard.take)
+            try:
+                told = {"batches": batches, "alone": not _communicates(prepared)}
+                answers = self._ask(processes, members, "measure", told, measuring.cancelled)
+                problem = self._end(answers, heard)
+            finally:
+                unsubscribe()
+        notes = (*about.notes, *_left_out(prepared, plan, batches))
+        result = stats.summarise(
+            replace(about, notes=notes, problem=problem),
+            [heard.blocks[rank] for rank in members],
+            rounds=plan.rounds,
+        )
+        if not result.points:
+            problem = f"{problem} Nothing was measured."
+            raise (CellInterrupted(problem, ()) if answers.interrupted else DDPError(problem))
+        if predict_for is None:
+            return result
+        return replace(result, prediction=predicted(result, predict_for))
+
+    def _prepare(
+        self, processes: Processes, members: Ranks, plan: StepPlan, measuring: Measuring
+    ) -> dict[int, dict[str, Any]]:
+        arguments = {"plan": plan.to_json(), "device": processes.devices.device}
+        answers = self._ask(processes, members, "prepare", arguments, measuring.cancelled)
+        if answers.complete:
+            return answers.values
+        if answers.pending:
+            self.abort(answers.pending)
+        if answers.interrupted:
+            raise CellInterrupted("The benchmark was interrupted; nothing was measured.", ())
+        texts: dict[str, list[int]] = {}
+        for rank, failure in answers.failed.items():
+            texts.setdefault(failure.text, []).append(rank)
+        for rank, code in answers.dead.items():
+            texts.setdefault(f"died, {exit_text(code)}", []).append(rank)
+        why = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in texts.items())
+        raise UsageMistake(f"{plan.model} cannot be measured ({why}).")
+
+    def _ask(
+        self,
+        processes: Processes,
+        members: Ranks,
+        function: str,
+        arguments: Mapping[str, Any],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Answers:
+        return ask(
+            processes.cluster,
+            self.record,
+            members,
+            f"{_AGENT}:{function}",
+            arguments,
+            cancelled=cancelled,
+            interrupt_grace_s=_STOP_WITHIN_S,
+        )
+
+    def _end(self, answers: Answers, heard: _Heard) -> str:
+        """How it ended, in words, empty when well; the ranks can go on working after it."""
+        if answers.complete:
+            # The last word of a rank travels apart from its answer.
+            blocks = {rank: each["blocks"] for rank, each in answers.values.items()}
+            self.record.wait_for(lambda: heard.has(blocks), _LAST_WORD_S)
+            return ""
+        self._see_dead(answers)
+        how = _how(answers)
+        if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
+            return how
+        try:
+            # A rank that failed left the others in the middle of something.
+            self.abort(answers.pending or None)
+        except DDPError as error:
+            return f"{how} The ranks could not be set up again: {error}"
+        if answers.dead:
+            how += f" Bring it back: %ddp_restart --ranks {format_ranks(answers.dead)}"
+        return how
+
+    def _see_dead(self, answers: Answers) -> None:
+        """Count a rank as dead whose end is known only now: its peers notice it in a moment."""
+        if not answers.failed or not answers.pending:
+            return
+        self.record.wait_for(
+            lambda: bool(self.record.snapshot.with_status(Status.DEAD)), stretched(_DEATH_KNOWN_S)
+        )
+        for rank in self.record.snapshot.with_status(Status.DEAD):
+            if rank in answers.pending:
+                answers.dead[rank] = self.record.snapshot.ranks[rank].exit_code or 0
+        answers.pending = tuple(rank for rank in answers.pending if rank not in answers.dead)
+
+
+class _Heard:
+    """What the ranks told of their blocks."""
+
+    def __init__(
+        self, members: Ranks, watch: Watch | None, measuring: Measuring, about: StepBenchResult
+    ) -> None:
+        self.blocks: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
+        self._watch = watch
+        self._measuring = measuring
+        self._about = about
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Called with what is new, from any thread."""
+        for event in events:
+            if isinstance(event, Progress) and event.task == _TASK and event.rank in self.blocks:
+                self.blocks[event.rank].append(event.value)
+                if event.rank == min(self.blocks):
+                    self._measuring.done = event.done / event.total
+                    if self._watch is not None:
+                        self._watch(self._measuring.done, self.so_far)
+
+    def so_far(self) -> StepBenchResult:
+        """The points there are, from any thread; their parts, and nothing that takes long."""
+        return stats.so_far(self._about, [list(each) for each in self.blocks.values()])
+
+    def has(self, counts: Mapping[int, int]) -> bool:
+        """True when each rank has told of so many blocks."""
+        return all(len(self.blocks[rank]) >= count for rank, count in counts.items())
+
+
+def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
+    """What is known before anything is measured, from what the first rank said of itself."""
+    return StepBenchResult(
+        model=first["title"],
+        parameters=first["parameters"],
+        gradient_bytes=first["gradient_bytes"],
+        inputs=first["inputs"],
+        backend=first["backend"],
+        device=first["device"],
+        world_size=ranks,
+        cores=cores(),
+        threads=first["threads"],
+        notes=tuple(first["notes"]),
+    )
+
+
+def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
+    """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
+    models = {rank: fingerprint_from_json(each["contents"]) for rank, each in prepared.items()}
+    findings = params.compare(models, plan.model)
+    if findings:
+        raise UsageMistake(
+            f"{plan.model} is not the same on all ranks, and DDP would hang or be wrong: "
+            f"{findings[0].cause}."
+        )
+    for rank, each in prepared.items():
+        refusal = Memory(*each["memory"]).refusal(plan.batches)
+        if refusal:
+            raise UsageMistake(f"{refusal} ({name_ranks((rank,))})")
+    works = set.intersection(*(set(each["works"]) for each in prepared.values()))
+    if not works:
+        raise DDPError(f"{plan.model} cannot take a step: {_raised(prepared)}")
+    return sorted(works)
+
+
+def _left_out(
+    prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan, batches: Sequence[int]
+) -> list[str]:
+    said = []
+    missing = [str(each) for each in plan.batches if each not in batches]
+    if missing:
+        said.append(f"Not measured: batch {', '.join(missing)}. {_raised(prepared)}")
+    if _communicates(prepared):
+        said.append(
+            f"{plan.model} calls collectives itself, so no rank can take a step alone: efficiency "
+            "is against the step under no_sync."
+        )
+    return said
+
+
+def _communicates(prepared: Mapping[int, Mapping[str, Any]]) -> bool:
+    return any(each["communicates"] for each in prepared.values())
+
+
+def _raised(prepared: Mapping[int, Mapping[str, Any]]) -> str:
+    texts: dict[str, list[int]] = {}
+    for rank, each in prepared.items():
+        if each["raised"]:
+            texts.setdefault(each["raised"], []).append(rank)
+    return "; ".join(f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items())
+
+
+def _how(answers: Answers) -> str:
+    """Why not all ranks came to their end, in words."""
+    if answers.interrupted:
+        return "The benchmark was interrupted."
+    said = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
+    if not said:
+        texts: dict[str, list[int]] = {}
+        for rank, failure in answers.failed.items():
+            texts.setdefault(failure.text, []).append(rank)
+        said = [f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items()]
+    if not said:
+        return f"The benchmark ended early: {name_ranks(answers.pending)} did not answer."
+    return f"The benchmark ended early: {'; '.join(said)}."
+
+
+def predicted(result: StepBenchResult, world_size: int) -> Prediction:
+    """What the model says of `world_size` ranks; why not, when it can say nothing."""
+    large = [each for each in result.reduces if each.size_bytes >= _BUCKETS_FROM_BYTES]
+    # Where there are enough of them: what small messages take decides nothing about buckets.
+    used = large if len(large) >= LEAST_SIZES else result.reduces
+    try:
+        model = fit([each.size_bytes for each in used], [each.each_us / 1e6 for each in used])
+    except NoFit as error:
+        return Prediction(world_size, refused=str(error))
+    ground = predict.Ground(
+        reduce_s=model.predict,
+        latency_us=model.latency_s * 1e6,
+        world_size=result.world_size,
+        cores=result.cores,
+        threads=result.threads,
+        busy_cores=max(0.1, used[-1].busy_cores),
+        shares_cores=result.device == "cpu",
+    )
+    return predict.predict(result, ground, world_size)

@@ -1,0 +1,410 @@
+"""`%ddp_wrap`: a model taken through DDP's construction, one stage at a time.
+
+The ranks do what DDP's constructor does, by calls of ours to torch's own pieces; nothing is
+waited for that cannot come: a rank that died or failed ends the wait for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.diagnosis.training import ddp_construction
+from ddp_notebook.diagnosis.training import models as params
+from ddp_notebook.errors import CellInterrupted, UsageMistake
+from ddp_notebook.model import (
+    Diagnosis,
+    Finding,
+    Ranks,
+    Status,
+    StepRow,
+    StepTable,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+)
+from ddp_notebook.model.ddp import (
+    BucketPlan,
+    Fingerprint,
+    Synced,
+    WrapStage,
+    fingerprint_from_json,
+    plan_from_json,
+    reduction_from_json,
+    synced_from_json,
+)
+from ddp_notebook.session.guards import check_name, idle_ranks
+from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.queries import ask
+from ddp_notebook.session.record import Record
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+
+_AGENT = "ddp_notebook.rank.training.ddp"
+_SETTLE_S = 10.0
+
+
+@dataclass(frozen=True)
+class WrapOptions:
+    """The options of `%ddp_wrap`. Raises UsageMistake for values that cannot work.
+
+    `bucket_cap_mb` None is torch's own: 25 MiB, the first bucket 1 MiB. `target` is the
+    variable that gets the DDP object; empty: the model's own.
+    """
+
+    step: bool = False
+    buckets: bool = False
+    bucket_cap_mb: float | None = None
+    find_unused_parameters: bool = False
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bucket_cap_mb is not None and not 0 < self.bucket_cap_mb < 2**20:
+            raise UsageMistake(
+                f"--bucket-cap-mb {self.bucket_cap_mb:g} is not a size of buckets: it is in MiB "
+                "and more than 0, such as 25."
+            )
+        if self.target:
+            check_name(self.target)
+
+
+class _Stopped(Exception):
+    """A stage was not passed: whose doing it is, and how each rank stands. Stays in this file."""
+
+    def __init__(self, findings: tuple[Finding, ...], rows: tuple[StepRow, ...]) -> None:
+        super().__init__(findings)
+        self.findings = findings
+        self.rows = rows
+
+
+def wrap(
+    cluster: RankCluster,
+    record: Record,
+    ranks: Ranks | None,
+    name: str,
+    options: WrapOptions,
+    before: Wrap | None = None,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Wrap:
+    """What `%ddp_wrap` does: wrap `name` to the end, or with `options.step` only begin.
+
+    Of a model that is wrapped already it shows the buckets. `name` may be empty with
+    `options.buckets`: then it is that of `before`, the last wrap. Its `table` is what is
+    shown. `give_up` may end the wait for a stage. Raises UsageMistake before anything is done
+    and CellInterrupted.
+    """
+    if not name and options.buckets and before is not None:
+        name = before.target
+    if not name:
+        raise UsageMistake("%ddp_wrap needs the name of a model on the ranks: %ddp_wrap model")
+    members = idle_ranks(ranks, "%ddp_wrap", record.snapshot)
+    made = Wrap(cluster, record, members, name, options, give_up)
+    if made.begin() and not options.step:
+        made.step(WrapStage.REDUCER)
+    return made
+
+
+class Wrap:
+    """One model on its way to a DDP object. `table` is the last thing to show."""
+
+    def __init__(
+        self,
+        cluster: RankCluster,
+        record: Record,
+        ranks: Ranks,
+        name: str,
+        options: WrapOptions | None = None,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        check_name(name)
+        self.name = name
+        self.options = options or WrapOptions()
+        self.target = self.options.target or name
+        self.ranks = ranks
+        self.stage: WrapStage | None = WrapStage.PARAMETERS_VERIFIED
+        """The next stage; None when there is none, or one was not passed."""
+        self.done = False
+        """True when the variable is a DDP object."""
+        self.diagnosis: Diagnosis | None = None
+        """Why a stage was not passed; None as long as all goes well."""
+        self.table = StepTable(title=name, rows=())
+        self._give_up = give_up
+        self._cluster = cluster
+        self._record = record
+        self._generation = record.snapshot.generation
+        self._model = Fingerprint()
+        self._details: list[str] = []
+        self._ddp_options = {
+            "cap_mb": self.options.bucket_cap_mb,
+            "find_unused": self.options.find_unused_parameters,
+        }
+
+    # -- going on ----------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Look at what `name` is; False when it is wrapped already, and its buckets are shown.
+
+        Raises UsageMistake when it is no model, on any rank.
+        """
+        kinds = self._ask("look")
+        if all(each["kind"] == "ddp" for each in kinds.values()):
+            self.done, self.stage = True, None
+            self._show_reduction()
+            return False
+        problems: dict[str, list[int]] = {}
+        for rank, each in kinds.items():
+            problems.setdefault(ddp_construction.why_not(each, self.name), []).append(rank)
+        problems.pop("", None)
+        if problems:
+            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
+            raise UsageMistake(
+                f"{self.name} cannot be wrapped ({why}). Make it on all ranks: %%ddp, then "
+                f"{self.name} = ..., then %ddp_wrap {self.name}"
+            )
+        if self.options.buckets:
+            raise UsageMistake(
+                f"{self.name} is not wrapped yet, so DDP has no buckets for it. "
+                f"First: %ddp_wrap {self.name}"
+            )
+        self._show(WrapStage.PARAMETERS_VERIFIED, self._rows_of({}))
+        return True
+
+    def step(self, to: WrapStage | None = None) -> StepTable:
+        """Pass the next stage, or all up to and with `to`; `table`.
+
+        Raises UsageMistake when there is nothing to step, CellInterrupted, SessionLost.
+        """
+        stage = self._next_stage()
+        last = to or stage
+        if last.number < stage.number:
+            raise UsageMistake(f"Stage {last} is passed already. The next is {stage}: %ddp_step")
+        self._details = []
+        texts: dict[int, str] = {}
+        while self.stage is not None and self.stage.number <= last.number:
+            stage = self.stage
+            try:
+                texts = self._pass(stage)
+            except _Stopped as stop:
+                return self._stop(stage, stop)
+            except BaseException:
+                self.stage = None
+                raise
+            self.stage = next(iter(tuple(WrapStage)[stage.number :]), None)
+            self.done = self.stage is None
+        return self._show(stage, self._rows_of(texts))
+
+    def _next_stage(self) -> WrapStage:
+        again = f"Begin again: %ddp_wrap {self.name}"
+        if self.done:
+            raise UsageMistake(
+                f"{self.target} is wrapped: nothing is left to step. Its buckets: "
+                f"%ddp_wrap {self.target} --buckets"
+            )
+        if self.stage is None:
+            raise UsageMistake(f"The wrapping of {self.name} has ended. {again}")
+        if self._record.snapshot.generation != self._generation:
+            self.stage = None
+            raise UsageMistake(f"The process group was built anew in between. {again}")
+        idle_ranks(self.ranks, "%ddp_wrap", self._record.snapshot)
+        return self.stage
+
+    def _stop(self, stage: WrapStage, stop: _Stopped) -> StepTable:
+        self.stage = None
+        doing = {rank: row.text for row in stop.rows for rank in row.ranks}
+        self.diagnosis = Diagnosis(stop.findings, doing, len(self.ranks))
+        self._details.append(self.diagnosis.headline)
+        for finding in stop.findings:
+            self._details += [*finding.evidence, f"What to do: {finding.remedy}"]
+        self.table = StepTable(
+            title=f"{self.name}: {ddp_construction.place(stage)}, was not passed",
+            rows=stop.rows,
+            about=stage.about,
+            link=stage.link,
+            next_call=f"%ddp_wrap {self.name}",
+            details=tuple(self._details),
+        )
+        return self.table
+
+    def _show(self, stage: WrapStage, rows: tuple[StepRow, ...]) -> StepTable:
+        title = f"{self.name}: before {ddp_construction.place(stage)}"
+        if self.done:
+            title = f"{self.target} is a DistributedDataParallel on {name_ranks(self.ranks)}"
+        elif self.stage is not stage:
+            title = f"{self.name}: passed {ddp_construction.place(stage)}"
+        self.table = StepTable(
+            title=title,
+            rows=rows,
+            about=stage.about,
+            link=stage.link,
+            next_call="" if self.done else "%ddp_step",
+            details=tuple(self._details),
+        )
+        return self.table
+
+    def _rows_of(self, texts: Mapping[int, str]) -> tuple[StepRow, ...]:
+        passed = (
+            ""
+            if self.stage is WrapStage.PARAMETERS_VERIFIED
+            else ddp_construction.before(self.stage)
+        )
+        state = "done" if self.done else "paused"
+        return ddp_construction.rows(
+            {rank: (passed, state, texts.get(rank, "")) for rank in self.ranks}
+        )
+
+    # -- the stages --------------------------------------------------------------------
+
+    def _pass(self, stage: WrapStage) -> dict[int, str]:
+        """Pass `stage`; for each rank, what it did there. Raises _Stopped."""
+        work = {
+            WrapStage.PARAMETERS_VERIFIED: self._verify,
+            WrapStage.BROADCAST: self._broadcast,
+            WrapStage.BUCKETS: self._make_buckets,
+            WrapStage.REDUCER: self._construct,
+        }[stage]
+        self._details.append(f"── {ddp_construction.place(stage)} ──")
+        if self.options.step and stage is not WrapStage.PARAMETERS_VERIFIED:
+            self._check_alike(stage)  # cells may have run since the last step
+        return work()
+
+    def _verify(self) -> dict[int, str]:
+        self._check_alike(WrapStage.PARAMETERS_VERIFIED)
+        checked = self._ask("verify", WrapStage.PARAMETERS_VERIFIED)
+        count = ddp_construction.size(self._model)
+        self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
+        self._tell_lacks(checked, "torch's own check of shapes is left out")
+        return dict.fromkeys(self.ranks, count)
+
+    def _check_alike(self, stage: WrapStage) -> None:
+        """Compare the models as values: ranks that differ must not begin a collective."""
+        hashed = stage is WrapStage.REDUCER  # which itself does not send values again
+        answers = self._ask("fingerprint", stage, {"hashed": hashed})
+        models = {rank: fingerprint_from_json(each) for rank, each in answers.items()}
+        hashes = {rank: tuple(each["hashes"]) for rank, each in answers.items()}
+        findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
+        if findings:
+            rows = ddp_construction.blamed_rows(
+                findings, stage, self.ranks, "no collective was issued"
+            )
+            raise _Stopped(findings, rows)
+        self._model = models[self.ranks[0]]
+
+    def _broadcast(self) -> dict[int, str]:
+        answers = self._ask("broadcast", WrapStage.BROADCAST)
+        synced: dict[int, Synced] = {r: synced_from_json(each) for r, each in answers.items()}
+        texts = ddp_construction.what_changed(synced, self._model)
+        first = synced[self.ranks[0]]
+        self._details.append(
+            f"{params.counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
+            f"from rank 0: {ddp_construction.size(self._model)}"
+        )
+        self._details += [f"{name_ranks(r)} {text}" for r, text in params.alike(texts)]
+        self._tell_lacks(answers, "each tensor was broadcast by itself")
+        findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
+        if findings:
+            rows = ddp_construction.blamed_rows(
+                findings, WrapStage.BROADCAST, self.ranks, "values of rank 0"
+            )
+            raise _Stopped(findings, rows)
+        if len(self.ranks) > 1:
+            self._details.append(f"Now {name_ranks(self.ranks)} have the same values (hashed).")
+        return texts
+
+    def _make_buckets(self) -> dict[int, str]:
+        answers = self._ask("buckets", WrapStage.BUCKETS, self._ddp_options)
+        plans: dict[int, BucketPlan] = {r: plan_from_json(each) for r, each in answers.items()}
+        findings = params.other_buckets(plans, self.name)
+        if findings:
+            raise _Stopped(
+                findings,
+                ddp_construction.blamed_rows(
+                    findings, WrapStage.BUCKETS, self.ranks, "as expected"
+                ),
+            )
+        plan = plans[self.ranks[0]]
+        self._details += ddp_construction.plan_lines(plan)
+        text = f"{params.counted(len(plan.first or ()), 'bucket')} in the first step"
+        text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
+        return dict.fromkeys(self.ranks, text if plan.first is not None else "")
+
+    def _construct(self) -> dict[int, str]:
+        try:
+            answers = self._ask("construct", WrapStage.REDUCER, self._ddp_options)
+        except BaseException:
+            self._settle("")
+            raise
+        # All ranks get their object, or none: half a wrap would hang in the next forward.
+        self._settle(self.target)
+        made = answers[self.ranks[0]]
+        sizes = ", ".join(format_bytes(size) for size in made["sizes"])
+        hooks = f"a hook on each of {made['hooks']} parameters"
+        self._details.append(
+            f"The reducer has {hooks}; its buckets in the first step: "
+            f"{sizes or 'this torch does not tell'}"
+        )
+        if made["synced_again"]:
+            self._details.append("This torch's DDP compared and broadcast everything once more.")
+        self._details.append(
+            f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets"
+        )
+        return dict.fromkeys(self.ranks, f"{self.target} is a DistributedDataParallel, {hooks}")
+
+    def _settle(self, target: str) -> None:
+        """Put what was made into `target`; empty: have it forgotten, whenever the ranks can."""
+        states = self._record.snapshot.ranks
+        able = tuple(r for r in self.ranks if states[r].status is not Status.DEAD)
+        told = {"name": self.name, "target": target}
+        with noted():
+            sent = self._cluster.call(able, f"{_AGENT}:settle", lambda _: told)
+            for answer in sent.values() if target else ():
+                self._cluster.value_of(answer, _SETTLE_S)
+
+    def _tell_lacks(self, answers: Mapping[int, Mapping[str, Any]], instead: str) -> None:
+        lacks = {each for answer in answers.values() for each in answer.get("lacks", ())}
+        if lacks:
+            self._details.append(f"This torch has no {', '.join(sorted(lacks))}: {instead}.")
+
+    def _show_reduction(self) -> None:
+        answers = self._ask("reduction")
+        known = {rank: reduction_from_json(each) for rank, each in answers.items()}
+        step = known[self.ranks[0]].steps
+        text = f"as DDP noted it in step {step}" if step else "no step yet"
+        self._details = list(ddp_construction.reduction_lines(known, self.name))
+        self._show(WrapStage.BUCKETS, self._rows_of(dict.fromkeys(self.ranks, text)))
+
+    # -- asking the ranks --------------------------------------------------------------
+
+    def _ask(
+        self,
+        function: str,
+        stage: WrapStage | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> dict[int, dict[str, Any]]:
+        """What each rank answers. In a stage raises _Stopped when one does not, else UsageMistake.
+
+        Raises CellInterrupted and SessionLost in any case.
+        """
+        name, told = f"{_AGENT}:{function}", {"name": self.name, **(arguments or {})}
+        answers = ask(self._cluster, self._record, self.ranks, name, told, self._give_up)
+        if answers.complete:
+            return answers.values
+        if answers.interrupted:
+            raise CellInterrupted(self._interrupted(stage, answers.pending), answers.pending)
+        if stage is None:
+            text = next((each.text for each in answers.failed.values()), "a rank does not answer")
+            raise UsageMistake(f"{self.name} cannot be looked at: {text}")
+        findings = params.failures(stage, answers.failed, answers.dead, answers.pending, self.name)
+        rows = ddp_construction.stopped_rows(
+            stage, self.ranks, answers.failed, tuple(answers.dead), answers.pending
+        )
+        raise _Stopped(findings, rows)
+
+    def _interrupted(self, stage: WrapStage | None, pending: Ranks) -> str:
+        said = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
+        if pending:
+            it = "it" if len(pending) == 1 else "them"
+            said += f"; {name_ranks(pending)} still in it, get {it} back with "
+            said += f"%ddp_restart --ranks {format_ranks(pending)}"
+        return f"{said}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"

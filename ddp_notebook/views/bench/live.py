@@ -1,0 +1,134 @@
+"""A benchmark while it runs: a progress bar, and the points there are so far.
+
+Drawn as SVG by hand: a figure of matplotlib takes a core for a fifth of a second, and the ranks
+that are measured need it. Lines and words have the page's own colour, so that it is read on a
+light page and on a dark one.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from ddp_notebook.bench.results import BenchPoint, BenchRun
+from ddp_notebook.model import format_bytes
+from ddp_notebook.views.bench.table import title
+
+_COLOURS = ("#2E8FCF", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, for common kinds of colour blindness; the blue is lighter, for dark pages."""
+_WIDTH, _HEIGHT = 640, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 30, 12, 34
+_BAR = 30
+
+
+def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:
+    """What to show now. `done` is 0 to 1, `left_s` how long it may still take, if known."""
+    what = title(run) if run is not None else "the benchmark begins"
+    plot = _plot(run) if run is not None and any(c.points for c in run.curves) else ""
+    return progress_bundle(what, done, left_s, plot)
+
+
+def progress_bundle(what: str, done: float, left_s: float | None, plot: str) -> dict[str, str]:
+    """A progress bar, and under it `plot`, which is SVG or empty."""
+    filled = round(_BAR * done)
+    left = f", about {left_s:.0f} s left" if left_s is not None else ""
+    bar = f"[{'█' * filled}{'·' * (_BAR - filled)}] {done:.0%}{left}"
+    hint = "Interrupt the cell to stop, or press Cancel on the board: what is measured is kept."
+    return {
+        "text/plain": f"{what} {bar}",
+        "text/html": (
+            f"<div><div><b>{escape(what)}</b></div>"
+            f'<progress max="1" value="{done:.3f}" style="width: 300px"></progress> '
+            f"{done:.0%}{escape(left)}<div><small>{hint}</small></div>{plot}</div>"
+        ),
+    }
+
+
+def _plot(run: BenchRun) -> str:
+    """Time against size, both logarithmic."""
+    points = [p for c in run.curves for p in c.points if p.size_bytes and p.latency_us > 0]
+    if not points:
+        return ""
+    x = _Axis([p.size_bytes for p in points], 2.0, _LEFT, _WIDTH - _RIGHT)
+    y = _Axis([p.latency_us for p in points], 10.0, _HEIGHT - _BOTTOM, _TOP)
+    parts = [_grid(x, y)]
+    for number, curve in enumerate(run.curves):
+        colour = _COLOURS[number % len(_COLOURS)]
+        shown = [p for p in curve.points if p.size_bytes and p.latency_us > 0]
+        places = [(x.at(p.size_bytes), y.at(p.latency_us)) for p in shown]
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" opacity="0.7"/>')
+        parts += [_dot(p, a, b, y, colour) for p, (a, b) in zip(shown, places, strict=True)]
+        if len(run.curves) > 1:
+            parts.append(
+                f'<text x="{_LEFT + 8}" y="{_TOP + 14 * (number + 1)}" fill="{colour}" '
+                f'font-size="11">{escape(curve.name)}</text>'
+            )
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'style="display: block; max-width: 100%" role="img" aria-label="time against size">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _dot(point: BenchPoint, x: float, y: float, axis: _Axis, colour: str) -> str:
+    """A point with its interval."""
+    low, high = (axis.at(end) for end in point.latency_interval_us)
+    return (
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}"/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
+    )
+
+
+class _Axis:
+    """A logarithmic axis from pixel `start` to pixel `end`."""
+
+    def __init__(self, values: list[float] | list[int], base: float, start: int, end: int) -> None:
+        logs = [math.log(v, base) for v in values]
+        self.first, self.last = math.floor(min(logs)), math.ceil(max(logs))
+        if self.first == self.last:
+            self.last += 1
+        self._base, self._start, self._end = base, start, end
+
+    def at(self, value: float) -> float:
+        """The pixel of a value; of one beyond the ends, the end."""
+        place = math.log(max(value, 1e-9), self._base) - self.first
+        share = min(max(place / (self.last - self.first), 0.0), 1.0)
+        return self._start + (self._end - self._start) * share
+
+    def ticks(self, most: int) -> list[float]:
+        """Powers of the base, `most` of them at most."""
+        every = -(-(self.last - self.first + 1) // most)
+        return [self._base**n for n in range(self.first, self.last + 1, every)]
+
+
+def _grid(x: _Axis, y: _Axis) -> str:
+    """Axes with their labels, in the page's colour."""
+    line = 'stroke="currentColor" stroke-opacity="0.2"'
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = []
+    for size in x.ticks(8):
+        at = f"{x.at(size):.0f}"
+        parts.append(f'<line x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}" {line}/>')
+        parts.append(_text(at, bottom + 14, "middle", format_bytes(int(size))))
+    for time_us in y.ticks(6):
+        at = f"{y.at(time_us):.0f}"
+        parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}" {line}/>')
+        parts.append(_text(_LEFT - 6, int(at) + 4, "end", format_us(time_us)))
+    about = "tensor size; time of the slowest rank"
+    return "".join([*parts, _text((_LEFT + right) // 2, _HEIGHT - 4, "middle", about)])
+
+
+def _text(x: int | str, y: int, anchor: str, words: str) -> str:
+    return (
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="currentColor" font-size="11">'
+        f"{escape(words)}</text>"
+    )
+
+
+def format_us(value: float, _position: float = 0) -> str:
+    """A time in microseconds as an axis says it: ``50 µs``, ``10 ms``, ``2 s``."""
+    for unit, worth in (("s", 1e6), ("ms", 1e3)):
+        if value >= worth:
+            return f"{value / worth:g} {unit}"
+    return f"{value:g} µs"

@@ -1,0 +1,349 @@
+"""Plots of a benchmark. They draw numbers that are already there and decide nothing.
+
+Figures are made without pyplot: nothing global changes, no window opens, nothing is left over.
+They have a white ground of their own, so that they look the same on any page, and in print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve, Floor
+from ddp_notebook.model import format_bytes
+from ddp_notebook.views.bench.live import format_us
+from ddp_notebook.views.bench.table import title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart in all common kinds of colour blindness; the markers
+# tell the same in black and white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_WRONG = "#D55E00"
+_INK = "#333333"
+_QUIET = "#707070"
+_FAINT = "#D9D9D9"
+
+_INCHES = (10.0, 4.4)
+_DPI = 100
+
+_LEAST_US = 1e-3
+"""A nanosecond: a time of 0, from a clock too coarse, has no place on a log axis."""
+_SIZE_LABELS = 7
+"""How many sizes are written under a panel; more would run into each other."""
+_CEILING_WITHIN = 3.0
+"""A ceiling higher than this times what was reached is named, not drawn: it would flatten all."""
+_DISTRIBUTIONS = 5
+"""Sizes whose iterations are drawn."""
+
+
+def figure(run: BenchRun, kind: str = "size", baseline: BenchRun | None = None) -> Figure:
+    """The figure ``size``: time and bus bandwidth against size; or ``iterations``: their spread.
+
+    Raises ValueError for another kind.
+    """
+    kinds = {"size": _against_size, "iterations": _iterations}
+    if kind not in kinds:
+        raise ValueError(f"there is no plot {kind!r}: there are {', '.join(kinds)}.")
+    made = _new_figure()
+    made.suptitle(title(run), fontsize=12, fontweight="bold", color=_INK)
+    left, right = made.subplots(1, 2)
+    kinds[kind](left, right, run, baseline)
+    return made
+
+
+def _new_figure() -> Figure:
+    """An empty figure; matplotlib is loaded when the first one is asked for."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    made = Figure(figsize=_INCHES, dpi=_DPI, layout=layout)
+    made.set_facecolor("white")
+    return made
+
+
+# -- against size ------------------------------------------------------------------------
+
+
+def _against_size(left: Axes, right: Axes, run: BenchRun, baseline: BenchRun | None) -> None:
+    """Time on the left, bus bandwidth on the right."""
+    sized = [curve for curve in run.curves if curve.op != "barrier" and curve.points]
+    kept = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
+    left.set_title("Time on the slowest rank: median, 95 % interval")
+    right.set_title("Bus bandwidth: what each rank sends")
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter(format_us)
+    left.yaxis.set_minor_formatter(lambda *_: "")
+    left.set_ylabel("time", fontsize=9.5, color=_INK)
+    right.set_ylabel("bus bandwidth in GB/s", fontsize=9.5, color=_INK)
+    for number, curve in enumerate(sized):
+        style = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        _draw_time(left, curve, style, alone=len(sized) == 1)
+        _draw_bandwidth(right, curve, style)
+        if curve.key in kept:
+            _draw_baseline(left, right, kept[curve.key], style)
+    points = [p for curve in sized for p in curve.points]
+    for axes in (left, right):
+        _dress(axes, points)
+    if not points:
+        return
+    left.set_ylim(_time_range([_time(p) for p in points], points))
+    if len(sized) == 1 and sized[0].fit is not None:
+        _explain(left, sized[0])
+    reached = max(p.busbw_gb_per_s for p in points)
+    right.set_ylim(0, 1.1 * reached or 1)
+    _ceilings(right, run.floors, reached)
+    _buckets(right, run.buckets_bytes, points)
+    if all(curve.world_size == 1 for curve in sized):
+        _say(right, "one rank sends nothing")
+    left.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=_INK)
+    if right.get_legend_handles_labels()[0]:
+        right.legend(loc="center left", frameon=False, fontsize=8.5, labelcolor=_INK)
+
+
+def _draw_time(axes: Axes, curve: Curve, style: tuple[str, str], *, alone: bool) -> None:
+    colour, marker = style
+    sizes = [p.size_bytes for p in curve.points]
+    times = [_time(p) for p in curve.points]
+    if alone:
+        low, high = (
+            [max(p.p10_us, _LEAST_US) for p in curve.points],
+            [p.p90_us for p in curve.points],
+        )
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0, label="p10 to p90")
+    ends = [p.latency_interval_us for p in curve.points]
+    below = [max(t - low, 0.0) for t, (low, _) in zip(times, ends, strict=True)]
+    above = [max(high - t, 0.0) for t, (_, high) in zip(times, ends, strict=True)]
+    axes.errorbar(
+        sizes,
+        times,
+        yerr=[below, above],
+        color=colour,
+        marker=marker,
+        markersize=4.5,
+        linewidth=1.2,
+        elinewidth=1.0,
+        capsize=2,
+        label="median" if alone else curve.name,
+    )
+    if curve.fit is not None:
+        fit = curve.fit
+        fine = _between(fit.from_bytes, fit.to_bytes)
+        label = f"fit, off by {fit.median_error:.0%}" if alone else None
+        axes.plot(fine, [fit.predict(x) * 1e6 for x in fine], "--", color=_INK, lw=1, label=label)
+    _mark_wrong(axes, curve.points, times)
+
+
+def _draw_bandwidth(axes: Axes, curve: Curve, style: tuple[str, str]) -> None:
+    colour, marker = style
+    sizes = [p.size_bytes for p in curve.points]
+    rates = [p.busbw_gb_per_s for p in curve.points]
+    axes.plot(sizes, rates, color=colour, marker=marker, markersize=4.5, linewidth=1.2)
+    _mark_wrong(axes, curve.points, rates)
+
+
+def _draw_baseline(left: Axes, right: Axes, curve: Curve, style: tuple[str, str]) -> None:
+    """The run it is compared with: hollow and grey."""
+    sizes = [p.size_bytes for p in curve.points]
+    look: dict[str, Any] = {
+        "color": _QUIET,
+        "marker": style[1],
+        "markersize": 4.5,
+        "lw": 0.9,
+        "mfc": "white",
+    }
+    left.plot(sizes, [_time(p) for p in curve.points], ":", label="baseline", **look)
+    right.plot(sizes, [p.busbw_gb_per_s for p in curve.points], ":", label="baseline", **look)
+
+
+def _explain(axes: Axes, curve: Curve) -> None:
+    """The fit's latency as a floor, and the size that gets half of the bandwidth."""
+    fit = curve.fit
+    assert fit is not None
+    floor_us = fit.latency_s * 1e6
+    axes.axhline(floor_us, color=_QUIET, lw=0.9, ls=(0, (1, 2)))
+    axes.annotate(
+        f"latency {format_us(float(f'{floor_us:.3g}'))}",
+        (0.01, floor_us),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, -14),
+        textcoords="offset points",
+        va="top",
+        fontsize=8.5,
+        color=_INK,
+    )
+    half = fit.half_bandwidth_bytes
+    if fit.from_bytes <= half <= fit.to_bytes:
+        axes.axvline(half, color=_QUIET, lw=0.9, ls=(0, (1, 2)))
+        axes.annotate(
+            "half of the\nbandwidth",
+            (half, 0.02),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=_INK,
+        )
+
+
+def _ceilings(axes: Axes, floors: Sequence[Floor], reached: float) -> None:
+    """What the machine itself carries, with where the number is from."""
+    beyond = []
+    for floor in floors:
+        rate = floor.bandwidth_gb_per_s
+        if reached and rate > _CEILING_WITHIN * reached:
+            beyond.append(f"{floor.what} {rate:.3g} GB/s ↑")
+        elif rate:
+            axes.axhline(rate, color=_QUIET, lw=0.9, ls="--")
+            axes.set_ylim(top=max(axes.get_ylim()[1], rate * 1.12))
+            axes.annotate(
+                f"{floor.what} {rate:.3g} GB/s",
+                (0.01, rate),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                fontsize=8.5,
+                color=_INK,
+            )
+    if beyond:
+        axes.text(
+            0.99, 0.99, "\n".join(beyond), transform=axes.transAxes, ha="right", va="top",
+            fontsize=8.5, color=_QUIET,
+        )  # fmt: skip
+
+
+def _buckets(axes: Axes, buckets: Sequence[int], points: Sequence[BenchPoint]) -> None:
+    """The sizes of the user's own buckets, where the curve shows what they get."""
+    low, high = min(p.size_bytes for p in points), max(p.size_bytes for p in points)
+    inside = [size for size in dict.fromkeys(buckets) if low <= size <= high]
+    for number, size in enumerate(inside):
+        label = "buckets of your model" if number == 0 else None
+        axes.axvline(size, ymax=0.92, color=_COLOURS[3], lw=1.4, alpha=0.7, label=label)
+
+
+# -- iterations --------------------------------------------------------------------------
+
+
+def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> None:
+    """All iterations of some sizes on the left; on the right when each rank brings its part."""
+    curve = next((c for c in run.curves if c.points), None)
+    left.set_title("Every iteration, on its slowest rank")
+    right.set_title("How long each rank takes to bring its part")
+    if curve is None:
+        for axes in (left, right):
+            _say(axes, "nothing was measured")
+        return
+    _distributions(left, curve)
+    if curve.op == "barrier":
+        _say(right, "a barrier has no size")
+        return
+    for number, rank in enumerate(curve.ranks):
+        right.plot(
+            [p.size_bytes for p in curve.points],
+            [p.issue_us[number] for p in curve.points],
+            color=_COLOURS[number % len(_COLOURS)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=4,
+            lw=1,
+            label=f"rank {rank}" + (" comes late" if rank == curve.straggler else ""),
+        )
+    _dress(right, curve.points)
+    right.set_ylabel("time until issued, lower quartile", fontsize=9.5, color=_INK)
+    right.set_yscale("log")
+    right.yaxis.set_major_formatter(format_us)
+    right.yaxis.set_minor_formatter(lambda *_: "")
+    issued = [max(t, _LEAST_US) for p in curve.points for t in p.issue_us]
+    right.set_ylim(_time_range(issued, ()))
+    right.legend(loc="best", frameon=False, fontsize=8.5, labelcolor=_INK, ncols=2)
+
+
+def _distributions(axes: Axes, curve: Curve) -> None:
+    """The share of iterations that took at most so long, for a few sizes."""
+    kept = [p for p in curve.points if p.samples is not None]
+    step = max(1, -(-len(kept) // _DISTRIBUTIONS))
+    for number, point in enumerate(kept[::step]):
+        assert point.samples is not None
+        columns = zip(*point.samples.times_ns, strict=True)
+        ordered = sorted(max(*column, _LEAST_US * 1e3) / 1e3 for column in columns)
+        shares = [(n + 1) / len(ordered) for n in range(len(ordered))]
+        axes.step(
+            ordered,
+            shares,
+            where="post",
+            color=_COLOURS[number % len(_COLOURS)],
+            lw=1.4,
+            ls=("-", "--", "-.", ":", (0, (5, 1, 1, 1)))[number % 5],
+            label=format_bytes(point.size_bytes),
+        )
+    axes.set_xscale("log")
+    _frame(axes)
+    axes.axhline(0.5, color=_QUIET, lw=0.8, ls=(0, (1, 2)))
+    axes.xaxis.set_major_formatter(format_us)
+    axes.xaxis.set_minor_formatter(lambda *_: "")
+    axes.set_xlabel("time", fontsize=9.5, color=_INK)
+    axes.set_ylabel("share of iterations that took less", fontsize=9.5, color=_INK)
+    axes.legend(loc="lower right", frameon=False, fontsize=8.5, labelcolor=_INK)
+
+
+# -- what panels share -------------------------------------------------------------------
+
+
+def _time(point: BenchPoint) -> float:
+    return max(point.latency_us, _LEAST_US)
+
+
+def _mark_wrong(axes: Axes, points: Sequence[BenchPoint], heights: Sequence[float]) -> None:
+    """A cross over every size whose results were wrong."""
+    wrong = [(p.size_bytes, h) for p, h in zip(points, heights, strict=True) if p.wrong]
+    if wrong:
+        sizes, tops = zip(*wrong, strict=True)
+        axes.plot(sizes, tops, "X", color=_WRONG, markersize=10, label="wrong results", zorder=3)
+
+
+def _dress(axes: Axes, points: Sequence[BenchPoint]) -> None:
+    """Sizes below, a quiet frame and grid."""
+    axes.set_xscale("log", base=2)
+    sizes = sorted({p.size_bytes for p in points})
+    every = -(-len(sizes) // _SIZE_LABELS) or 1
+    axes.set_xticks(sizes[::every], [format_bytes(size) for size in sizes[::every]])
+    axes.set_xticks(sizes, [""] * len(sizes), minor=True)
+    axes.set_xlabel("tensor size", fontsize=9.5, color=_INK)
+    axes.margins(x=0.04)
+    _frame(axes)
+    if not points:
+        axes.yaxis.set_visible(False)
+        _say(axes, "nothing was measured")
+
+
+def _frame(axes: Axes) -> None:
+    axes.title.set(fontsize=10.5, color=_INK)
+    axes.tick_params(which="both", labelsize=8.5, colors=_INK)
+    axes.grid(which="major", color=_FAINT, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_INK)
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=_INK)
+
+
+def _between(low: float, high: float, count: int = 100) -> list[float]:
+    """Sizes from low to high, evenly on a logarithmic axis."""
+    return [low * (high / low) ** (n / (count - 1)) for n in range(count)]
+
+
+def _time_range(times_us: Sequence[float], points: Sequence[BenchPoint]) -> tuple[float, float]:
+    """A range around times that holds at least two powers of ten, which have labels."""
+    ends = [p.p90_us for p in points] + [end for p in points for end in p.latency_interval_us]
+    low = max(min(times_us), _LEAST_US) / 2.5
+    high = max(*times_us, *ends, _LEAST_US) * 1.6
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    if first == last:
+        last += 1
+    return min(low, 10.0 ** min(first, last)), max(high, 10.0 ** max(first, last))

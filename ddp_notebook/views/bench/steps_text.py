@@ -1,0 +1,260 @@
+"""Where the time of a DDP step goes, in words and tables of fixed width.
+
+The tables and sentences are made here once; `steps_html` shows the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from textwrap import wrap
+
+from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
+from ddp_notebook.model import format_bytes
+from ddp_notebook.views.text import WIDTH
+
+_MANY_RANKS = 8
+"""More ranks than this have no column each in the table of arrivals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as texts; the first row is the head."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+def text(result: StepBenchResult) -> str:
+    """What was measured: what it says in words, the tables, and what to know about it."""
+    parts = [title(result), "\n".join(_folded(line) for line in sentences(result))]
+    parts += [_table_text(table) for table in tables(result)]
+    parts.append("\n".join(_folded(f"Note: {note}") for note in notes(result)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def title(result: StepBenchResult) -> str:
+    """The model and the ranks, on one line."""
+    ranks = "1 rank" if result.world_size == 1 else f"{result.world_size} ranks"
+    return (
+        f"Training steps of {result.model}: {result.parameters:,} parameters, "
+        f"{format_bytes(result.gradient_bytes)} of gradients, {ranks}, "
+        f"{result.backend} on {result.device}"
+    )
+
+
+def sentences(result: StepBenchResult) -> list[str]:
+    """What the numbers say, most important first."""
+    return list(_sentences(result))
+
+
+def _sentences(result: StepBenchResult) -> Iterator[str]:
+    if result.problem:
+        yield f"{result.problem} What was measured until then:"
+    late = result.straggler
+    if late is not None:
+        yield (
+            f"Rank {late.rank} is late: in {late.share:.0%} of the steps it takes longer than the "
+            f"others to the last all_reduce, by {ms(late.late_us)} ms, and they wait for it. It "
+            f"loses the time in its {late.where}, and not waiting for a core."
+        )
+    if result.world_size == 1 or not result.points:
+        return
+    low, high = result.main_points[0], result.main_points[-1]
+    yield f"At batch {low.batch} {_adds(low)}."
+    if high is not low:
+        yield f"At batch {high.batch} {_adds(high)}."
+    yield _break_even(result)
+    yield from _best_bucket(result)
+
+
+def _adds(point: StepPoint) -> str:
+    """What communication adds to a step, as far as that can be told."""
+    step = f"a step of {ms(point.step_us)} ms"
+    if point.exposed_interval_us[0] <= 0:
+        return f"what communication adds to {step} cannot be told from noise"
+    return f"communication adds {ms(point.exposed_us)} ms to {step} ({point.exposed_share:.0%})"
+
+
+def _break_even(result: StepBenchResult) -> str:
+    ranks = f"{result.world_size} ranks"
+    if result.break_even is None:
+        return f"{ranks} work off fewer samples per second than one rank alone, at every batch."
+    if not result.break_even:
+        return f"{ranks} work off more samples per second than one rank alone, at every batch."
+    return (
+        f"From batch {result.break_even:.0f} on, {ranks} work off more samples per second than one "
+        "rank alone."
+    )
+
+
+def _best_bucket(result: StepBenchResult) -> Iterator[str]:
+    if len(result.buckets) < 2:
+        return
+    batch = result.batches[-1]
+    at = sorted((p for p in result.points if p.batch == batch), key=lambda p: p.step_us)
+    if len(at) < 2:
+        return
+    best, worst = at[0], at[-1]
+    apart = worst.step_us - best.step_us
+    noise = sum(each.exposed_interval_us[1] - each.exposed_interval_us[0] for each in (best, worst))
+    if apart < noise / 2:
+        yield f"Between bucket sizes there is no difference beyond the noise at batch {batch}."
+    else:
+        yield (
+            f"At batch {batch} {name_bucket(best.bucket)} are best ({ms(best.step_us)} ms a step) "
+            f"and {name_bucket(worst.bucket)} worst ({ms(worst.step_us)} ms)."
+        )
+
+
+def notes(result: StepBenchResult) -> list[str]:
+    """What to know before believing the numbers."""
+    found = [
+        f"Fed with {result.inputs}. The optimizer is SGD with a learning rate of 0. "
+        f"{result.threads} {'thread' if result.threads == 1 else 'threads'} per rank, "
+        f"{result.cores} cores. Times are medians over steps of the slowest rank; exposed is a "
+        "DDP step minus the same step under no_sync, with its 95 % interval.",
+        *result.notes,
+    ]
+    if any(point.own_us for point in result.points):
+        found.insert(1, "Own time is from the beginning of a step, without waiting for a core.")
+    if result.prediction is not None:
+        found += result.prediction.assumes
+    return found
+
+
+# -- tables ----------------------------------------------------------------------------
+
+
+def tables(result: StepBenchResult) -> list[Table]:
+    """The steps, three ways of looking, arrivals, the prediction: as far as there are any."""
+    found = [_steps(result)]
+    found += list(_ways(result))
+    found += list(_arrivals(result))
+    if result.prediction is not None:
+        found += list(_prediction(result))
+    return found
+
+
+def _steps(result: StepBenchResult) -> Table:
+    head = (
+        *("batch", "bucket (MiB)", "step (ms)", "forward", "backward", "exposed", "(95 %)"),
+        *("optimizer", "overlapped", "samples/s", "efficiency", "steps"),
+    )
+    rows = (
+        (
+            f"{p.batch:,}",
+            p.bucket,
+            ms(p.step_us),
+            ms(p.forward_us),
+            ms(p.backward_us),
+            ms(p.exposed_us),
+            " to ".join(ms(each) for each in p.exposed_interval_us),
+            ms(p.optimizer_us),
+            ms(p.overlapped_us),
+            f"{p.samples_per_s:,.0f}",
+            f"{p.efficiency:.0%}",
+            f"{p.steps:,}",
+        )
+        for p in result.points
+    )
+    return Table("Where a step's time goes (ms)", (head, *rows))
+
+
+def _ways(result: StepBenchResult) -> Iterator[Table]:
+    """What three ways of looking take for exposed communication."""
+    points = [p for p in result.points if p.hook_exposed_us or p.logger_exposed_us]
+    if not points:
+        return
+    head = ("batch", "bucket (MiB)", "by no_sync", "by a hook", "by DDP's logger", "step with hook")
+    rows = (
+        (
+            f"{p.batch:,}",
+            p.bucket,
+            *(ms(each) for each in (p.exposed_us, p.hook_exposed_us, p.logger_exposed_us)),
+            ms(p.hook_step_us),
+        )
+        for p in points
+    )
+    yield Table("Exposed communication (ms): the truth, and what stamps say", (head, *rows))
+
+
+def _arrivals(result: StepBenchResult) -> Iterator[Table]:
+    for bucket in result.buckets:
+        points = [p for p in result.of_bucket(bucket) if p.arrivals]
+        if not points:
+            continue
+        point = points[len(points) // 2]
+        ranks = range(result.world_size)
+        columns = ranks if result.world_size <= _MANY_RANKS else _latest(point)
+        head = ("bucket", "size", *(f"rank {rank}" for rank in columns))
+        rows: Iterator[tuple[str, ...]] = (
+            (
+                str(number),
+                format_bytes(each.size_bytes),
+                *(ms(each.late_us[rank]) for rank in columns),
+            )
+            for number, each in enumerate(point.arrivals)
+        )
+        if point.own_us:
+            own = ("own time", "to the last", *(ms(point.own_us[rank]) for rank in columns))
+            rows = chain(rows, [own])
+        what = f"{name_bucket(bucket)} at batch {point.batch}"
+        yield Table(f"How late each rank comes to each all_reduce (ms), {what}", (head, *rows))
+
+
+def _latest(point: StepPoint) -> list[int]:
+    """Of many ranks, those that come last to the last bucket."""
+    late = point.arrivals[-1].late_us
+    return sorted(sorted(range(len(late)), key=lambda rank: -late[rank])[:_MANY_RANKS])
+
+
+def _prediction(result: StepBenchResult) -> Iterator[Table]:
+    prediction = result.prediction
+    assert prediction is not None
+    if prediction.refused:
+        yield Table(f"No prediction: {prediction.refused}.", ())
+        return
+    head = ("batch", "bucket (MiB)", "measured (ms)", "model (ms)", "error", "model (ms)")
+    ranks = ("", "", f"{result.world_size} ranks", f"{result.world_size} ranks", "")
+    rows = (
+        (
+            f"{here.batch:,}",
+            here.bucket,
+            ms(here.measured_us),
+            ms(here.step_us),
+            "" if here.error is None else f"{here.error:+.0%}",
+            ms(there.step_us),
+        )
+        for here, there in zip(prediction.checked, prediction.steps, strict=True)
+    )
+    worst = max(prediction.errors, default=0.0)
+    what = f"Predicted step, a model: off by at most {worst:.0%} where it can be checked"
+    what += f", perhaps by {prediction.within:.0%} at {prediction.world_size} ranks"
+    yield Table(what, (head, (*ranks, f"{prediction.world_size} ranks"), *rows))
+
+
+def ms(value_us: float | None) -> str:
+    """A time in milliseconds, to three digits: ``0.52``, ``20.1``, ``1,204``; empty for None."""
+    if value_us is None:
+        return ""
+    value = value_us / 1e3
+    return f"{value:,.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def _table_text(table: Table) -> str:
+    if not table.rows:
+        return table.title
+    widths = [max(len(row[i]) for row in table.rows) for i in range(len(table.rows[0]))]
+    lines = [_line(row, widths) for row in table.rows]
+    return "\n".join([table.title, lines[0], "  ".join("─" * w for w in widths), *lines[1:]])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join(cells).rstrip()
+
+
+def _folded(line: str) -> str:
+    return "\n".join(wrap(line, WIDTH, subsequent_indent="  "))

@@ -1,0 +1,225 @@
+"""A benchmark as a table: text for a terminal, HTML for a notebook."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from ddp_notebook.bench.results import (
+    BenchPoint,
+    BenchRun,
+    Change,
+    Curve,
+    CurveChange,
+    Trust,
+)
+from ddp_notebook.model import format_bytes
+
+_HEADERS = (
+    "size",
+    "iterations",
+    "median (µs)",
+    "95 % interval (µs)",
+    "mean (µs)",
+    "p90 (µs)",
+    "p99 (µs)",
+    "skew (µs)",
+    "algbw (GB/s)",
+    "busbw (GB/s)",
+    "#wrong",
+)
+
+_MOST_DECIMALS = 9
+"""Of a bandwidth in GB/s: one byte per second."""
+
+_TABLE_STYLE = "border-collapse: collapse; font-variant-numeric: tabular-nums"
+_CELL_STYLE = "text-align: right; padding: 2px 10px; white-space: nowrap"
+_WRONG_STYLE = f"{_CELL_STYLE}; font-weight: bold; color: #fff; background: #b3261e"
+_BADGES = {
+    Trust.GOOD: ("✔", "#00695c"),
+    Trust.FAIR: ("~", "#8a5a00"),
+    Trust.NOISY: ("✘", "#b3261e"),
+}
+"""A sign and a background on which white is read; the words say the same."""
+_BADGE_STYLE = "color: #fff; border-radius: 4px; padding: 1px 8px; font-weight: bold"
+_MEANINGS = {
+    Trust.GOOD: "the medians hold within their intervals",
+    Trust.FAIR: "compare within this run, not with another machine or day",
+    Trust.NOISY: "do not conclude from these numbers",
+}
+
+
+def table_text(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
+    """The result in words and as tables of fixed width."""
+    lines = [title(run), f"Trust: {run.trust} ({_MEANINGS[run.trust]})"]
+    if run.ended:
+        lines.append(f"Ended early: {run.ended}. What was measured by then is here.")
+    lines += [f"  because {reason}." for reason in run.reasons]
+    lines += [f"• {sentence}" for sentence in (*(_compared(c) for c in changes), *run.notes)]
+    for curve in run.curves:
+        rows = [_HEADERS, *_rows(curve.points)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
+        heading = ["", curve.name] if len(run.curves) > 1 else [""]
+        lines += [*heading, *(_line(row, widths) for row in rows)]
+    if not run.curves:
+        lines.append("Nothing was measured.")
+    lines += ["", *_foot(run)]
+    return "\n".join(lines).rstrip()
+
+
+def table_html(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
+    """The result as HTML. Needs no style sheet."""
+    sign, colour = _BADGES[run.trust]
+    badge = (
+        f'<span style="{_BADGE_STYLE}; background: {colour}">{sign} {escape(run.trust)}</span> '
+        f"{escape(_MEANINGS[run.trust])}"
+    )
+    ended = ""
+    if run.ended:
+        ended = (
+            f"<p><b>Ended early:</b> {escape(run.ended)}. What was measured by then is here.</p>"
+        )
+    reasons = _list(f"because {reason}." for reason in run.reasons)
+    words = _list((*(_compared(change) for change in changes), *run.notes))
+    tables = "".join(_html_table(run, curve) for curve in run.curves)
+    foot = "".join(f"<p><small>{escape(line)}</small></p>" for line in _foot(run))
+    return (
+        f'<div class="ddp-bench"><p><b>{escape(title(run))}</b> {badge}</p>{ended}{reasons}'
+        f"{words}{tables or '<p>Nothing was measured.</p>'}{foot}</div>"
+    )
+
+
+def _list(sentences: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul style="margin: 4px 0">{items}</ul>' if items else ""
+
+
+def _html_table(run: BenchRun, curve: Curve) -> str:
+    head = "".join(f'<th scope="col" style="{_CELL_STYLE}">{escape(h)}</th>' for h in _HEADERS)
+    rows = zip(curve.points, _rows(curve.points), strict=True)
+    body = "".join(_html_row(row, wrong=point.wrong > 0) for point, row in rows)
+    table = (
+        f'<div style="overflow-x: auto"><table style="{_TABLE_STYLE}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+    summary = f"{escape(curve.name)}: {len(curve.points)} sizes as a table"
+    opened = " open" if len(run.curves) == 1 else ""
+    return f"<details{opened}><summary>{summary}</summary>{table}</details>"
+
+
+def title(run: BenchRun) -> str:
+    """What was measured, on one line."""
+    if not run.curves:
+        return f"{run.backend} on {run.device}"
+    if len(run.curves) == 1:
+        return f"{run.curves[0].name}, {run.backend} on {run.device}"
+    ops = ", ".join(dict.fromkeys(curve.op for curve in run.curves))
+    return f"{ops}: {len(run.curves)} curves, {run.backend} on {run.device}"
+
+
+def _compared(change: CurveChange) -> str:
+    """A curve against the baseline's, in words."""
+    changed = [p.change for p in change.points if p.change is not Change.SAME]
+    noisy = Change.UNDECIDED in changed
+    if change.change is Change.SAME:
+        some = f"{len(changed)} of {len(change.points)} sizes"
+        some = f" ({some} {'are too noisy to say' if noisy else 'differ'})" if changed else ""
+        return f"Against the baseline {change.curve.name}: {change.change}{some}."
+    if change.change is Change.UNDECIDED:
+        return (
+            f"Against the baseline {change.curve.name} took {change.ratio:.2f} times its "
+            "time, but one of the two runs is too noisy to conclude from: the machine may have "
+            "been busier. Measure both again when it is quiet."
+        )
+    sizes = f"{changed.count(change.change)} of {len(change.points)} sizes"
+    if change.together is not None:
+        low, high = change.together
+        alone = "they are too noisy to say" if noisy else f"{sizes} changed"
+        return (
+            f"Against the baseline {change.curve.name} is {change.change}: "
+            f"{change.ratio:.2f} times its time over all sizes together (99.9 % interval "
+            f"{low:.2f} to {high:.2f}); by themselves {alone}."
+        )
+    return (
+        f"Against the baseline {change.curve.name} is {change.change}: {change.ratio:.2f} "
+        f"times its time at {sizes}, whose 95 % intervals do not touch."
+    )
+
+
+def _foot(run: BenchRun) -> list[str]:
+    """Where the numbers are from."""
+    lines = []
+    floors = [
+        f"{floor.what} "
+        + (f"{floor.latency_us:.3g} µs, " if floor.latency_us else "")
+        + f"{floor.bandwidth_gb_per_s:.3g} GB/s ({floor.source})"
+        for floor in run.floors
+    ]
+    if floors:
+        lines.append(f"This machine: {'; '.join(floors)}.")
+    lines.append(
+        "An iteration took as long as on its slowest rank. Skew: between its fastest and slowest "
+        "rank. algbw: size over median; busbw: what each rank must send by that, as in nccl-tests. "
+        "GB = 1e9 bytes."
+    )
+    return lines
+
+
+def _rows(points: Sequence[BenchPoint]) -> list[tuple[str, ...]]:
+    """The sizes as text, each in the order of `_HEADERS`."""
+    algbw = _on_the_point([_three_digits(p.algbw_gb_per_s) for p in points])
+    busbw = _on_the_point([_three_digits(p.busbw_gb_per_s) for p in points])
+    return [
+        (
+            format_bytes(p.size_bytes),
+            f"{p.iterations:,}",
+            f"{p.latency_us:,.1f}",
+            f"{p.latency_interval_us[0]:,.1f} – {p.latency_interval_us[1]:,.1f}"
+            + (" " if p.precise else "?"),
+            f"{p.mean_us:,.1f}",
+            f"{p.p90_us:,.1f}",
+            f"{p.p99_us:,.1f}",
+            f"{p.skew_us:,.1f}",
+            algbw[number],
+            busbw[number],
+            f"{p.wrong:,}",
+        )
+        for number, p in enumerate(points)
+    ]
+
+
+def _three_digits(value: float) -> str:
+    """A number to three significant digits, without an exponent: ``0.000420``, ``2.81``."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}"
+    power = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:,.{min(max(2 - power, 0), _MOST_DECIMALS)}f}"
+
+
+def _on_the_point(numbers: Sequence[str]) -> list[str]:
+    """The numbers with spaces behind them, so that aligned right their points are in line."""
+    behind = [len(number) - len(number.partition(".")[0]) for number in numbers]
+    most = max(behind, default=0)
+    return [number + " " * (most - n) for number, n in zip(numbers, behind, strict=True)]
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """One row, every column as wide as its widest cell and aligned right."""
+    return "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+
+
+def _html_row(row: Sequence[str], *, wrong: bool) -> str:
+    """One size as a table row; wrong results stand out."""
+    styles = [_CELL_STYLE] * (len(row) - 1) + [_WRONG_STYLE if wrong else _CELL_STYLE]
+    body = "".join(
+        f'<td style="{style}">{_as_wide_as_digits(escape(cell))}</td>'
+        for style, cell in zip(styles, row, strict=True)
+    )
+    return f"<tr>{body}</tr>"
+
+
+def _as_wide_as_digits(cell: str) -> str:
+    """A cell whose last spaces a page keeps, each as wide as a digit."""
+    text = cell.rstrip(" ")
+    return text + "\N{FIGURE SPACE}" * (len(cell) - len(text))
