@@ -25,8 +25,6 @@ from ddp_notebook.model.case import (
     SetupCase,
     StoreFile,
     Worker,
-    evidence_from_json,
-    evidence_to_json,
 )
 from ddp_notebook.model.collectives import (
     DEFAULT_GROUP,
@@ -35,18 +33,13 @@ from ddp_notebook.model.collectives import (
     Part,
     Phase,
     Place,
-    collective_from_json,
-    collective_to_json,
 )
 from ddp_notebook.model.diagnosis import (
     Category,
     Diagnosis,
     Finding,
-    diagnosis_from_json,
-    finding_from_json,
 )
 from ddp_notebook.model.events import (
-    EVENT_KINDS,
     CellFinished,
     CellStarted,
     Event,
@@ -62,8 +55,8 @@ from ddp_notebook.model.events import (
     StageStarted,
     StoreFailed,
     StoreOpened,
-    decode,
-    encode,
+    decode_events,
+    encode_events,
 )
 from ddp_notebook.model.ranks import (
     QUIET,
@@ -85,9 +78,6 @@ from ddp_notebook.model.stacks import (
     Local,
     RankStack,
     StackTree,
-    rank_stack_from_json,
-    rank_stack_to_json,
-    stack_tree_from_json,
 )
 from ddp_notebook.model.stages import StepRow, StepTable
 from ddp_notebook.model.state import (
@@ -107,8 +97,6 @@ from ddp_notebook.model.training import (
     RunFacts,
     SamplerFacts,
     TensorDigest,
-    facts_from_json,
-    facts_to_json,
 )
 
 __all__ = [
@@ -118,8 +106,6 @@ __all__ = [
     "Part",
     "Phase",
     "Place",
-    "collective_from_json",
-    "collective_to_json",
     "LoaderFacts",
     "OptimizerFacts",
     "ParallelFacts",
@@ -127,10 +113,6 @@ __all__ = [
     "RunFacts",
     "SamplerFacts",
     "TensorDigest",
-    "facts_from_json",
-    "facts_to_json",
-    "evidence_to_json",
-    "evidence_from_json",
     "StoreFile",
     "Worker",
     "SetupCase",
@@ -149,7 +131,6 @@ __all__ = [
     "CellStarted",
     "Diagnosis",
     "Doing",
-    "EVENT_KINDS",
     "Event",
     "EventsLost",
     "Finding",
@@ -181,16 +162,11 @@ __all__ = [
     "Status",
     "StoreFailed",
     "StoreOpened",
-    "decode",
-    "diagnosis_from_json",
-    "encode",
-    "finding_from_json",
+    "decode_events",
+    "encode_events",
     "cut",
     "format_bytes",
     "format_ranks",
     "name_ranks",
     "parse_ranks",
-    "rank_stack_from_json",
-    "rank_stack_to_json",
-    "stack_tree_from_json",
 ]

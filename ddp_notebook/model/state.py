@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_notebook.model.codec import OMIT_DEFAULT
 from ddp_notebook.model.events import Event
 from ddp_notebook.model.ranks import OutputKind, Ranks, Stage, Status
 
@@ -135,6 +136,6 @@ class Moment:
     """
 
     at_ns: int
-    event: Event | None = None
-    state: Snapshot | None = None
-    until_ns: int = 0
+    event: Event | None = field(default=None, metadata=OMIT_DEFAULT)
+    state: Snapshot | None = field(default=None, metadata=OMIT_DEFAULT)
+    until_ns: int = field(default=0, metadata=OMIT_DEFAULT)

@@ -13,14 +13,13 @@ from ddp_notebook.diagnosis.majority import odd_ones
 from ddp_notebook.model import (
     Activity,
     Category,
+    Diagnosis,
     InitArguments,
     Probe,
     RankEvidence,
     SetupCase,
     StoreFile,
-    diagnosis_from_json,
-    evidence_from_json,
-    evidence_to_json,
+    codec,
 )
 from ddp_notebook.model.ddp import Fingerprint, TensorInfo
 
@@ -225,6 +224,6 @@ def test_evidence_and_diagnosis_survive_being_written_as_json() -> None:
     evidence = waiting(
         1, model=Fingerprint((TensorInfo("a", (1,), "float32"),)), addresses={"x": ("1.2.3.4",)}
     )
-    assert evidence_from_json(evidence_to_json(evidence)) == evidence
+    assert codec.decode(RankEvidence, codec.encode(evidence)) == evidence
     found = diagnose(waiting(0, "store"), RankEvidence(1, Activity.IDLE))
-    assert diagnosis_from_json(found.to_json()) == found
+    assert codec.decode(Diagnosis, found.to_json()) == found

@@ -44,7 +44,7 @@ def _buckets_bytes() -> list[int]:
     names: Mapping[str, Any] = shell.user_ns if shell is not None else {}
     for name, value in tuple(names.items()):
         if isinstance(value, DistributedDataParallel) and not name.startswith("_"):
-            return [bucket["bytes"] for bucket in ddp.reduction(name)["buckets"] or ()]
+            return [bucket.size_bytes for bucket in ddp.reduction_of(name).buckets or ()]
     return []
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
-from ddp_notebook.model import CellFinished, CellStarted, Progress, format_bytes
+from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, format_bytes
 from ddp_notebook.rank import events, torch_private
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.training import ddp
@@ -47,7 +47,7 @@ def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Copy or make the model, feed it, and find out what it needs. Without communication.
 
     Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents`` as
-    `model.wrap.fingerprint_from_json` reads them), ``memory`` as `steps_plan.Memory` has it,
+    a `Fingerprint`), ``memory`` as `steps_plan.Memory` has it,
     the batches that ``work``, and what was ``raised`` with the next one. ``communicates`` is
     True for a model whose own forward or backward calls collectives.
     """
@@ -105,7 +105,7 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
         "parameters": subject.parameters(),
         "gradient_bytes": subject.gradient_bytes(),
         "inputs": feed.text,
-        "contents": ddp.contents(subject.module),
+        "contents": codec.encode(ddp.contents(subject.module)),
         "memory": [needs.available_bytes, needs.fixed_bytes, needs.sample_bytes],
         "works": works,
         "raised": raised,

@@ -11,9 +11,10 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
     Collective,
+    RankEvidence,
     Ranks,
     StepTable,
-    evidence_from_json,
+    codec,
     name_ranks,
 )
 from ddp_notebook.session.runs.run import CellRun
@@ -62,7 +63,7 @@ class Settling:
             return False
         self._since_s = time.monotonic()
         answers = self._processes.cluster.ask(free, "evidence", _ASK_TIMEOUT_S)
-        evidence = [evidence_from_json(a) for a in answers.values() if "error" not in a]
+        evidence = [codec.decode(RankEvidence, a) for a in answers.values() if "error" not in a]
         # One that does not answer in time, or waits for a moment only, may be getting on.
         waiting = len(evidence) == len(free) and all(
             each.activity is Activity.WAITING for each in evidence

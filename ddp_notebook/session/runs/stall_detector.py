@@ -22,7 +22,7 @@ from ddp_notebook.model import (
     SetupCase,
     Snapshot,
     Status,
-    evidence_from_json,
+    codec,
 )
 from ddp_notebook.session.processes.unresponsive import silent
 
@@ -95,7 +95,7 @@ def gather(
             doing = f"its observer failed: {answer['error']}"
             evidence = RankEvidence(state.rank, Activity.SILENT, doing=doing)
         elif answer:
-            evidence = evidence_from_json(answer)
+            evidence = codec.decode(RankEvidence, answer)
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
                 evidence = RankEvidence(state.rank, Activity.BUSY, doing="about to begin")
         else:
