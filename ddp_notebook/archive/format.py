@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.case import SetupCase
+from ddp_notebook.model.case import Case
 from ddp_notebook.model.codec import Misfit
 from ddp_notebook.model.collectives import Collective, Collectives, Place
 from ddp_notebook.model.diagnosis import Diagnosis
@@ -53,7 +53,7 @@ class SavedRun:
     wall_ns: int
     moments: tuple[Moment, ...] = ()
     outputs: tuple[Output, ...] = ()
-    case: SetupCase | None = None
+    case: Case | None = None
     diagnosis: Diagnosis | None = None
     script: str = ""
     """The file's name, when the last run was a script."""
@@ -191,7 +191,7 @@ _PATH = _COLUMNS.index("path")
 _ROW = operator.attrgetter(*_COLUMNS)
 
 
-def _case_to_json(case: SetupCase) -> dict[str, Any]:
+def _case_to_json(case: Case) -> dict[str, Any]:
     bare = dataclasses.replace(case, collectives=Collectives())
     collectives = case.collectives
     paths: dict[tuple[Place, ...], int] = {}
@@ -224,11 +224,11 @@ class _Table:
     first: Mapping[int, int]
 
 
-def _case_from_json(wire: Any) -> SetupCase:
+def _case_from_json(wire: Any) -> Case:
     if not isinstance(wire, dict):
         raise Misfit("must be an object")
     rest = {name: value for name, value in wire.items() if name != "collectives"}
-    case = codec.from_json(SetupCase, rest)
+    case = codec.from_json(Case, rest)
     try:
         table = codec.from_json(_Table, wire.get("collectives"))
         return dataclasses.replace(case, collectives=_from_table(table))
@@ -282,7 +282,7 @@ def _check(saved: SavedRun) -> None:
         _check_case(saved.case, everyone)
 
 
-def _check_case(case: SetupCase, everyone: range) -> None:
+def _check_case(case: Case, everyone: range) -> None:
     ranks = [evidence.rank for evidence in case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
         raise Misfit("must have ranks that are there, each once", "case.ranks")

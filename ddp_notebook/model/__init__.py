@@ -19,10 +19,10 @@ training.py        What a rank knows of its training when a run is over: replica
 from ddp_notebook.model.board import Lane, Role, Standing
 from ddp_notebook.model.case import (
     Activity,
+    Case,
     InitArguments,
     Probe,
-    RankEvidence,
-    SetupCase,
+    RankReport,
     StoreFile,
     Worker,
     evidence_from_json,
@@ -133,8 +133,8 @@ __all__ = [
     "evidence_from_json",
     "StoreFile",
     "Worker",
-    "SetupCase",
-    "RankEvidence",
+    "Case",
+    "RankReport",
     "Probe",
     "InitArguments",
     "Lane",
