@@ -13,8 +13,8 @@ from ddp_notebook.model.case import Case
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.collectives import Collective, Collectives, Place
 from ddp_notebook.model.diagnosis import Diagnosis
-from ddp_notebook.model.events import EVENT_KINDS, Event, Output
-from ddp_notebook.model.ranks import SESSION, Ranks
+from ddp_notebook.model.events import EVENT_KINDS, SESSION, Event, Output
+from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.state import Moment, Snapshot
 
 FORMAT = "ddp_notebook run"
