@@ -19,7 +19,7 @@ import pytest
 
 from ddp_notebook.errors import DDPError
 from ddp_notebook.launch import labhosts
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
@@ -55,7 +55,7 @@ def eventually(
     `what` says what was waited for; `predicate` is looked at every `poll_s`. `deadline_s` is a
     quiet machine's.
     """
-    deadline_s = stretched(deadline_s)
+    deadline_s = scaled_for_load(deadline_s)
     deadline = time.monotonic() + deadline_s
     pause = threading.Event()
     while not (value := predicate()):

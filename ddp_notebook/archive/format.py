@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.case import SetupCase
+from ddp_notebook.model.case import Case
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.collectives import Collectives
 from ddp_notebook.model.diagnosis import Diagnosis
-from ddp_notebook.model.events import Output
-from ddp_notebook.model.ranks import SESSION
+from ddp_notebook.model.events import SESSION, Output
 from ddp_notebook.model.state import Moment, Snapshot
 
 FORMAT = "ddp_notebook run"
@@ -51,7 +50,7 @@ class SavedRun:
     wall_ns: int
     moments: tuple[Moment, ...] = ()
     outputs: tuple[Output, ...] = ()
-    case: SetupCase | None = None
+    case: Case | None = None
     diagnosis: Diagnosis | None = None
     script: str = ""
     """The file's name, when the last run was a script."""
@@ -125,7 +124,7 @@ def _check(saved: SavedRun) -> None:
         _check_case(saved.case, everyone)
 
 
-def _check_case(case: SetupCase, everyone: range) -> None:
+def _check_case(case: Case, everyone: range) -> None:
     ranks = [evidence.rank for evidence in case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
         raise DecodeError("must have ranks that are there, each once", "case.ranks")

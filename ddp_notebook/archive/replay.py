@@ -14,7 +14,7 @@ from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, decode_r
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Board, Collectives, Diagnosis, Place, SetupCase, name_ranks
+from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.state.board import board
 from ddp_notebook.state.fold import state_at
@@ -126,7 +126,7 @@ class Replay:
     def __repr__(self) -> str:
         return f"<Replay of {self.about.splitlines()[0]}>"
 
-    def _case(self, verb: str) -> SetupCase:
+    def _case(self, verb: str) -> Case:
         case = self.saved.case
         if case is None:
             raise UsageMistake(

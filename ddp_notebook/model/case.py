@@ -97,7 +97,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class RankEvidence:
+class RankReport:
     """One rank, as it is found. Only `rank` and `activity` are always known.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
@@ -161,14 +161,14 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class SetupCase:
+class Case:
     """All that a diagnosis of set-up needs.
 
     `told` is what the launcher gave every rank (MASTER_ADDR, MASTER_PORT, WORLD_SIZE as
     text). `store_host` is the rank that must host the store, None when the session hosts it.
     """
 
-    ranks: tuple[RankEvidence, ...]
+    ranks: tuple[RankReport, ...]
     told: Mapping[str, str] = field(default_factory=dict)
     store_host: int | None = None
     store_alive: bool = True
@@ -187,7 +187,7 @@ class SetupCase:
         return self.where(Activity.WAITING)
 
     @property
-    def came(self) -> tuple[RankEvidence, ...]:
+    def came(self) -> tuple[RankReport, ...]:
         """The ranks that came to the rendezvous."""
         return tuple(e for e in self.ranks if e.entered)
 

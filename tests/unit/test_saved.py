@@ -17,7 +17,7 @@ from saved_runs import job, runs
 from ddp_notebook.archive.format import KEY, VERSION, SavedRun, decode_run, encode_run
 from ddp_notebook.archive.save import write
 from ddp_notebook.errors import DDPError, NoSession, UsageMistake
-from ddp_notebook.model import Output, OutputKind, Progress, RankEvidence, RankExited, RankSpawned
+from ddp_notebook.model import Output, OutputKind, Progress, RankExited, RankReport, RankSpawned
 from ddp_notebook.model.codec import DecodeError, decode, dumps, encode
 from ddp_notebook.session import Replay, Session
 
@@ -49,18 +49,18 @@ def test_any_run_is_read_back_as_it_was_written(saved: SavedRun) -> None:
 
 
 def test_numbers_that_json_does_not_have_are_kept() -> None:
-    evidence = RankEvidence(0, main_cpu_s=math.inf)
+    evidence = RankReport(0, main_cpu_s=math.inf)
     wire = json.loads(json.dumps(encode(evidence), allow_nan=False))
-    assert decode(RankEvidence, wire) == evidence
+    assert decode(RankReport, wire) == evidence
     nothing = encode(Progress(rank=0, task="bench", done=1, total=2, value={"time": math.nan}))
     assert json.loads(dumps(nothing))["value"] == {"time": "NaN"}
 
 
 def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
-    wire = encode(RankEvidence(3))
+    wire = encode(RankReport(3))
     del wire["polls_for"]
     wire["not known yet"] = 1
-    assert decode(RankEvidence, wire) == RankEvidence(3)
+    assert decode(RankReport, wire) == RankReport(3)
 
 
 def test_a_pair_is_two_of_their_own_types() -> None:
@@ -84,7 +84,7 @@ def test_a_pair_is_two_of_their_own_types() -> None:
 )
 def test_a_decode_error_says_where_it_stands(wire: Any, said: str) -> None:
     with pytest.raises(DecodeError) as caught:
-        decode(RankEvidence, wire)
+        decode(RankReport, wire)
     assert str(caught.value).startswith(said)
 
 

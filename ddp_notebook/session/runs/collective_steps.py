@@ -11,7 +11,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
     Collective,
-    RankEvidence,
+    RankReport,
     Ranks,
     StepTable,
     codec,
@@ -63,7 +63,7 @@ class Settling:
             return False
         self._since_s = time.monotonic()
         answers = self._processes.cluster.ask(free, "evidence", _ASK_TIMEOUT_S)
-        evidence = [codec.decode(RankEvidence, a) for a in answers.values() if "error" not in a]
+        evidence = [codec.decode(RankReport, a) for a in answers.values() if "error" not in a]
         # One that does not answer in time, or waits for a moment only, may be getting on.
         waiting = len(evidence) == len(free) and all(
             each.activity is Activity.WAITING for each in evidence
