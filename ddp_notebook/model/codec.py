@@ -340,7 +340,10 @@ def _read_dataclass(cls: Any) -> Convert:
                 except DecodeError as error:
                     raise error.inside(name) from None
             values[name] = value
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValueError as error:  # what its __post_init__ refuses
+            raise DecodeError(f"is not valid: {error}") from None
 
     return read
 

@@ -108,7 +108,7 @@ class StepBenchVerbs(Measures):
     def _prepare(
         self, processes: Processes, members: Ranks, plan: StepPlan, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
-        arguments = {"plan": plan.to_json(), "device": processes.devices.device}
+        arguments = {"plan": codec.encode(plan), "device": processes.devices.device}
         answers = self._ask(processes, members, "prepare", arguments, measuring.cancelled)
         if answers.complete:
             return answers.values
