@@ -112,7 +112,7 @@ def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
         asked.append(threading.Timer(0.5, unregister, (client, rank)))
         asked[-1].start()
 
-    monkeypatch.setattr(cluster, "unregister", ask_late)
+    monkeypatch.setattr(cluster_module, "unregister", ask_late)
     assert session.restart((1,)).snapshot.ready
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
     assert len(asked) == 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
-from ddp_notebook.model import Diagnosis, Event, Ranks, SetupCase
+from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.interruption import interruption
@@ -183,7 +183,7 @@ class RunController:
         for rank in ranks:
             self.cluster.signal(rank, signal.SIGINT)
 
-    def look(self, *, as_script: bool = True) -> SetupCase:
+    def look(self, *, as_script: bool = True) -> Case:
         """The case as it is. That of a cell has all ranks of the session in it.
 
         So has a script's with `as_script` false: once it is over and the ranks have the

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.model import (
     Activity,
+    Case,
     Collectives,
     Probe,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
     Snapshot,
     Status,
     evidence_from_json,
@@ -46,7 +46,7 @@ def gather(
     asked: Callable[[], Ranks] = tuple,
     collectives: Callable[[], Collectives] = Collectives,
     sources: Mapping[str, str] = MappingProxyType({}),
-) -> SetupCase:
+) -> Case:
     """The evidence of the ranks (all by default), of dead and silent ones what the record has.
 
     `asked` are the ranks that have something to do: one that does nothing has not begun yet,
@@ -60,7 +60,7 @@ def gather(
     ranks = []
     for state in states:
         if state.rank in dead:
-            evidence = RankEvidence(
+            evidence = RankReport(
                 state.rank,
                 Activity.DEAD,
                 exit_code=state.exit_code,
@@ -68,15 +68,15 @@ def gather(
             )
         elif (answer := answers.get(state.rank, {})) and "error" in answer:
             doing = f"its observer failed: {answer['error']}"
-            evidence = RankEvidence(state.rank, Activity.SILENT, doing=doing)
+            evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
         elif answer:
             evidence = evidence_from_json(answer)
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
-                evidence = RankEvidence(state.rank, Activity.BUSY, doing="about to begin")
+                evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
         else:
             evidence = silent(state)
         ranks.append(evidence)
-    return SetupCase(
+    return Case(
         with_reach(cluster, ranks),
         dict(launch.values),
         launch.store_host,
@@ -86,7 +86,7 @@ def gather(
     )
 
 
-def with_reach(cluster: RankCluster, ranks: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
     """`ranks`, those that connect to each other across hosts with whom of them they reach.
 
     Asked in a second step: only now it is known where each of them listens.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis import progress
 from ddp_notebook.diagnosis.diagnose import diagnose_run
-from ddp_notebook.model import Activity, Category, Diagnosis, Finding, RankEvidence, SetupCase
+from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
 
 LOOK_AFTER_S = 0.6
 """How long somebody must have waited before it is worth a look."""
@@ -44,7 +44,7 @@ class StallDetector:
 
     def __init__(
         self,
-        look: Callable[[], SetupCase],
+        look: Callable[[], Case],
         clock: Callable[[], float] = time.monotonic,
         moved: Callable[[], object] = lambda: None,
     ) -> None:
@@ -96,14 +96,14 @@ class StallDetector:
         self._previous = None
         return self._after_long_stillness(case, now_s)
 
-    def _may_only_be_slow(self, case: SetupCase, now_s: float) -> bool:
+    def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
         """What is found could be a moment's picture of ranks that lack a CPU to get on."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
         restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
         return restless and not sure and now_s - self._stuck_since_s < RESTLESS_FOR_S
 
-    def _after_long_stillness(self, case: SetupCase, now_s: float) -> Diagnosis | None:
+    def _after_long_stillness(self, case: Case, now_s: float) -> Diagnosis | None:
         picture = tuple(
             (e.activity, e.inside, e.doing, e.arguments, _cpu_of_silent(e)) for e in case.ranks
         )
@@ -132,11 +132,11 @@ class StallDetector:
         return replace(self.latest, findings=(*self.latest.findings, finding))
 
 
-def _cpu_of_silent(e: RankEvidence) -> float:
+def _cpu_of_silent(e: RankReport) -> float:
     """What tells that a rank that does not answer works all the same."""
     return e.main_cpu_s if e.activity is Activity.SILENT else 0.0
 
 
-def stuck(case: SetupCase, diagnosis: Diagnosis) -> bool:
+def stuck(case: Case, diagnosis: Diagnosis) -> bool:
     """True when something is wrong and no rank runs code of its own that could change it."""
     return diagnosis.wrong and not any(map(progress.works, case.ranks))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
@@ -210,7 +210,7 @@ class SetUp:
             return all(set(c.run.pending) & set(ranks) <= c.run.started for c in given_up)
 
         # Until a rank's word that it began has arrived it passes for one that waits for a cell.
-        self._record.wait_for(begun, stretched(_BEGUN_WITHIN_S))
+        self._record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
         for controller in given_up:
             controller.signal_started()
         blocked = bring_up.free(ranks)

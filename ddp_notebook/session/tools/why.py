@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis.diagnose import diagnose_run
-from ddp_notebook.model import Diagnosis, SetupCase
+from ddp_notebook.model import Case, Diagnosis
 from ddp_notebook.session.runs import post_run
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Why:
             return diagnosis
         return replace(diagnosis, findings=wrong_result.findings)
 
-    def case(self, verb: str) -> SetupCase:
+    def case(self, verb: str) -> Case:
         """What is known of the ranks, and of what they run or ran last, as it is now.
 
         Raises NoSession, SessionLost.
