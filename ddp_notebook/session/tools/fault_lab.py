@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts, job_path
 from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.launch.labhosts import INTERFACE
+from ddp_notebook.launch.network_namespaces import INTERFACE
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session.processes import lab_hosts
 from ddp_notebook.session.runs.run import CellRun
@@ -25,25 +25,6 @@ if TYPE_CHECKING:
 
 FIRST_NAME = "lab-0"
 """The host with rank 0."""
-_MODEL = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self, variant):
-        super().__init__()
-        if variant == "order":
-            self.second, self.first = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
-        else:
-            self.first, self.second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 8)
-        if variant == "shape":
-            self.first = torch.nn.Linear(8, 5)
-        if variant == "dtype":
-            self.second = self.second.half()
-        if variant == "number":
-            self.third = torch.nn.Linear(8, 2)
-        if variant == "buffers":
-            self.register_buffer("seen", torch.zeros(1))
-model = Net({variant!r} if rank == 1 else "")
-"""
 
 
 @dataclass(frozen=True)
@@ -185,8 +166,7 @@ def _model(
 ) -> Diagnosis | None:
     if not session.ready:
         session.set_up(changed(session.options, settings={}, step=False))
-    source = _MODEL.replace("{variant!r}", repr(fault.variant if faulty else ""))
-    session.run_cell(source, started=started).raise_for_error()
+    session.run_cell(fault.model_source(faulty=faulty), started=started).raise_for_error()
     wrapping = session.wrap("model", WrapOptions())
     if wrapping.diagnosis is not None and wrapping.diagnosis.findings:
         if not faulty:
@@ -221,7 +201,7 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     if whole and fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", job_path(fault.job).read_text("utf-8")]
     if whole and fault.kind is Kind.MODEL:
-        lines += ["", _MODEL.replace("{variant!r}", repr(fault.variant)).strip()]
+        lines += ["", fault.model_source(faulty=True).strip()]
     return "\n".join(lines)
 
 
