@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from ddp_notebook.errors import DDPError
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.timeouts import scaled_for_load
 
@@ -103,17 +104,28 @@ class Leftovers:
 
 _spared: dict[int, str] = {}
 """Sessions that may outlive a test: process of the fork server to folder."""
+_shared: list[Any] = []
+"""The same sessions themselves."""
 
 
 @contextlib.contextmanager
 def spared(session: Any) -> Iterator[None]:
-    """Meanwhile the processes and the folder of `session` do not count as left over."""
+    """Several tests share `session`: its processes and its folder do not count as left over."""
     pids = pids_of(session)
     _spared[pids.fork_server] = pids.folder
+    _shared.append(session)
     try:
         yield
     finally:
+        _shared.remove(session)
         del _spared[pids.fork_server]
+
+
+def renew_shared_ranks() -> None:
+    """New processes for the ranks of shared sessions: a test failed and may have left them busy."""
+    for session in _shared:
+        with contextlib.suppress(DDPError):  # a session that ended has no ranks to renew
+            session.restart()
 
 
 def leftovers() -> Leftovers:

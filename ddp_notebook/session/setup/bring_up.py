@@ -11,9 +11,9 @@ from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
+    Case,
     Diagnosis,
     Ranks,
-    SetupCase,
     Stage,
     StageFailed,
     Status,
@@ -234,7 +234,7 @@ class BringUp:
 
     # -- why, and freeing --------------------------------------------------------------
 
-    def look(self) -> SetupCase:
+    def look(self) -> Case:
         """The case as it is."""
         return gather(
             self.processes.cluster, self.record.snapshot, self.told, asked=self._still_asked

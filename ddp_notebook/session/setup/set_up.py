@@ -13,10 +13,10 @@ from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Board,
+    Case,
     Category,
     Diagnosis,
     Ranks,
-    SetupCase,
     Stage,
     Status,
     StepTable,
@@ -222,7 +222,7 @@ class SetupVerbs(Underway, LabVerbs):
         silent = post_run.examine(self.current, self._processes)
         return found if silent is None else replace(found, findings=silent.findings)
 
-    def _look(self, verb: str) -> SetupCase:
+    def _look(self, verb: str) -> Case:
         """What is known of the ranks, and of what they run or ran last, as it is now."""
         processes = self._need(verb)
         assert self._bringup is not None
