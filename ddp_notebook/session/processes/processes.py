@@ -19,7 +19,7 @@ from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
-from ddp_notebook.launch.forkserver import end_sessions
+from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
