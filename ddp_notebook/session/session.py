@@ -44,7 +44,7 @@ from ddp_notebook.session.tools.bench import BenchVerbs
 from ddp_notebook.session.tools.bench_steps import StepBenchVerbs
 from ddp_notebook.session.tools.measuring import Measuring
 from ddp_notebook.session.tools.where import Looking
-from ddp_notebook.state.board import board
+from ddp_notebook.state.board_rows import board
 
 if TYPE_CHECKING:
     from ddp_notebook.archive.replay import Replay

@@ -37,7 +37,7 @@ from ddp_notebook.session.processes.collective_logs import Rings
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.store import StoreKeeper
 from ddp_notebook.session.record import Record
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 FOLDER_PREFIX = "ddp_notebook-"
 _LAST_WORDS_BYTES = 4000

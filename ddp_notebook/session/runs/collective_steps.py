@@ -72,7 +72,7 @@ class Settling:
 
     def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
         return any(
-            collective_table.is_held(each) and each.number != self._left.get(rank, -1)
+            collective_table.is_paused(each) and each.number != self._left.get(rank, -1)
             for each in tail
         )
 
@@ -122,7 +122,7 @@ def held(run: CellRun, processes: Processes, ranks: Ranks | None = None) -> Rank
         rank
         for rank in run.pending
         if (ranks is None or rank in ranks)
-        and any(map(collective_table.is_held, tails.get(rank, ())))
+        and any(map(collective_table.is_paused, tails.get(rank, ())))
     )
 
 

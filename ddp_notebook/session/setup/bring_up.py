@@ -24,7 +24,7 @@ from ddp_notebook.session.processes.processes import Processes
 from ddp_notebook.session.processes.unresponsive import process_of
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.stall_detector import Told, Watchman, gather
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 _STAGES = "ddp_notebook.rank.setup.stages"
 _FREE_WITHIN_S = 2.0

@@ -32,7 +32,7 @@ from ddp_notebook.session.runs.registry import Underway
 from ddp_notebook.session.runs.wait import stop_started
 from ddp_notebook.session.runs.watch import look_at_cell
 from ddp_notebook.session.tools.lab import LabVerbs
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions

@@ -19,7 +19,7 @@ from ddp_notebook.session.guards import check_name, idle_ranks
 from ddp_notebook.session.options import cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.measuring import Measures, Measuring
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes
