@@ -19,10 +19,10 @@ training.py        What a rank knows of its training when a run is over: replica
 from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
 from ddp_notebook.model.case import (
     Activity,
+    Case,
     InitArguments,
     Probe,
-    RankEvidence,
-    SetupCase,
+    RankReport,
     StoreFile,
     Worker,
     evidence_from_json,
@@ -130,8 +130,8 @@ __all__ = [
     "evidence_from_json",
     "StoreFile",
     "Worker",
-    "SetupCase",
-    "RankEvidence",
+    "Case",
+    "RankReport",
     "Probe",
     "InitArguments",
     "Role",

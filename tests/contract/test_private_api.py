@@ -16,7 +16,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.cluster.ipyparallel_private import has_private_api
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.session import InitOptions, Session
 
 FORGET = """
@@ -154,7 +154,7 @@ def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
     try:
         started = time.monotonic()
         found = cluster.ask((0, 1), "evidence", 1.0)
-        assert time.monotonic() - started < stretched(3.0)
+        assert time.monotonic() - started < scaled_for_load(3.0)
         assert set(found) == {0}
     finally:
         os.kill(pid, signal.SIGCONT)
