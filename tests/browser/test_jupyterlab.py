@@ -104,7 +104,7 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, chromium: str, tmp_path: 
         expect(step.locator("code")).to_have_text("%ddp_step --ranks 1,3")
         expect(step.locator("a")).to_have_attribute("href", re.compile("^https://.*pytorch.org/"))
 
-        expect(why).to_contain_text("held by you")
+        expect(why).to_contain_text("paused (by %ddp_step)")
         expect(why.locator("details tbody")).to_contain_text("ranks 0,2")
         expect(done).to_contain_text("Set-up is complete: every rank is verified.")
 

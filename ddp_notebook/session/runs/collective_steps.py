@@ -132,4 +132,4 @@ def _why_not(run: CellRun, processes: Processes, ranks: Ranks | None) -> str:
     standing = held(run, processes)
     if standing:
         return f"Those ranks are not held; {name_ranks(standing)} can be stepped: %ddp_step"
-    return "No rank is held. %ddp_why says what they wait for, %ddp_abort frees them."
+    return "No rank is paused. %ddp_why says what the ranks wait for, %ddp_abort frees them."
