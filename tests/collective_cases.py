@@ -8,14 +8,14 @@ from dataclasses import replace
 from traces import constructor
 
 from ddp_notebook.diagnosis.run_rules import diagnose_run
-from ddp_notebook.model import Activity, Collective, Finding, Phase, Ranks, SetupCase
+from ddp_notebook.model import Activity, Case, Collective, Finding, Phase, Ranks
 
 Program = list[Collective]
 
 DDP = constructor()
 
 
-def found(case: SetupCase, sources: Mapping[str, str] | None = None) -> list[tuple[str, Ranks]]:
+def found(case: Case, sources: Mapping[str, str] | None = None) -> list[tuple[str, Ranks]]:
     """Categories and culprits, without what passes."""
     findings = diagnose_run(case, sources).findings
     for finding in findings:
@@ -25,7 +25,7 @@ def found(case: SetupCase, sources: Mapping[str, str] | None = None) -> list[tup
     return [(str(f.category), f.ranks) for f in findings if not f.passing]
 
 
-def the_one(case: SetupCase, sources: Mapping[str, str] | None = None) -> Finding:
+def the_one(case: Case, sources: Mapping[str, str] | None = None) -> Finding:
     """The only finding that does not pass."""
     (finding,) = [f for f in diagnose_run(case, sources).findings if not f.passing]
     return finding
@@ -37,7 +37,7 @@ def same(size: int, program: Program, **other: Program) -> dict[int, Program]:
     return of | {int(name[1:]): own for name, own in other.items()}
 
 
-def lost(case: SetupCase, *ranks: int, text: str = "Connection closed by peer") -> SetupCase:
+def lost(case: Case, *ranks: int, text: str = "Connection closed by peer") -> Case:
     """The case when these ranks, which waited, were given an error by torch."""
     return replace(
         case,
@@ -60,7 +60,7 @@ for x in loader:
 """
 
 
-def refuse(case: SetupCase, rank: int, text: str) -> SetupCase:
+def refuse(case: Case, rank: int, text: str) -> Case:
     of = dict(case.collectives.of)
     of[rank] = (*of[rank][:-1], replace(of[rank][-1], phase=Phase.REFUSED))
     ranks = tuple(

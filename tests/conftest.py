@@ -7,7 +7,8 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
 
+MOST_FLAKY = 3
+"""So many tests of a run may fail once and pass when they are run again (``--reruns 1``)."""
+_FAILED = pytest.StashKey[bool]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Have the workers of a run (pytest -n) begin the files in the order in which they come."""
     if hasattr(config.option, "loadscopereorder"):
@@ -45,8 +51,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "notebooks" not in item.path.parts)
 
 
+def _flaky(reporter: Any) -> list[str]:
+    """The tests that failed and passed when they were run again."""
+    failed = {report.nodeid for kind in ("failed", "error") for report in reporter.getreports(kind)}
+    again = {report.nodeid for report in reporter.getreports("rerun")}
+    return sorted(again - failed)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Which tests were flaky, and what a test of each layer costs."""
+    for test in (flaky := _flaky(terminalreporter)):
+        terminalreporter.write_line(f"FLAKY {test}: failed, and passed when it was run again")
+    if len(flaky) > MOST_FLAKY:
+        line = f"{len(flaky)} flaky tests, and at most {MOST_FLAKY} are let pass"
+        terminalreporter.write_line(line, red=True)
+    cost_s: dict[str, float] = defaultdict(float)
+    tests: dict[str, set[str]] = defaultdict(set)
+    for report in (r for reports in terminalreporter.stats.values() for r in reports):
+        if isinstance(report, pytest.TestReport):
+            layer = report.nodeid.split("/")[1] if "/" in report.nodeid else report.nodeid
+            cost_s[layer] += report.duration
+            tests[layer].add(report.nodeid)
+    for layer, seconds in sorted(cost_s.items(), key=lambda cost: -cost[1]):
+        count = len(tests[layer])
+        terminalreporter.write_line(
+            f"{layer:<12} {count:>5} tests {seconds:>7.0f} s {seconds / count:>8.2f} s a test"
+        )
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Take away the folder of this run."""
+    """Fail a run with many flaky tests; take away the folder of this run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and len(_flaky(reporter)) > MOST_FLAKY:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if not getattr(session.config.option, "numprocesses", None):
         clear_away(Leftovers())  # those that only hand out tests have none but their workers
     shutil.rmtree(_RUN_FOLDER, ignore_errors=True)
@@ -84,6 +121,27 @@ def nothing_left_behind(nothing_left_behind_by_the_module: None) -> Iterator[Non
     before = leftovers()
     yield
     _check(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note on the test that it failed, for the fixture below."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def shared_ranks_are_renewed_after_a_failure(
+    request: pytest.FixtureRequest, nothing_left_behind: None
+) -> Iterator[None]:
+    """One test that fails does not fail those after it, nor its own second try."""
+    request.node.stash[_FAILED] = False
+    yield
+    if request.node.stash[_FAILED]:
+        support.renew_shared_ranks()
 
 
 @pytest.fixture(autouse=True)

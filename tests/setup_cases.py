@@ -9,13 +9,13 @@ from typing import Any
 from ddp_notebook.diagnosis.setup_rules import diagnose
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
     InitArguments,
     Probe,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
 )
 
 HOST, PORT = "127.0.0.1", 29500
@@ -39,20 +39,20 @@ def arguments(rank: int, world_size: int = 3, store: str = "session", **more: An
     return replace(made, **more)
 
 
-def coming(rank: int, **more: Any) -> RankEvidence:
+def coming(rank: int, **more: Any) -> RankReport:
     """It runs code of its own and has not called init_process_group."""
-    made = RankEvidence(rank, Activity.BUSY, doing="load (train.py, line 7)", main_cpu_s=2.0)
+    made = RankReport(rank, Activity.BUSY, doing="load (train.py, line 7)", main_cpu_s=2.0)
     return replace(made, **more)
 
 
 def waiting(
     rank: int, inside: str = "rendezvous", came: InitArguments | None = None, **more: Any
-) -> RankEvidence:
+) -> RankReport:
     """It waits in set-up, its store reached."""
     came = came or arguments(rank)
     target = f"{came.master_addr}:{came.master_port}"
     in_the_group = inside in ("collective", "ddp")
-    made = RankEvidence(
+    made = RankReport(
         rank,
         Activity.WAITING,
         inside,
@@ -67,27 +67,27 @@ def waiting(
     return replace(made, **more)
 
 
-def knocking(rank: int, came: InitArguments | None = None, state: str = "refused") -> RankEvidence:
+def knocking(rank: int, came: InitArguments | None = None, state: str = "refused") -> RankReport:
     """It knocks where nobody opens."""
     came = came or arguments(rank)
     probe = Probe(f"{came.master_addr}:{came.master_port}", state, "Connection refused")
     return waiting(rank, "store", came, probe=probe)
 
 
-def done(rank: int, came: InitArguments | None = None, **more: Any) -> RankEvidence:
+def done(rank: int, came: InitArguments | None = None, **more: Any) -> RankReport:
     """Its set-up is complete."""
     made = waiting(rank, "collective", came)
     return replace(made, activity=Activity.IDLE, inside="", **more)
 
 
-def idle(rank: int, **more: Any) -> RankEvidence:
+def idle(rank: int, **more: Any) -> RankReport:
     """It runs nothing and never came."""
-    return replace(RankEvidence(rank, Activity.IDLE), **more)
+    return replace(RankReport(rank, Activity.IDLE), **more)
 
 
-def failed(rank: int, text: str, kind: str = "RuntimeError", **more: Any) -> RankEvidence:
+def failed(rank: int, text: str, kind: str = "RuntimeError", **more: Any) -> RankReport:
     """What it ran raised an error, after it had called init_process_group."""
-    made = RankEvidence(
+    made = RankReport(
         rank,
         Activity.FAILED,
         entered=1,
@@ -102,22 +102,22 @@ TOLD = {"MASTER_ADDR": HOST, "MASTER_PORT": str(PORT)}
 
 
 def case(
-    *ranks: RankEvidence,
+    *ranks: RankReport,
     store: str = "session",
     told: Mapping[str, str] | None = None,
     store_alive: bool = True,
-) -> SetupCase:
+) -> Case:
     """A job of these ranks."""
     told = {**TOLD, "WORLD_SIZE": str(len(ranks))} if told is None else told
-    return SetupCase(ranks, told, 0 if store == "rank0" else None, store_alive)
+    return Case(ranks, told, 0 if store == "rank0" else None, store_alive)
 
 
-def found(*ranks: RankEvidence, **more: Any) -> list[tuple[Category, Ranks]]:
+def found(*ranks: RankReport, **more: Any) -> list[tuple[Category, Ranks]]:
     """What is wrong with a job of these ranks: categories and culprits, without what passes."""
     return [(f.category, f.ranks) for f in diagnose(case(*ranks, **more)).findings if not f.passing]
 
 
-def the_one(*ranks: RankEvidence, **more: Any) -> Finding:
+def the_one(*ranks: RankReport, **more: Any) -> Finding:
     """The only finding that does not pass."""
     (finding,) = [f for f in diagnose(case(*ranks, **more)).findings if not f.passing]
     assert finding.cause

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from ddp_notebook.errors import DDPError
 from ddp_notebook.launch import labhosts
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
@@ -54,7 +55,7 @@ def eventually(
     `what` says what was waited for; `predicate` is looked at every `poll_s`. `deadline_s` is a
     quiet machine's.
     """
-    deadline_s = stretched(deadline_s)
+    deadline_s = scaled_for_load(deadline_s)
     deadline = time.monotonic() + deadline_s
     pause = threading.Event()
     while not (value := predicate()):
@@ -103,17 +104,28 @@ class Leftovers:
 
 _spared: dict[int, str] = {}
 """Sessions that may outlive a test: process of the fork server to folder."""
+_shared: list[Any] = []
+"""The same sessions themselves."""
 
 
 @contextlib.contextmanager
 def spared(session: Any) -> Iterator[None]:
-    """Meanwhile the processes and the folder of `session` do not count as left over."""
+    """Several tests share `session`: its processes and its folder do not count as left over."""
     pids = pids_of(session)
     _spared[pids.fork_server] = pids.folder
+    _shared.append(session)
     try:
         yield
     finally:
+        _shared.remove(session)
         del _spared[pids.fork_server]
+
+
+def renew_shared_ranks() -> None:
+    """New processes for the ranks of shared sessions: a test failed and may have left them busy."""
+    for session in _shared:
+        with contextlib.suppress(DDPError):  # a session that ended has no ranks to renew
+            session.restart()
 
 
 def leftovers() -> Leftovers:

@@ -13,29 +13,29 @@ from typing import Any
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
+    Case,
     Collective,
     Collectives,
     InitArguments,
     Part,
     Phase,
     Place,
-    RankEvidence,
-    SetupCase,
+    RankReport,
 )
 
-BUSY = replace(RankEvidence(0), activity=Activity.BUSY)
-DONE = replace(RankEvidence(0), activity=Activity.IDLE, initialized=True)
-DESTROYED = replace(RankEvidence(0), activity=Activity.IDLE, initialized=False)
+BUSY = replace(RankReport(0), activity=Activity.BUSY)
+DONE = replace(RankReport(0), activity=Activity.IDLE, initialized=True)
+DESTROYED = replace(RankReport(0), activity=Activity.IDLE, initialized=False)
 
 
-def raised(text: str, kind: str = "AssertionError") -> RankEvidence:
+def raised(text: str, kind: str = "AssertionError") -> RankReport:
     """A rank whose code raises after its last collective."""
-    return RankEvidence(0, Activity.FAILED, error_type=kind, error_text=text)
+    return RankReport(0, Activity.FAILED, error_type=kind, error_text=text)
 
 
-def died(code: int) -> RankEvidence:
+def died(code: int) -> RankReport:
     """A rank whose process ends after its last collective."""
-    return RankEvidence(0, Activity.DEAD, exit_code=code)
+    return RankReport(0, Activity.DEAD, exit_code=code)
 
 
 def places(*lines: int | tuple[int, str], file: str = "train.py") -> tuple[Place, ...]:
@@ -98,7 +98,7 @@ class _Player:
 
     rank: int
     program: Sequence[Collective]
-    end: RankEvidence
+    end: RankReport
     records: list[Collective] = field(default_factory=list)
     slots: dict[tuple[str, ...], int] = field(default_factory=dict)
     waits: bool = False
@@ -117,12 +117,12 @@ class _Player:
         self.records.append(record)
         self.waits = issued
 
-    def evidence(self) -> RankEvidence:
+    def evidence(self) -> RankReport:
         """What is known of it now."""
         came = InitArguments(rank=self.rank, backend="gloo")
         if self.waits:
             record = self.records[-1]
-            return RankEvidence(
+            return RankReport(
                 self.rank,
                 Activity.WAITING,
                 "collective",
@@ -141,10 +141,10 @@ class _Player:
 
 def play(
     programs: Mapping[int, Sequence[Collective]],
-    ends: Mapping[int, RankEvidence] | None = None,
+    ends: Mapping[int, RankReport] | None = None,
     groups: Mapping[str, tuple[int, ...]] | None = None,
     rounds: int = 1_000_000,
-) -> SetupCase:
+) -> Case:
     """Play the programs until nobody gets on; the picture that is then found.
 
     `ends` is what ranks are when they are through, `DONE` by default. `rounds` stops the play
@@ -165,7 +165,7 @@ def play(
             if not player.waits and len(player.records) < len(player.program):
                 player.issue(clock)
                 moving = True
-    return SetupCase(
+    return Case(
         tuple(player.evidence() for player in players.values()),
         {"WORLD_SIZE": str(len(programs))},
         collectives=Collectives(

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.case import SetupCase
-from ddp_notebook.model.codec import Misfit
+from ddp_notebook.model.case import Case
+from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.collectives import Collective, Collectives, Place
 from ddp_notebook.model.diagnosis import Diagnosis
-from ddp_notebook.model.events import EVENT_KINDS, Event, Output
-from ddp_notebook.model.ranks import SESSION, Ranks
+from ddp_notebook.model.events import EVENT_KINDS, SESSION, Event, Output
+from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.state import Moment, Snapshot
 
 FORMAT = "ddp_notebook run"
@@ -53,7 +53,7 @@ class SavedRun:
     wall_ns: int
     moments: tuple[Moment, ...] = ()
     outputs: tuple[Output, ...] = ()
-    case: SetupCase | None = None
+    case: Case | None = None
     diagnosis: Diagnosis | None = None
     script: str = ""
     """The file's name, when the last run was a script."""
@@ -109,20 +109,20 @@ def saved_to_json(saved: SavedRun) -> dict[str, Any]:
 
 
 def saved_from_json(wire: Any) -> SavedRun:
-    """The run that `saved_to_json` wrote. Raises Misfit for anything else.
+    """The run that `saved_to_json` wrote. Raises DecodeError for anything else.
 
     The caller has looked at the format and the version.
     """
     if not isinstance(wire, dict):
-        raise Misfit("is no object", KEY)
+        raise DecodeError("is no object", KEY)
     rest = dict(wire)
     moments = _each("moments", rest.pop("moments", []), _moment_from_json)
     outputs = _each("outputs", rest.pop("outputs", []), _output_from_json)
     case = rest.pop("case", None)
     try:
         case = _case_from_json(case) if case is not None else None
-    except Misfit as misfit:
-        raise misfit.inside("case") from None
+    except DecodeError as error:
+        raise error.inside("case") from None
     plain = codec.from_json(SavedRun, rest)
     saved = dataclasses.replace(plain, moments=moments, outputs=outputs, case=case)
     _check(saved)
@@ -131,13 +131,13 @@ def saved_from_json(wire: Any) -> SavedRun:
 
 def _each(name: str, wire: Any, read_one: Callable[[Any], Any]) -> tuple[Any, ...]:
     if not isinstance(wire, list):
-        raise Misfit("must be a list", name)
+        raise DecodeError("must be a list", name)
     found = []
     for number, each in enumerate(wire):
         try:
             found.append(read_one(each))
-        except Misfit as misfit:
-            raise misfit.inside(f"{name}[{number}]") from None
+        except DecodeError as error:
+            raise error.inside(f"{name}[{number}]") from None
     return tuple(found)
 
 
@@ -149,14 +149,14 @@ def _event_from_json(wire: Any) -> Event:
     kind = wire.get("kind") if isinstance(wire, dict) else None
     cls = EVENT_KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise Misfit("is no event")
+        raise DecodeError("is no event")
     return codec.from_json(cls, wire)
 
 
 def _output_from_json(wire: Any) -> Event:
     event = _event_from_json(wire)
     if not isinstance(event, Output):
-        raise Misfit("is no output")
+        raise DecodeError("is no output")
     return event
 
 
@@ -173,15 +173,15 @@ def _moment_to_json(moment: Moment) -> dict[str, Any]:
 
 def _moment_from_json(wire: Any) -> Moment:
     if not isinstance(wire, dict):
-        raise Misfit("must be an object")
+        raise DecodeError("must be an object")
     rest = {name: value for name, value in wire.items() if name != "event"}
     moment = codec.from_json(Moment, rest)
     if "event" not in wire:
         return moment
     try:
         return dataclasses.replace(moment, event=_event_from_json(wire["event"]))
-    except Misfit as misfit:
-        raise misfit.inside("event") from None
+    except DecodeError as error:
+        raise error.inside("event") from None
 
 
 # -- collectives as a table: thousands of records with few distinct places ---------------------
@@ -191,7 +191,7 @@ _PATH = _COLUMNS.index("path")
 _ROW = operator.attrgetter(*_COLUMNS)
 
 
-def _case_to_json(case: SetupCase) -> dict[str, Any]:
+def _case_to_json(case: Case) -> dict[str, Any]:
     bare = dataclasses.replace(case, collectives=Collectives())
     collectives = case.collectives
     paths: dict[tuple[Place, ...], int] = {}
@@ -224,29 +224,29 @@ class _Table:
     first: Mapping[int, int]
 
 
-def _case_from_json(wire: Any) -> SetupCase:
+def _case_from_json(wire: Any) -> Case:
     if not isinstance(wire, dict):
-        raise Misfit("must be an object")
+        raise DecodeError("must be an object")
     rest = {name: value for name, value in wire.items() if name != "collectives"}
-    case = codec.from_json(SetupCase, rest)
+    case = codec.from_json(Case, rest)
     try:
         table = codec.from_json(_Table, wire.get("collectives"))
         return dataclasses.replace(case, collectives=_from_table(table))
-    except Misfit as misfit:
-        raise misfit.inside("collectives") from None
+    except DecodeError as error:
+        raise error.inside("collectives") from None
 
 
 def _from_table(table: _Table) -> Collectives:
     issued: dict[int, list[Collective]] = {rank: [] for rank in table.ranks}
     for number, row in enumerate(table.rows):
         if not isinstance(row, list) or len(row) != len(table.columns):
-            raise Misfit(f"must be a list of {len(table.columns)}", f"rows[{number}]")
+            raise DecodeError(f"must be a list of {len(table.columns)}", f"rows[{number}]")
         try:
             each = _from_row(table.columns, row, table.paths)
-        except Misfit as misfit:
-            raise misfit.inside(f"rows[{number}]") from None
+        except DecodeError as error:
+            raise error.inside(f"rows[{number}]") from None
         if each.rank not in issued:
-            raise Misfit(f"is of rank {each.rank}, which is not there", f"rows[{number}]")
+            raise DecodeError(f"is of rank {each.rank}, which is not there", f"rows[{number}]")
         issued[each.rank].append(each)
     return Collectives(
         {rank: tuple(each) for rank, each in issued.items()}, table.groups, table.first
@@ -259,7 +259,7 @@ def _from_row(
     wire = dict(zip(columns, row, strict=True))
     path = wire.pop("path", None)
     if not isinstance(path, int) or not 0 <= path < len(paths):
-        raise Misfit("is no number of a path", "path")
+        raise DecodeError("is no number of a path", "path")
     collective = codec.from_json(Collective, wire)
     return dataclasses.replace(collective, path=paths[path])
 
@@ -268,25 +268,29 @@ def _from_row(
 
 
 def _check(saved: SavedRun) -> None:
-    """Ranks are those that there are. Raises Misfit."""
+    """Ranks are those that there are. Raises DecodeError."""
     everyone = range(saved.world_size)
     states = [("snapshot", saved.snapshot), ("start", saved.start)]
     states += [("moments", m.state) for m in saved.moments if m.state is not None]
     for name, snapshot in states:
         if [state.rank for state in snapshot.ranks] != list(everyone):
-            raise Misfit(f"must have ranks 0 to {len(everyone) - 1}, in order", f"{name}.ranks")
+            raise DecodeError(
+                f"must have ranks 0 to {len(everyone) - 1}, in order", f"{name}.ranks"
+            )
     for moment in saved.moments:
         if moment.event is not None and moment.event.rank not in (SESSION, *everyone):
-            raise Misfit(f"has an event of rank {moment.event.rank}, which is not there", "moments")
+            raise DecodeError(
+                f"has an event of rank {moment.event.rank}, which is not there", "moments"
+            )
     if saved.case is not None:
         _check_case(saved.case, everyone)
 
 
-def _check_case(case: SetupCase, everyone: range) -> None:
+def _check_case(case: Case, everyone: range) -> None:
     ranks = [evidence.rank for evidence in case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
-        raise Misfit("must have ranks that are there, each once", "case.ranks")
+        raise DecodeError("must have ranks that are there, each once", "case.ranks")
     collectives = case.collectives
     members = {rank for group in collectives.groups.values() for rank in group}
     if not members | set(collectives.of) | set(collectives.first) <= set(everyone):
-        raise Misfit("are of ranks that are not there", "case.collectives")
+        raise DecodeError("are of ranks that are not there", "case.collectives")

@@ -14,8 +14,8 @@ from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, saved_fr
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Board, Collectives, Diagnosis, Place, SetupCase, name_ranks
-from ddp_notebook.model.codec import Misfit
+from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
+from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.state.board import board
 from ddp_notebook.state.fold import state_at
 from ddp_notebook.state.output import OutputLog
@@ -44,8 +44,8 @@ class Replay:
             )
         try:
             return cls(saved_from_json(wire), file.name)
-        except Misfit as misfit:
-            raise _damaged(file, str(misfit)) from None
+        except DecodeError as error:
+            raise _damaged(file, str(error)) from None
 
     # -- the verbs ---------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Replay:
     def __repr__(self) -> str:
         return f"<Replay of {self.about.splitlines()[0]}>"
 
-    def _case(self, verb: str) -> SetupCase:
+    def _case(self, verb: str) -> Case:
         case = self.saved.case
         if case is None:
             raise UsageMistake(

@@ -20,13 +20,13 @@ from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Moment, RankExited, SetupCase, Snapshot
+from ddp_notebook.model import Case, Moment, RankExited, Snapshot
 
 
 def saved_run(
     snapshot: Snapshot,
     kept: Kept,
-    case: SetupCase | None,
+    case: Case | None,
     *,
     script: str = "",
     run: int = 0,
@@ -58,7 +58,7 @@ def saved_run(
     return saved if output else _without_output(saved)
 
 
-def _versions(case: SetupCase | None) -> dict[str, str]:
+def _versions(case: Case | None) -> dict[str, str]:
     """Of the package, Python and torch: as the ranks have it, or as it is installed here."""
     found = {"python": platform.python_version()}
     for name in ("ddp_notebook", "torch"):
@@ -71,7 +71,7 @@ def _versions(case: SetupCase | None) -> dict[str, str]:
 # -- what the user wrote -----------------------------------------------------------------------
 
 
-def _with_sources_in_use(case: SetupCase) -> SetupCase:
+def _with_sources_in_use(case: Case) -> Case:
     """The case with those files alone that ranks were seen in: beside a script lies much else."""
     paths = [each.path for issued in case.collectives.of.values() for each in issued]
     paths += [evidence.path for evidence in case.ranks]

@@ -12,10 +12,10 @@ from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import WaitGraph, gave_up, wait_graph
 from ddp_notebook.model import (
     Activity,
+    Case,
     Collective,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
     name_ranks,
 )
 
@@ -34,7 +34,7 @@ class Judged:
 class Picture:
     """A case with its alignments and its wait-for graph; `sources` is the user's code."""
 
-    case: SetupCase
+    case: Case
     sources: Sources = field(default_factory=Sources)
 
     @cached_property
@@ -57,7 +57,7 @@ class Picture:
         return wait_graph(self.case)
 
     @cached_property
-    def evidence(self) -> Mapping[int, RankEvidence]:
+    def evidence(self) -> Mapping[int, RankReport]:
         """By rank."""
         return {e.rank: e for e in self.case.ranks}
 

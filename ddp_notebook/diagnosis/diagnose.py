@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddp_notebook.model import Diagnosis, SetupCase
+from ddp_notebook.model import Case, Diagnosis
 
 
-def diagnose_run(case: SetupCase, sources: Mapping[str, str] | None = None) -> Diagnosis:
+def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
     """What `run_rules.diagnose_run` says.
 
     The rules are loaded when something is asked of them for the first time: they are a sixth of

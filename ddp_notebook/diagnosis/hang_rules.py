@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
     Part,
     Place,
-    RankEvidence,
+    RankReport,
     Ranks,
     ReplicaFacts,
-    SetupCase,
 )
 
 
-def unreduced_gradients(case: SetupCase) -> Iterator[Finding]:
+def unreduced_gradients(case: Case) -> Iterator[Finding]:
     """A rank skips the reduction of a backward in which the others wait."""
     waiting = [
         e
@@ -33,7 +33,7 @@ def unreduced_gradients(case: SetupCase) -> Iterator[Finding]:
             yield from _why_not(e, waiting[0], tuple(w.rank for w in waiting))
 
 
-def _why_not(e: RankEvidence, other: RankEvidence, waiting: Ranks) -> Iterator[Finding]:
+def _why_not(e: RankReport, other: RankReport, waiting: Ranks) -> Iterator[Finding]:
     """Why rank `e` does not reduce what `other` reduces; nothing when its counts do not tell."""
     others = {each.key: each for each in other.replicas}
     for mine in e.replicas:

@@ -6,13 +6,13 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from ddp_notebook.model import Activity, RankEvidence, Ranks, SetupCase
+from ddp_notebook.model import Activity, Case, RankReport, Ranks
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for others to come."""
 
 
-def call_number(evidence: RankEvidence) -> int:
+def call_number(evidence: RankReport) -> int:
     """Which of its calls of init_process_group a rank is at: the one it waits in, or its last."""
     waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
     return (
@@ -20,7 +20,7 @@ def call_number(evidence: RankEvidence) -> int:
     )
 
 
-def meetings(case: SetupCase) -> tuple[tuple[RankEvidence, ...], ...]:
+def meetings(case: Case) -> tuple[tuple[RankReport, ...], ...]:
     """The ranks that came, by which of their calls they are at: only those can meet."""
     numbers = sorted({call_number(e) for e in case.came})
     return tuple(tuple(e for e in case.came if call_number(e) == number) for number in numbers)
@@ -45,7 +45,7 @@ def odd_ones(values: Mapping[int, str], told: str, host: int | None) -> tuple[st
     return right, tuple(rank for rank, value in sorted(values.items()) if value != right)
 
 
-VALUES: dict[str, Callable[[RankEvidence], str]] = {
+VALUES: dict[str, Callable[[RankReport], str]] = {
     "MASTER_ADDR": lambda e: e.arguments.master_addr,
     "MASTER_PORT": lambda e: str(e.arguments.master_port or ""),
     "WORLD_SIZE": lambda e: str(e.arguments.world_size or ""),
@@ -56,7 +56,7 @@ VALUES: dict[str, Callable[[RankEvidence], str]] = {
 """What every rank must come with alike."""
 
 
-def values_of(name: str, ranks: Iterable[RankEvidence], told: str) -> dict[int, str]:
+def values_of(name: str, ranks: Iterable[RankReport], told: str) -> dict[int, str]:
     """What these ranks came with, those left out of which it is not known.
 
     Names and addresses of one machine are one value, written as `told` if that is one of them.
@@ -74,7 +74,7 @@ def values_of(name: str, ranks: Iterable[RankEvidence], told: str) -> dict[int, 
     return {rank: same[value] for rank, value in values.items() if value in same}
 
 
-def _means(name: str, ranks: Iterable[RankEvidence]) -> set[str] | None:
+def _means(name: str, ranks: Iterable[RankReport]) -> set[str] | None:
     """The addresses of `name`, itself among them; None while no resolver has answered for it."""
     found = {each for e in ranks for each in e.addresses.get(name, ())}
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddp_notebook.model import Activity, RankEvidence, Worker
+from ddp_notebook.model import Activity, RankReport, Worker
 
 STILL_S = 1.5
 """A worker that has not run for so long, and waits for what only itself could release, is stuck."""
 
 
-def works(e: RankEvidence) -> bool:
+def works(e: RankReport) -> bool:
     """True of a rank that is busy, and of which nothing proves that it will not get on.
 
     One that does not answer and runs on a core is too busy to answer: it holds Python's lock.
@@ -18,7 +18,7 @@ def works(e: RankEvidence) -> bool:
     return busy and not e.polls_for and not stuck_workers(e)
 
 
-def stuck_workers(e: RankEvidence) -> tuple[Worker, ...]:
+def stuck_workers(e: RankReport) -> tuple[Worker, ...]:
     """The workers of its DataLoader that never deliver, if the next batch is one of theirs."""
     found = tuple(each for each in e.workers if _is_stuck(each))
     return found if any(each.due for each in found) else ()
@@ -28,7 +28,7 @@ def _is_stuck(worker: Worker) -> bool:
     return worker.still_s >= STILL_S and (worker.locked or worker.stopped)
 
 
-def evidence_of(e: RankEvidence) -> tuple[str, ...]:
+def evidence_of(e: RankReport) -> tuple[str, ...]:
     """What shows how busy it is: its own CPU time, and the workers whose batch it waits for."""
     return (
         f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",
@@ -41,7 +41,7 @@ def evidence_of(e: RankEvidence) -> tuple[str, ...]:
     )
 
 
-def where_busy(e: RankEvidence) -> str:
+def where_busy(e: RankReport) -> str:
     """Where it is busy, to stand after the word; of one that is too busy to answer, that."""
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"

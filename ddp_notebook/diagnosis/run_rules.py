@@ -21,10 +21,10 @@ from ddp_notebook.diagnosis.setup import (
     store_rules,
 )
 from ddp_notebook.diagnosis.setup_rules import Rule
-from ddp_notebook.model import Activity, Category, Diagnosis, Finding, SetupCase
+from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding
 
 
-def diagnose_run(case: SetupCase, sources: Mapping[str, str] | None = None) -> Diagnosis:
+def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
     """What is wrong with this run, in the order in which to mend it.
 
     `sources` has the text of the user's files and cells by the names that places have: with it
@@ -71,7 +71,7 @@ def _candidates(picture: Picture) -> Iterator[Finding]:
         yield from presence_rules.late_ranks(case)  # of those that wait in set-up
 
 
-def _each(case: SetupCase, rules: tuple[Rule, ...]) -> Iterator[Finding]:
+def _each(case: Case, rules: tuple[Rule, ...]) -> Iterator[Finding]:
     for rule in rules:
         yield from rule(case)
 

@@ -17,20 +17,20 @@ from ddp_notebook.diagnosis.setup import (
 )
 from ddp_notebook.model import (
     Activity,
+    Case,
     Diagnosis,
     Finding,
-    RankEvidence,
-    SetupCase,
+    RankReport,
     cut,
 )
 
 _ERROR_LENGTH = 160
 """How much of an error stands beside what the other ranks do."""
 
-Rule = Callable[[SetupCase], Iterator[Finding]]
+Rule = Callable[[Case], Iterator[Finding]]
 
 
-def diagnose(case: SetupCase) -> Diagnosis:
+def diagnose(case: Case) -> Diagnosis:
     """What is wrong with this set-up. Findings come in the order in which to mend them."""
     findings: list[Finding] = []
     blamed: set[int] = set()
@@ -51,7 +51,7 @@ def diagnose(case: SetupCase) -> Diagnosis:
     return Diagnosis(tuple(findings), {e.rank: doing(e) for e in case.ranks}, case.world_size)
 
 
-def doing(evidence: RankEvidence) -> str:
+def doing(evidence: RankReport) -> str:
     """What a rank does, for a person."""
     match evidence.activity:
         case Activity.WAITING:

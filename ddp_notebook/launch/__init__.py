@@ -9,5 +9,5 @@ forkserver.py     The fork server: one process per host that has torch loaded an
 labhosts.py       Hosts of the fault lab: network namespaces with an address and a host name eac
 shared_memory.py  Shared memory that killed processes leave behind: what nobody else can take aw
 siblings.py       Fork servers of one user that would be alike share their memory: one forks the
-timeouts.py       How long to wait for a process that starts, on a machine that has more to do t
+timeouts.py       Timeouts that grow with the machine's load: how long to wait for a process that starts.
 """

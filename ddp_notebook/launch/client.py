@@ -17,7 +17,7 @@ from typing import Any
 
 from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch.siblings import Sibling, ask, listen, meeting_point
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 
 ENGINE_MODULES = (
     "ipyparallel.engine.app",
@@ -228,7 +228,7 @@ class ForkServerClient:
     def _read(self) -> None:
         if isinstance(self._process, Sibling):
             with contextlib.suppress(OSError, ValueError):  # it is being closed
-                if self._process.answers(stretched(_SIBLING_WITHIN_S)):
+                if self._process.answers(scaled_for_load(_SIBLING_WITHIN_S)):
                     self._listen()
             if not self.ready.done():
                 self._do_without_sibling()

@@ -1,11 +1,13 @@
-"""The ranks as the live board draws them: a lane each, or one for several in the same place."""
+"""What `%ddp_status` returns: the session as rows of ranks in the same state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ddp_notebook.model.ranks import Ranks, Stage, Status
+from ddp_notebook.model.ranks import Ranks
+from ddp_notebook.model.stages import Stage
+from ddp_notebook.model.state import Snapshot, Status
 
 
 class Role(StrEnum):
@@ -63,3 +65,36 @@ class Standing:
     """The line and those around it, numbered; as far as they are known."""
     line: int = 0
     """Which of them it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """One line of the board: one rank, or several that are in the same state."""
+
+    ranks: Ranks
+    status: Status
+    stage: Stage | None
+    """The last stage passed."""
+    entering: Stage | None
+    """The stage these ranks are in, if any."""
+    text: str
+    """What they do, wait for, raised last, or died of."""
+    device: str
+    pid: int
+    """0 when the row is of several ranks."""
+    host: str
+    age_s: float
+    """Seconds since the quietest of them was heard."""
+    silent: bool
+    """True when that is longer than a live rank is ever quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The session at one moment, arranged for drawing. What `%ddp_status` returns."""
+
+    headline: str
+    rows: tuple[BoardRow, ...]
+    notes: tuple[str, ...]
+    """What was decided for the user, then what to do about what went wrong."""
+    snapshot: Snapshot

@@ -99,7 +99,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class RankEvidence:
+class RankReport:
     """One rank, as it is found. Only `rank` and `activity` are always known.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
@@ -163,14 +163,14 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class SetupCase:
+class Case:
     """All that a diagnosis of set-up needs.
 
     `told` is what the launcher gave every rank (MASTER_ADDR, MASTER_PORT, WORLD_SIZE as
     text). `store_host` is the rank that must host the store, None when the session hosts it.
     """
 
-    ranks: tuple[RankEvidence, ...]
+    ranks: tuple[RankReport, ...]
     told: Mapping[str, str] = field(default_factory=dict)
     store_host: int | None = None
     store_alive: bool = True
@@ -189,7 +189,7 @@ class SetupCase:
         return self.where(Activity.WAITING)
 
     @property
-    def came(self) -> tuple[RankEvidence, ...]:
+    def came(self) -> tuple[RankReport, ...]:
         """The ranks that came to the rendezvous."""
         return tuple(e for e in self.ranks if e.entered)
 
@@ -201,12 +201,12 @@ class SetupCase:
 _NESTED = {"arguments": InitArguments, "probe": Probe, "file": StoreFile}
 
 
-def evidence_to_json(evidence: RankEvidence) -> dict[str, Any]:
+def evidence_to_json(evidence: RankReport) -> dict[str, Any]:
     """A rank's evidence as a JSON object."""
     return dataclasses.asdict(evidence)
 
 
-def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
+def evidence_from_json(wire: Mapping[str, Any]) -> RankReport:
     """The evidence that `evidence_to_json` wrote. Raises TypeError or ValueError otherwise."""
     fields = dict(wire)
     fields["activity"] = Activity(fields["activity"])
@@ -221,7 +221,7 @@ def evidence_from_json(wire: Mapping[str, Any]) -> RankEvidence:
     fields["listens"] = tuple(fields.get("listens", ()))
     fields["reach"] = tuple(Probe(**probe) for probe in fields.get("reach", ()))
     fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
-    return RankEvidence(**fields)
+    return RankReport(**fields)
 
 
 def _worker_from_json(wire: Mapping[str, Any]) -> Worker:

@@ -24,7 +24,7 @@ _UNENDING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON does not have, as the text that stands for them."""
 
 
-class Misfit(ValueError):
+class DecodeError(ValueError):
     """What was read is not of the type it must have; `str()` says where and why."""
 
     def __init__(self, why: str, place: str = "") -> None:
@@ -32,10 +32,10 @@ class Misfit(ValueError):
         self.why = why
         self.place = place
 
-    def inside(self, step: str) -> Misfit:
-        """The same misfit, seen from one level further out."""
+    def inside(self, step: str) -> DecodeError:
+        """The same error, seen from one level further out."""
         dot = "" if not self.place or self.place.startswith("[") else "."
-        return Misfit(self.why, f"{step}{dot}{self.place}")
+        return DecodeError(self.why, f"{step}{dot}{self.place}")
 
 
 def to_json(value: Any) -> Any:
@@ -55,7 +55,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], wire: Any) -> T:
-    """The value of type `cls` that `to_json` wrote. Raises Misfit for anything else."""
+    """The value of type `cls` that `to_json` wrote. Raises DecodeError for anything else."""
     return cast("T", reader_of(cast("Any", cls))(wire))
 
 
@@ -96,7 +96,7 @@ def _plain(kind: type) -> Reader:
             return wire
         if kind is float and isinstance(wire, str) and wire in _UNENDING:
             return _UNENDING[wire]
-        raise Misfit(f"must be {named}, not {_shown(wire)}")
+        raise DecodeError(f"must be {named}, not {_shown(wire)}")
 
     return read
 
@@ -106,7 +106,7 @@ def _enum(kind: type[Enum]) -> Reader:
         try:
             return kind(wire)
         except ValueError:
-            raise Misfit(f"is {_shown(wire)}, which is no {kind.__name__.lower()}") from None
+            raise DecodeError(f"is {_shown(wire)}, which is no {kind.__name__.lower()}") from None
 
     return read
 
@@ -125,16 +125,16 @@ def _tuple(inner: Sequence[Any]) -> Reader:
 
     def read(wire: Any) -> Any:
         if not isinstance(wire, list):
-            raise Misfit(f"must be a list, not {_shown(wire)}")
+            raise DecodeError(f"must be a list, not {_shown(wire)}")
         if not endless and len(wire) != len(readers):
-            raise Misfit(f"must be a list of {len(readers)}, not of {len(wire)}")
+            raise DecodeError(f"must be a list of {len(readers)}, not of {len(wire)}")
         found = []
         for number, each in enumerate(wire):
             read_one = readers[0] if endless else readers[number]
             try:
                 found.append(read_one(each))
-            except Misfit as misfit:
-                raise misfit.inside(f"[{number}]") from None
+            except DecodeError as error:
+                raise error.inside(f"[{number}]") from None
         return tuple(found)
 
     return read
@@ -145,13 +145,13 @@ def _mapping(key_kind: Any, kind: Any) -> Reader:
 
     def read(wire: Any) -> Any:
         if not isinstance(wire, dict):
-            raise Misfit(f"must be an object, not {_shown(wire)}")
+            raise DecodeError(f"must be an object, not {_shown(wire)}")
         found = {}
         for key, each in wire.items():
             try:
                 found[_key(key_kind, key)] = read_one(each)
-            except Misfit as misfit:
-                raise misfit.inside(key) from None
+            except DecodeError as error:
+                raise error.inside(key) from None
         return found
 
     return read
@@ -163,7 +163,7 @@ def _key(kind: Any, key: str) -> Any:
     try:
         return int(key)
     except ValueError:
-        raise Misfit("must be a whole number") from None
+        raise DecodeError("must be a whole number") from None
 
 
 def _dataclass(cls: type) -> Reader:
@@ -177,20 +177,20 @@ def _dataclass(cls: type) -> Reader:
 
     def read(wire: Any) -> Any:
         if not isinstance(wire, dict):
-            raise Misfit(f"must be an object, not {_shown(wire)}")
+            raise DecodeError(f"must be an object, not {_shown(wire)}")
         if not hints:
             known = typing.get_type_hints(cls)
             hints.update({name: known[name] for name in _names(cls)})
         missing = sorted(required - wire.keys())
         if missing:
-            raise Misfit("is missing", missing[0])
+            raise DecodeError("is missing", missing[0])
         found = {}
         for name, kind in hints.items():
             if name in wire:
                 try:
                     found[name] = reader_of(kind)(wire[name])
-                except Misfit as misfit:
-                    raise misfit.inside(name) from None
+                except DecodeError as error:
+                    raise error.inside(name) from None
         return cls(**found)
 
     return read

@@ -5,9 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar
 
-from ddp_notebook.model.ranks import OutputKind, Stage
+from ddp_notebook.model.stages import Stage
+
+SESSION = -1
+"""The `rank` of an event that no rank emitted: the session or its store process did."""
+
+
+class OutputKind(StrEnum):
+    """What an `Output` is."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    DISPLAY = "display"
+    RESULT = "result"
+    ERROR = "error"
+    CLEAR = "clear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

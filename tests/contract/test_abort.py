@@ -17,7 +17,7 @@ import pytest
 from support import eventually, spared
 
 from ddp_notebook.errors import SetupFailed, Stuck
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category, CellStarted, Event, Stage, Status
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.setup import bring_up as bringup
@@ -86,7 +86,7 @@ def abort_in_time(session: Session) -> None:
     """Give up; afterwards no rank is in anything."""
     started = time.monotonic()
     board = session.abort()
-    assert time.monotonic() - started < stretched(BACK_WITHIN_S)
+    assert time.monotonic() - started < scaled_for_load(BACK_WITHIN_S)
     inside = board.snapshot.with_status(Status.SETTING_UP, Status.RUNNING, Status.DEAD)
     assert not inside, board.snapshot.ranks
 
@@ -260,7 +260,7 @@ def test_an_interrupt_of_a_set_up_that_no_rule_explains_gives_the_notebook_back(
         return all(states[rank].entering is Stage.PROCESS_GROUP for rank in (0, 2))
 
     try:
-        assert ctrl_c(lambda: session.set_up(OPTIONS), stalled) < stretched(BACK_WITHIN_S)
+        assert ctrl_c(lambda: session.set_up(OPTIONS), stalled) < scaled_for_load(BACK_WITHIN_S)
     finally:
         with contextlib.suppress(Exception):
             session.run_cell(COMES_AGAIN, ranks=(1,))
@@ -272,7 +272,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However busy the machine is: a stopped process will not come out, and is not waited for.
-    monkeypatch.setattr(bringup, "stretched", lambda seconds: 60.0 * seconds)
+    monkeypatch.setattr(bringup, "scaled_for_load", lambda seconds: 60.0 * seconds)
     before = pids(session)
 
     def waits() -> bool:
@@ -280,7 +280,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
 
     os.kill(before[1], signal.SIGSTOP)
     kept = "Nothing but a new process could free rank 1."
-    assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < stretched(BACK_WITHIN_S)
+    assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < scaled_for_load(BACK_WITHIN_S)
     goes_on(session, (0, 2))
     after = pids(session)
     assert (after[0], after[2]) == (before[0], before[2])

@@ -21,7 +21,7 @@ from support import eventually, is_alive, need_lab_hosts, our_processes
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch import labhosts as launched
 from ddp_notebook.launch.labhosts import INTERFACE, address
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.rank.inspect import host as place
 from ddp_notebook.rank.inspect import reachability
 from ddp_notebook.session import InitOptions, Session
@@ -103,7 +103,7 @@ def test_a_firewall_drops_without_a_word_and_lets_the_own_host_in(tmp_path: Path
         eventually(lambda: states(second, rank) == ["open"], 5)
         began = time.monotonic()
         assert states(second, store, rank) == ["timeout", "open"]
-        assert time.monotonic() - began < stretched(1)
+        assert time.monotonic() - began < scaled_for_load(1)
         assert states(first, store) == ["open"]
 
 

@@ -28,7 +28,7 @@ from support import (
     session_folders,
 )
 
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 30 * ROUNDS)]
 
@@ -104,7 +104,7 @@ def in_rounds(kernel: Kernel, attempt: Attempt, record_property: Record) -> None
 def start_at_once(kernel: Kernel) -> Pids:
     """Start two ranks, which must not take long; their processes."""
     took_s = kernel.init(2)
-    assert took_s < stretched(START_WITHIN_S), f"the start took {took_s:.1f} s"
+    assert took_s < scaled_for_load(START_WITHIN_S), f"the start took {took_s:.1f} s"
     kernel.run_well(SUM)
     return kernel.pids()
 
@@ -166,7 +166,7 @@ def kill_and_hear(kernel: Kernel, message: str, pid: int) -> str:
     reply = kernel.finish(message, GONE_WITHIN_S)
     assert reply.status == "error", f"the cell ended with {reply.status}"
     told_after_s = reply.ended_at - killed_at
-    assert told_after_s < stretched(TOLD_WITHIN_S), (
+    assert told_after_s < scaled_for_load(TOLD_WITHIN_S), (
         f"told after {told_after_s:.1f} s: {reply.evalue}"
     )
     return reply.evalue

@@ -16,7 +16,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.cluster.ipyparallel_private import has_private_api
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.session import InitOptions, Session
 
 FORGET = """
@@ -154,7 +154,7 @@ def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
     try:
         started = time.monotonic()
         found = cluster.ask((0, 1), "evidence", 1.0)
-        assert time.monotonic() - started < stretched(3.0)
+        assert time.monotonic() - started < scaled_for_load(3.0)
         assert set(found) == {0}
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -199,11 +199,12 @@ def test_a_rank_formats_no_traceback_that_nobody_reads(ranks2: Session) -> None:
 IN_USE = """
 import sys, torch, torch.distributed as dist, torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from ddp_notebook.rank.training import ddp, torch_private, training
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.training import ddp, hooks
 from ddp_notebook.rank.training.replicas import tracker
 
 assert not ddp.missing_in_use()
-assert training.attach() and not training.attach()
+assert hooks.attach() and not hooks.attach()
 
 def make():
     store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
@@ -228,16 +229,16 @@ assert not torch_private.is_forgotten(net.process_group)
 torch_private.forget_groups()
 assert torch_private.is_forgotten(net.process_group)
 make()
-assert training.reattach() == () and net.process_group is dist.group.WORLD
+assert hooks.reattach() == () and net.process_group is dist.group.WORLD
 assert ddp.unready(net) == [], "its last backward is forgotten"
 net.module.forward = lambda x: net.module.a(x) + net.module.b(x)
 net.zero_grad()
 net(torch.ones(1, 2)).sum().backward()
 assert ddp.unready(net) == [] and net.module.b.bias.grad.item() == 1
-hooks = len(net.module._forward_pre_hooks)
+count = len(net.module._forward_pre_hooks)
 del net.module.forward
 torch.jit.script(net.module)
-assert hooks == 1 == len(net.module._forward_pre_hooks)
+assert count == 1 == len(net.module._forward_pre_hooks)
 
 def local():
     @torch.jit.script

@@ -13,7 +13,7 @@ import pytest
 from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 
@@ -102,7 +102,7 @@ def test_a_rank_that_computes_in_python_answers_each_time(ranks: Session, tmp_pa
     ranks.run_cell(source, detach=True)
     try:
         for _ in range(10):
-            (answer,) = cluster.ask((1,), "evidence", stretched(1.0)).values()
+            (answer,) = cluster.ask((1,), "evidence", scaled_for_load(1.0)).values()
             assert "path" in answer
     finally:
         enough.touch()

@@ -15,6 +15,7 @@ from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model import (
     EVENT_KINDS,
     Activity,
+    Case,
     CellStarted,
     Collective,
     Collectives,
@@ -22,10 +23,9 @@ from ddp_notebook.model import (
     Output,
     Phase,
     Place,
-    RankEvidence,
+    RankReport,
     RankSpawned,
     RankState,
-    SetupCase,
     Snapshot,
     Stage,
     StageFinished,
@@ -91,9 +91,9 @@ def moments(draw: st.DrawFn, world_size: int) -> Moment:
 
 
 @st.composite
-def cases(draw: st.DrawFn, world_size: int) -> SetupCase:
+def cases(draw: st.DrawFn, world_size: int) -> Case:
     """What is known of so many ranks."""
-    evidence = st.lists(dataclass_of(RankEvidence), min_size=world_size, max_size=world_size)
+    evidence = st.lists(dataclass_of(RankReport), min_size=world_size, max_size=world_size)
     issued = {
         rank: tuple(
             dataclasses.replace(each, rank=rank)
@@ -102,7 +102,7 @@ def cases(draw: st.DrawFn, world_size: int) -> SetupCase:
         for rank in range(world_size)
     }
     made = Collectives(issued, {"default": tuple(range(world_size))}, {0: draw(any_of(int))})
-    bare = draw(dataclass_of(SetupCase))
+    bare = draw(dataclass_of(Case))
     return dataclasses.replace(bare, ranks=of_ranks(draw(evidence)), collectives=made)
 
 
@@ -168,9 +168,9 @@ def job(collectives: int = 2) -> SavedRun:
         for rank in range(2)
     }
     of[0] = (*of[0], collective(0, collectives - 1, 1900, None))
-    waiting = RankEvidence(0, Activity.WAITING, "collective", "train.py:12", path=of[0][0].path)
-    failed = RankEvidence(1, Activity.FAILED, error_type="ValueError", error_text="ValueError: no")
-    case = SetupCase((waiting, failed), collectives=Collectives(of, {"default": (0, 1)}, {0: 0}))
+    waiting = RankReport(0, Activity.WAITING, "collective", "train.py:12", path=of[0][0].path)
+    failed = RankReport(1, Activity.FAILED, error_type="ValueError", error_text="ValueError: no")
+    case = Case((waiting, failed), collectives=Collectives(of, {"default": (0, 1)}, {0: 0}))
     end = tuple(
         RankState(rank, Status.RUNNING, Stage.VERIFIED, None, device="cpu", pid=100 + rank, cell=2)
         for rank in range(2)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.diagnosis.progress import where_busy, works
-from ddp_notebook.model import Activity, RankEvidence
+from ddp_notebook.model import Activity, RankReport
 
 
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
-        (RankEvidence(0, Activity.BUSY), True),
-        (RankEvidence(0, Activity.BUSY, polls_for="x.pt"), False),
-        (RankEvidence(0, Activity.SILENT, process="running"), True),
-        (RankEvidence(0, Activity.SILENT, process="sleeping"), False),
-        (RankEvidence(0, Activity.SILENT), False),
-        (RankEvidence(0, Activity.WAITING, process="running"), False),
+        (RankReport(0, Activity.BUSY), True),
+        (RankReport(0, Activity.BUSY, polls_for="x.pt"), False),
+        (RankReport(0, Activity.SILENT, process="running"), True),
+        (RankReport(0, Activity.SILENT, process="sleeping"), False),
+        (RankReport(0, Activity.SILENT), False),
+        (RankReport(0, Activity.WAITING, process="running"), False),
     ],
 )
 def test_a_rank_works_when_it_is_busy_or_too_busy_to_answer(
-    evidence: RankEvidence, expected: bool
+    evidence: RankReport, expected: bool
 ) -> None:
     assert works(evidence) is expected
 
@@ -28,14 +28,14 @@ def test_a_rank_works_when_it_is_busy_or_too_busy_to_answer(
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
-        (RankEvidence(0, Activity.BUSY), ""),
-        (RankEvidence(0, Activity.BUSY, doing="cell 3, line 2"), " in cell 3, line 2"),
-        (RankEvidence(0, Activity.SILENT), " and does not answer"),
+        (RankReport(0, Activity.BUSY), ""),
+        (RankReport(0, Activity.BUSY, doing="cell 3, line 2"), " in cell 3, line 2"),
+        (RankReport(0, Activity.SILENT), " and does not answer"),
         (
-            RankEvidence(0, Activity.SILENT, doing="when last heard: cell 3"),
+            RankReport(0, Activity.SILENT, doing="when last heard: cell 3"),
             " and does not answer (when last heard: cell 3)",
         ),
     ],
 )
-def test_where_a_rank_is_busy_stands_after_the_word(evidence: RankEvidence, expected: str) -> None:
+def test_where_a_rank_is_busy_stands_after_the_word(evidence: RankReport, expected: str) -> None:
     assert where_busy(evidence) == expected

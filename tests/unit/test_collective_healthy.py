@@ -13,15 +13,15 @@ from traces import BUSY, all_reduce, backward, barrier, constructor, forward, me
 from ddp_notebook.diagnosis.run_rules import diagnose_run
 from ddp_notebook.model import (
     DEFAULT_GROUP,
+    Case,
     Category,
     Collective,
     Collectives,
     Ranks,
-    SetupCase,
 )
 
 
-def blamed(case: SetupCase) -> list[tuple[Category, Ranks]]:
+def blamed(case: Case) -> list[tuple[Category, Ranks]]:
     """Who is blamed for what; who is only late is not."""
     return [(f.category, f.ranks) for f in diagnose_run(case).findings if not f.passing]
 
@@ -78,7 +78,7 @@ def test_a_picture_whose_ranks_were_asked_at_different_moments_proves_nothing(
         play(of, groups={"pair": (0, 1)}, rounds=data.draw(st.integers(0, 2 * len(program) + 2)))
         for _ in range(size)
     ]
-    mixed = SetupCase(
+    mixed = Case(
         tuple(moments[rank].ranks[rank] for rank in range(size)),
         collectives=Collectives(
             {rank: moments[rank].collectives.of[rank] for rank in range(size)},

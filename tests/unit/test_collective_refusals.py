@@ -21,7 +21,7 @@ from traces import (
     raised,
 )
 
-from ddp_notebook.model import Activity, Category, RankEvidence
+from ddp_notebook.model import Activity, Category, RankReport
 
 EPOCHS = """
 for epoch in range(9):
@@ -256,7 +256,7 @@ def test_a_rank_that_uses_a_group_of_others() -> None:
 
 def test_new_group_that_not_all_ranks_call() -> None:
     case = play({0: [], 1: [], 2: [all_reduce(9)]})
-    making = RankEvidence(
+    making = RankReport(
         0, Activity.WAITING, "process-group", entered=1, left=1, initialized=True, path=places(7)
     )
     inside = tuple(replace(making, rank=rank) for rank in (0, 1))

@@ -12,11 +12,11 @@ from ddp_notebook.diagnosis import setup_rules
 from ddp_notebook.diagnosis.majority import odd_ones
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     InitArguments,
     Probe,
-    RankEvidence,
-    SetupCase,
+    RankReport,
     StoreFile,
     diagnosis_from_json,
     evidence_from_json,
@@ -40,7 +40,7 @@ def arguments(own: int, /, **other: Any) -> InitArguments:
     return InitArguments(**{**right, **other})
 
 
-def waiting(rank: int, inside: str = "rendezvous", **other: Any) -> RankEvidence:
+def waiting(rank: int, inside: str = "rendezvous", **other: Any) -> RankReport:
     """A rank that waits in set-up, with the right arguments unless others are given."""
     came = arguments(rank, **other.pop("came", {}))
     fields: dict[str, Any] = {
@@ -51,17 +51,17 @@ def waiting(rank: int, inside: str = "rendezvous", **other: Any) -> RankEvidence
         "probe": Probe("127.0.0.1:29500", "open"),
         "versions": {"torch": "2.13.0", "python": "3.11.7"},
     }
-    return RankEvidence(rank, **{**fields, **other})
+    return RankReport(rank, **{**fields, **other})
 
 
-def failed(rank: int, text: str, **other: Any) -> RankEvidence:
+def failed(rank: int, text: str, **other: Any) -> RankReport:
     """A rank whose set-up raised."""
     return waiting(
         rank, "", activity=Activity.FAILED, error_type="RuntimeError", error_text=text, **other
     )
 
 
-def diagnose(*ranks: RankEvidence, host: int | None = None) -> Any:
+def diagnose(*ranks: RankReport, host: int | None = None) -> Any:
     """What is found."""
     told = {**TOLD, "WORLD_SIZE": str(len(ranks))}
     sized = [
@@ -70,7 +70,7 @@ def diagnose(*ranks: RankEvidence, host: int | None = None) -> Any:
         else e
         for e in ranks
     ]
-    return setup_rules.diagnose(SetupCase(tuple(sized), told, host))
+    return setup_rules.diagnose(Case(tuple(sized), told, host))
 
 
 def blamed(diagnosis: Any) -> list[tuple[Category, tuple[int, ...]]]:
@@ -125,9 +125,9 @@ def test_all_ranks_that_expect_too_many_share_the_mistake() -> None:
 
 
 def test_who_never_came_is_missing_only_when_it_is_done() -> None:
-    idle = RankEvidence(1, Activity.IDLE)
+    idle = RankReport(1, Activity.IDLE)
     assert blamed(diagnose(waiting(0, "store"), idle)) == [(Category.MISSING_RANK, (1,))]
-    busy = RankEvidence(1, Activity.BUSY, doing="train.py:12")
+    busy = RankReport(1, Activity.BUSY, doing="train.py:12")
     found = diagnose(waiting(0, "store"), busy)
     assert blamed(found) == []
     assert found.findings[0].category is Category.STRAGGLER
@@ -167,9 +167,9 @@ def test_a_file_of_an_earlier_run_is_known_by_addresses_that_are_there_twice() -
 
 
 def test_two_ranks_that_wait_for_a_file_and_for_each_other_are_stuck() -> None:
-    poller = RankEvidence(1, Activity.BUSY, doing="prepare.py:9", polls_for="/data/ready")
+    poller = RankReport(1, Activity.BUSY, doing="prepare.py:9", polls_for="/data/ready")
     assert blamed(diagnose(waiting(0), poller)) == [(Category.FILESYSTEM, (1,))]
-    writer = RankEvidence(2, Activity.BUSY, doing="download.py:3")
+    writer = RankReport(2, Activity.BUSY, doing="download.py:3")
     assert blamed(diagnose(waiting(0), poller, writer)) == []
 
 
@@ -198,13 +198,13 @@ phases = st.sampled_from(
         lambda r: waiting(r, "store"),
         lambda r: waiting(r, "rendezvous"),
         lambda r: waiting(r, "process-group", runnable=True),
-        lambda r: RankEvidence(r, Activity.BUSY, doing="about to begin"),
-        lambda r: RankEvidence(r, Activity.BUSY, doing="train.py:3"),
-        lambda r: RankEvidence(
+        lambda r: RankReport(r, Activity.BUSY, doing="about to begin"),
+        lambda r: RankReport(r, Activity.BUSY, doing="train.py:3"),
+        lambda r: RankReport(
             r, Activity.IDLE, entered=1, left=1, initialized=True, arguments=arguments(r)
         ),
-        lambda r: RankEvidence(r, Activity.SILENT),
-        lambda r: RankEvidence(r, Activity.HELD),
+        lambda r: RankReport(r, Activity.SILENT),
+        lambda r: RankReport(r, Activity.HELD),
     ]
 )
 
@@ -226,5 +226,5 @@ def test_evidence_and_diagnosis_survive_being_written_as_json() -> None:
         1, model=Fingerprint((TensorInfo("a", (1,), "float32"),)), addresses={"x": ("1.2.3.4",)}
     )
     assert evidence_from_json(evidence_to_json(evidence)) == evidence
-    found = diagnose(waiting(0, "store"), RankEvidence(1, Activity.IDLE))
+    found = diagnose(waiting(0, "store"), RankReport(1, Activity.IDLE))
     assert diagnosis_from_json(found.to_json()) == found

@@ -10,11 +10,11 @@ from traces import BUSY, all_reduce, play
 from ddp_notebook.diagnosis.run_rules import diagnose_run
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
     Place,
-    RankEvidence,
-    SetupCase,
+    RankReport,
     Worker,
     evidence_from_json,
     evidence_to_json,
@@ -25,17 +25,17 @@ AT = Place("data.py", 14, "__getitem__", "with lock:")
 LOCKED = Worker(71, due=True, forked=True, still_s=2.0, locked=True, place=AT)
 
 
-def loading(*workers: Worker) -> RankEvidence:
+def loading(*workers: Worker) -> RankReport:
     return replace(BUSY, doing="train.py:3", workers=workers)
 
 
-def waits_for(of: RankEvidence) -> SetupCase:
+def waits_for(of: RankReport) -> Case:
     """Rank 1 is `of`; the others wait for it in an all_reduce."""
     step = all_reduce(5)
     return play({0: [step, step], 1: [step], 2: [step, step]}, {1: of})
 
 
-def the_one(case: SetupCase) -> Finding:
+def the_one(case: Case) -> Finding:
     (finding,) = diagnose_run(case).findings
     return finding
 
@@ -79,7 +79,7 @@ def test_a_worker_that_is_stopped_says_how_it_goes_on() -> None:
 def test_the_same_trouble_on_all_ranks_is_one_finding_though_nobody_waits_in_torch() -> None:
     ranks = tuple(replace(loading(replace(LOCKED, pid=70 + rank)), rank=rank) for rank in range(3))
     for case in (
-        SetupCase(ranks),
+        Case(ranks),
         replace(play({r: [all_reduce(5)] for r in range(3)}), ranks=ranks),
     ):
         finding = the_one(case)

@@ -9,13 +9,13 @@ import pytest
 from ddp_notebook.diagnosis.setup_rules import diagnose
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
     InitArguments,
     Probe,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
     evidence_from_json,
     evidence_to_json,
 )
@@ -30,7 +30,7 @@ def listens_at(rank: int, host: str) -> str:
     return f"10.0.0.{ord(host) - ord('a') + 1}:{40000 + rank}"
 
 
-def on(node: str, rank: int, inside: str = "process-group", **more: Any) -> RankEvidence:
+def on(node: str, rank: int, inside: str = "process-group", **more: Any) -> RankReport:
     """A rank that waits on a host, the store reached."""
     came = InitArguments(
         "env", rank, None, "10.0.0.1", 29500, "", "gloo", 60.0, hosts_store=rank == 0
@@ -46,10 +46,10 @@ def on(node: str, rank: int, inside: str = "process-group", **more: Any) -> Rank
         "listens": (listens_at(rank, node),) if inside == "process-group" else (),
         **more,
     }
-    return RankEvidence(rank, **fields)
+    return RankReport(rank, **fields)
 
 
-def reaching(host: str, rank: int, **others: str) -> RankEvidence:
+def reaching(host: str, rank: int, **others: str) -> RankReport:
     """It tried the others: ``a1="timeout"`` is rank 1 on host a."""
     probes = tuple(
         Probe(listens_at(int(name[1:]), name[0]), state, NO_ANSWER if state == "timeout" else "")
@@ -58,13 +58,13 @@ def reaching(host: str, rank: int, **others: str) -> RankEvidence:
     return on(host, rank, reach=probes)
 
 
-def found(*ranks: RankEvidence) -> list[tuple[Category, Ranks]]:
-    case = SetupCase(ranks, {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, 0)
+def found(*ranks: RankReport) -> list[tuple[Category, Ranks]]:
+    case = Case(ranks, {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, 0)
     return [(f.category, f.ranks) for f in diagnose(case).findings if not f.passing]
 
 
-def the_one(*ranks: RankEvidence) -> Finding:
-    (finding,) = diagnose(SetupCase(ranks, {}, 0)).findings
+def the_one(*ranks: RankReport) -> Finding:
+    (finding,) = diagnose(Case(ranks, {}, 0)).findings
     assert finding.cause
     assert finding.remedy
     assert "\n" not in finding.cause + finding.remedy
@@ -171,7 +171,7 @@ def test_loopback_of_the_newer_protocol_is_loopback() -> None:
     ],
     ids=["one host", "another address too", "not yet", "it has its group", "host not known"],
 )
-def test_loopback_that_no_other_host_is_told_is_right(other: RankEvidence) -> None:
+def test_loopback_that_no_other_host_is_told_is_right(other: RankReport) -> None:
     assert found(on("a", 0, "collective", initialized=True, left=1), other) == []
 
 
@@ -196,7 +196,7 @@ def test_a_store_that_is_open_on_its_host_and_silent_to_others_is_behind_a_firew
     ids=["refused", "same host"],
 )
 def test_what_is_not_silence_between_hosts_says_nothing_of_a_firewall(
-    shut_out: RankEvidence,
+    shut_out: RankReport,
 ) -> None:
     finding = the_one(on("a", 0, "store"), shut_out)
     assert finding.category is Category.UNREACHABLE_MASTER

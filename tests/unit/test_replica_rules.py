@@ -15,6 +15,7 @@ from ddp_notebook.diagnosis.training import replicas
 from ddp_notebook.diagnosis.training.rules import silent_findings
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Collective,
     Collectives,
@@ -23,11 +24,10 @@ from ddp_notebook.model import (
     OptimizerFacts,
     Part,
     Place,
-    RankEvidence,
+    RankReport,
     ReplicaFacts,
     RunFacts,
     SamplerFacts,
-    SetupCase,
     TensorDigest,
     evidence_from_json,
     evidence_to_json,
@@ -329,13 +329,13 @@ def test_whatever_ranks_tell_rules_give_findings_of_their_ranks(known: list[RunF
 # -- ranks that wait ---------------------------------------------------------------------
 
 
-def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> SetupCase:
+def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> Case:
     """Rank 0, with `theirs`, waits in a backward; rank 1, with `mine`, does nothing."""
     records = (Collective(0, 0, "all_reduce", part=Part.BACKWARD),)
-    return SetupCase(
+    return Case(
         (
-            RankEvidence(0, Activity.WAITING, "collective", replicas=(theirs,)),
-            RankEvidence(1, Activity.IDLE, replicas=(mine,)),
+            RankReport(0, Activity.WAITING, "collective", replicas=(theirs,)),
+            RankReport(1, Activity.IDLE, replicas=(mine,)),
         ),
         collectives=Collectives({0: records, 1: ()}),
     )
@@ -366,5 +366,5 @@ def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_i
 
 
 def test_evidence_carries_what_was_counted() -> None:
-    evidence = RankEvidence(1, replicas=(replica(bypass_place=HERE),))
+    evidence = RankReport(1, replicas=(replica(bypass_place=HERE),))
     assert evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence)))) == evidence

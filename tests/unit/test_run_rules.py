@@ -9,7 +9,7 @@ from traces import BUSY, DESTROYED, all_reduce, backward, barrier, died, places,
 
 from ddp_notebook.diagnosis import setup_rules
 from ddp_notebook.diagnosis.run_rules import diagnose_run
-from ddp_notebook.model import Activity, Category, Phase, RankEvidence, SetupCase
+from ddp_notebook.model import Activity, Case, Category, Phase, RankReport
 
 # -- fate ----------------------------------------------------------------------------------
 
@@ -127,9 +127,9 @@ def test_a_run_that_the_user_interrupts_proves_nothing() -> None:
 
 
 def test_a_run_in_which_nothing_was_issued_is_judged_as_a_set_up() -> None:
-    never = RankEvidence(1, Activity.IDLE)
-    waits = RankEvidence(0, Activity.WAITING, "store", entered=1)
-    case = SetupCase((waits, never), {"WORLD_SIZE": "2"})
+    never = RankReport(1, Activity.IDLE)
+    waits = RankReport(0, Activity.WAITING, "store", entered=1)
+    case = Case((waits, never), {"WORLD_SIZE": "2"})
     assert diagnose_run(case) == setup_rules.diagnose(case)
     assert found(case) == [("missing-rank", (1,))]
 
@@ -145,14 +145,14 @@ def test_what_ranks_came_with_comes_before_what_they_did() -> None:
 
 def test_a_further_group_is_not_the_first() -> None:
     """The barrier at the end of init_process_group is inside set-up, the default group there."""
-    joining = RankEvidence(0, Activity.WAITING, "process-group", entered=1, initialized=True)
-    never = RankEvidence(1, Activity.IDLE)
-    assert found(SetupCase((joining, never), {"WORLD_SIZE": "2"})) == [("missing-rank", (1,))]
+    joining = RankReport(0, Activity.WAITING, "process-group", entered=1, initialized=True)
+    never = RankReport(1, Activity.IDLE)
+    assert found(Case((joining, never), {"WORLD_SIZE": "2"})) == [("missing-rank", (1,))]
 
 
 def test_who_waits_in_set_up_for_a_busy_rank_is_told_so() -> None:
     case = play({0: [backward()], 1: [backward()]})
-    waits = RankEvidence(0, Activity.WAITING, "store", entered=2, left=1)
+    waits = RankReport(0, Activity.WAITING, "store", entered=2, left=1)
     late = replace(BUSY, rank=1, doing="load (train.py:7)")
     findings = diagnose_run(replace(case, ranks=(waits, late))).findings
     assert [(f.category, f.ranks, f.passing) for f in findings] == [

@@ -17,8 +17,8 @@ from saved_runs import job, runs
 from ddp_notebook.archive.format import KEY, VERSION, SavedRun, saved_from_json, saved_to_json
 from ddp_notebook.archive.save import write
 from ddp_notebook.errors import DDPError, NoSession, UsageMistake
-from ddp_notebook.model import Output, OutputKind, Progress, RankEvidence, RankExited, RankSpawned
-from ddp_notebook.model.codec import Misfit, from_json, to_json
+from ddp_notebook.model import Output, OutputKind, Progress, RankExited, RankReport, RankSpawned
+from ddp_notebook.model.codec import DecodeError, from_json, to_json
 from ddp_notebook.session import Replay, Session
 
 slow_to_draw = settings(
@@ -49,23 +49,23 @@ def test_any_run_is_read_back_as_it_was_written(saved: SavedRun) -> None:
 
 
 def test_numbers_that_json_does_not_have_are_kept() -> None:
-    evidence = RankEvidence(0, main_cpu_s=math.inf)
+    evidence = RankReport(0, main_cpu_s=math.inf)
     wire = json.loads(json.dumps(to_json(evidence), allow_nan=False))
-    assert from_json(RankEvidence, wire) == evidence
+    assert from_json(RankReport, wire) == evidence
     nothing = to_json(Progress(rank=0, task="bench", done=1, total=2, value={"time": math.nan}))
     assert nothing["value"] == {"time": "NaN"}
 
 
 def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
-    wire = to_json(RankEvidence(3))
+    wire = to_json(RankReport(3))
     del wire["polls_for"]
     wire["not known yet"] = 1
-    assert from_json(RankEvidence, wire) == RankEvidence(3)
+    assert from_json(RankReport, wire) == RankReport(3)
 
 
 def test_a_pair_is_two_of_their_own_types() -> None:
     assert from_json(tuple[int, str], [1, "x"]) == (1, "x")
-    with pytest.raises(Misfit, match="a list of 2, not of 3"):
+    with pytest.raises(DecodeError, match="a list of 2, not of 3"):
         from_json(tuple[int, str], [1, "x", 2])
 
 
@@ -82,9 +82,9 @@ def test_a_pair_is_two_of_their_own_types() -> None:
         ([], "the value must be an object, not []"),
     ],
 )
-def test_a_misfit_says_where_it_stands(wire: Any, said: str) -> None:
-    with pytest.raises(Misfit) as caught:
-        from_json(RankEvidence, wire)
+def test_a_decode_error_says_where_it_stands(wire: Any, said: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        from_json(RankReport, wire)
     assert str(caught.value).startswith(said)
 
 
@@ -167,7 +167,7 @@ def test_whatever_is_changed_in_a_file_it_is_replayed_or_refused_in_words(
         holder[place[-1]] = value
     try:
         replay = Replay(saved_from_json(wire))
-    except Misfit:
+    except DecodeError:
         return
     replay.status()
     replay.at(0.3)

@@ -26,7 +26,7 @@ from ddp_notebook.model import (
     InitArguments,
     Place,
     Probe,
-    RankEvidence,
+    RankReport,
     StoreFile,
 )
 
@@ -115,12 +115,12 @@ def test_a_closed_connection_is_no_matter_of_time_outs(text: str) -> None:
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        (RankEvidence(1, Activity.DEAD, exit_code=-9), Category.RANK_DIED),
+        (RankReport(1, Activity.DEAD, exit_code=-9), Category.RANK_DIED),
         (idle(1), Category.MISSING_RANK),
     ],
 )
 def test_who_gave_up_on_a_rank_that_will_not_come_is_a_victim(
-    other: RankEvidence, expected: Category
+    other: RankReport, expected: Category
 ) -> None:
     early = failed(0, "Timed out after 3 seconds", arguments=arguments(0, timeout_s=3.0))
     assert found(early, other, waiting(2)) == [(expected, (1,))]
@@ -166,13 +166,13 @@ def test_ranks_that_knock_in_vain_because_the_host_is_elsewhere_are_victims() ->
     "host",
     [
         coming(0),
-        RankEvidence(0, Activity.HELD),
-        RankEvidence(0, Activity.SILENT),
+        RankReport(0, Activity.HELD),
+        RankReport(0, Activity.SILENT),
         knocking(0, arguments(0, store="rank0")),
     ],
     ids=["busy", "held", "silent", "about to listen"],
 )
-def test_who_knocks_before_the_store_is_open_only_waits(host: RankEvidence) -> None:
+def test_who_knocks_before_the_store_is_open_only_waits(host: RankReport) -> None:
     assert found(host, knocking(1), knocking(2), store="rank0") == []
 
 
@@ -227,7 +227,7 @@ def test_a_host_that_leaves_before_the_others_came_takes_the_store_with_it() -> 
     assert found(host, knocking(1), knocking(2), store="rank0") == [(Category.STORE_GONE, (0,))]
 
 
-def in_a_file(rank: int, claims: Mapping[str, int], as_rank: int | None = None) -> RankEvidence:
+def in_a_file(rank: int, claims: Mapping[str, int], as_rank: int | None = None) -> RankReport:
     came = InitArguments("file", rank if as_rank is None else as_rank, 2, path="/tmp/point")
     return waiting(rank, "process-group", came, file=StoreFile("/tmp/point", True, claims=claims))
 
@@ -276,7 +276,7 @@ def test_a_rank_that_has_its_group_is_not_missing() -> None:
 def test_a_process_that_ended_while_others_wait_is_named_with_how_it_ended(
     exit_code: int, category: Category
 ) -> None:
-    gone = RankEvidence(1, Activity.DEAD, exit_code=exit_code, last_words="a\nSegmentation fault")
+    gone = RankReport(1, Activity.DEAD, exit_code=exit_code, last_words="a\nSegmentation fault")
     finding = the_one(waiting(0), gone, waiting(2))
     assert (finding.category, finding.ranks) == (category, (1,))
     assert f"(exit code {exit_code})" in finding.cause
@@ -285,7 +285,7 @@ def test_a_process_that_ended_while_others_wait_is_named_with_how_it_ended(
 
 
 def test_a_dead_rank_that_others_wait_for_in_a_call_of_their_own_is_not_just_restarted() -> None:
-    gone = RankEvidence(1, Activity.DEAD, exit_code=-9)
+    gone = RankReport(1, Activity.DEAD, exit_code=-9)
     at = (Place("train.py", 3),)
     finding = the_one(waiting(0, path=at), gone, waiting(2, path=at))
     assert finding.remedy.endswith("%ddp_abort")
@@ -307,4 +307,4 @@ def test_a_rank_that_waits_for_a_file_nobody_wrote_is_found() -> None:
 @pytest.mark.parametrize("activity", [Activity.BUSY, Activity.SILENT])
 def test_a_file_that_a_rank_may_still_write_is_waited_for_with_reason(activity: Activity) -> None:
     polling = coming(1, polls_for="/tmp/ready")
-    assert found(waiting(0), polling, RankEvidence(2, activity)) == []
+    assert found(waiting(0), polling, RankReport(2, activity)) == []

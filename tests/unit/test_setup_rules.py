@@ -26,13 +26,13 @@ from setup_cases import (
 
 from ddp_notebook.diagnosis.majority import odd_ones
 from ddp_notebook.diagnosis.setup_rules import diagnose
-from ddp_notebook.model import Activity, Category, InitArguments, RankEvidence, Ranks
+from ddp_notebook.model import Activity, Category, InitArguments, RankReport, Ranks
 
 # --------------------------------------------------------------------------- all is well
 
 
 @st.composite
-def healthy(draw: st.DrawFn, smallest: int = 1) -> tuple[list[RankEvidence], str]:
+def healthy(draw: st.DrawFn, smallest: int = 1) -> tuple[list[RankReport], str]:
     """Ranks of a healthy set-up at one moment, and who hosts the store.
 
     Each is somewhere on the same way, no further than the others' being late allows.
@@ -73,7 +73,7 @@ def healthy(draw: st.DrawFn, smallest: int = 1) -> tuple[list[RankEvidence], str
 
 @given(healthy())
 def test_a_healthy_set_up_has_no_finding_but_who_is_late(
-    job: tuple[list[RankEvidence], str],
+    job: tuple[list[RankReport], str],
 ) -> None:
     ranks, store = job
     diagnosis = diagnose(case(*ranks, store=store))
@@ -85,7 +85,7 @@ def test_a_healthy_set_up_has_no_finding_but_who_is_late(
 
 @given(healthy(smallest=3), st.data())
 def test_the_rank_whose_port_was_changed_is_the_culprit_and_no_other(
-    job: tuple[list[RankEvidence], str], data: st.DataObject
+    job: tuple[list[RankReport], str], data: st.DataObject
 ) -> None:
     ranks, store = job
     size = len(ranks)
@@ -126,14 +126,14 @@ def test_a_rank_that_is_late_is_named_and_not_blamed() -> None:
 
 
 def test_a_rank_that_is_held_is_nobodys_mistake_and_the_remedy_steps_it_on() -> None:
-    held = RankEvidence(1, Activity.HELD)
+    held = RankReport(1, Activity.HELD)
     (finding,) = diagnose(case(waiting(0), held, waiting(2))).findings
     assert (finding.category, finding.ranks, finding.passing) == (Category.STRAGGLER, (1,), True)
     assert finding.remedy == "%ddp_step --ranks 1"
 
 
 def test_a_rank_that_does_not_answer_proves_nothing() -> None:
-    assert found(waiting(0), RankEvidence(1, Activity.SILENT), waiting(2)) == []
+    assert found(waiting(0), RankReport(1, Activity.SILENT), waiting(2)) == []
 
 
 def test_ranks_that_meet_again_with_other_values_are_compared_with_those_that_do_too() -> None:
@@ -327,7 +327,7 @@ def test_more_ranks_than_all_of_them_expect_is_the_same_mistake() -> None:
 
 
 @pytest.mark.parametrize("third", [idle(2), coming(2)], ids=["done", "busy"])
-def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankEvidence) -> None:
+def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> None:
     came = [arguments(r, 2) for r in range(2)]
     for second in (coming(1), waiting(1, came=came[1])):
         assert found(waiting(0, came=came[0]), second, third) == []

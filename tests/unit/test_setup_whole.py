@@ -28,7 +28,7 @@ from ddp_notebook.model import (
     Finding,
     InitArguments,
     Probe,
-    RankEvidence,
+    RankReport,
     StoreFile,
     diagnosis_from_json,
     evidence_from_json,
@@ -72,7 +72,7 @@ def test_models_that_are_the_same_or_not_built_yet_are_no_finding() -> None:
 
 
 def test_another_torch_on_one_rank_is_found_but_a_patch_of_python_is_none() -> None:
-    def with_versions(torch: str, python: str) -> list[RankEvidence]:
+    def with_versions(torch: str, python: str) -> list[RankReport]:
         other = {"torch": torch, "python": python}
         return [waiting(0), waiting(1, versions=other), waiting(2)]
 
@@ -106,7 +106,7 @@ def test_two_ranks_with_a_mistake_each_are_two_findings() -> None:
 @pytest.mark.parametrize("activity", list(Activity))
 def test_every_rank_is_said_to_do_something(activity: Activity) -> None:
     for more in ({}, {"doing": "x", "inside": "store", "error_text": "\n", "error_type": "E"}):
-        text = doing(RankEvidence(0, activity, **more))  # type: ignore[arg-type]
+        text = doing(RankReport(0, activity, **more))  # type: ignore[arg-type]
         assert text
         assert "\n" not in text
 
@@ -148,7 +148,7 @@ TENSORS = st.builds(
 WORDS = st.dictionaries(st.text(), st.text(), max_size=3)
 
 EVIDENCE = st.builds(
-    RankEvidence,
+    RankReport,
     rank=RANK,
     activity=st.sampled_from(Activity),
     inside=st.sampled_from(["", *IN_SETUP]),
@@ -171,5 +171,5 @@ def test_a_diagnosis_can_be_written_as_json_and_read_back(diagnosis: Diagnosis) 
 
 
 @given(EVIDENCE)
-def test_evidence_can_be_written_as_json_and_read_back(evidence: RankEvidence) -> None:
+def test_evidence_can_be_written_as_json_and_read_back(evidence: RankReport) -> None:
     assert evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence)))) == evidence

@@ -7,7 +7,7 @@ from dataclasses import replace
 from traces import BUSY, all_reduce, backward, barrier, message, play, raised
 
 from ddp_notebook.diagnosis.collectives.wait_graph import can_progress, counterpart, wait_graph
-from ddp_notebook.model import Activity, Phase, RankEvidence, SetupCase
+from ddp_notebook.model import Activity, Case, Phase, RankReport
 
 STEP = backward()
 
@@ -106,8 +106,8 @@ def test_a_rank_that_failed_in_a_collective_frees_nobody_there() -> None:
 
 
 def test_a_rank_in_the_store_is_the_matter_of_set_up() -> None:
-    ranks = (RankEvidence(0, Activity.WAITING, "store", entered=1), RankEvidence(1, Activity.IDLE))
-    graph = wait_graph(SetupCase(ranks))
+    ranks = (RankReport(0, Activity.WAITING, "store", entered=1), RankReport(1, Activity.IDLE))
+    graph = wait_graph(Case(ranks))
     assert (graph.waits, graph.stuck) == ({}, ())
 
 

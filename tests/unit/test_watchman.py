@@ -9,13 +9,13 @@ import pytest
 
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Diagnosis,
     InitArguments,
     Probe,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
 )
 from ddp_notebook.session.runs.stall_detector import (
     LOOK_AFTER_S,
@@ -30,20 +30,20 @@ STEP_S = 0.05
 """How often the loop that waits gives the watchman a turn."""
 
 
-def waiting(rank: int, port: int = 1, **more: object) -> RankEvidence:
+def waiting(rank: int, port: int = 1, **more: object) -> RankReport:
     came = InitArguments("env", rank, 3, "127.0.0.1", port, timeout_s=60.0)
-    made = RankEvidence(
+    made = RankReport(
         rank, Activity.WAITING, "store", entered=1, arguments=came, probe=Probe("", "open")
     )
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def busy(rank: int, doing: str = "train.py:7") -> RankEvidence:
-    return RankEvidence(rank, Activity.BUSY, doing=doing)
+def busy(rank: int, doing: str = "train.py:7") -> RankReport:
+    return RankReport(rank, Activity.BUSY, doing=doing)
 
 
-def idle(rank: int) -> RankEvidence:
-    return RankEvidence(rank, Activity.IDLE)
+def idle(rank: int) -> RankReport:
+    return RankReport(rank, Activity.IDLE)
 
 
 SURE = (waiting(0), waiting(1, port=2), waiting(2))
@@ -56,16 +56,16 @@ HEALTHY = (waiting(0), waiting(1), waiting(2))
 class Watch:
     """A watchman whose time passes when it is told to."""
 
-    def __init__(self, *ranks: RankEvidence) -> None:
+    def __init__(self, *ranks: RankReport) -> None:
         self.ranks = ranks
         self.now_s = 100.0
         self.looks = 0
         self.moved: Callable[[], object] = lambda: None
         self.man = Watchman(self._look, lambda: self.now_s, lambda: self.moved())
 
-    def _look(self) -> SetupCase:
+    def _look(self) -> Case:
         self.looks += 1
-        return SetupCase(self.ranks)
+        return Case(self.ranks)
 
     def pass_s(self, seconds: float) -> Diagnosis | None:
         """Let time pass, giving turns; what is said, if anything is."""
@@ -210,7 +210,7 @@ def test_a_long_stillness_that_no_rule_explains_is_shown_as_it_is() -> None:
     ],
     ids=["the stage", "the place", "the activity"],
 )
-def test_any_change_begins_the_stillness_anew(moved: RankEvidence) -> None:
+def test_any_change_begins_the_stillness_anew(moved: RankReport) -> None:
     watch = Watch(*HEALTHY)
     assert watch.pass_s(UNDECIDED_AFTER_S - 1) is None
     watch.ranks = (waiting(0), moved, waiting(2))
@@ -220,13 +220,13 @@ def test_any_change_begins_the_stillness_anew(moved: RankEvidence) -> None:
 
 @pytest.mark.parametrize("activity", [Activity.BUSY, Activity.HELD])
 def test_while_a_rank_works_or_is_held_a_stillness_is_nothing(activity: Activity) -> None:
-    watch = Watch(waiting(0), RankEvidence(1, activity, doing="x"), waiting(2))
+    watch = Watch(waiting(0), RankReport(1, activity, doing="x"), waiting(2))
     assert watch.pass_s(5 * UNDECIDED_AFTER_S) is None
 
 
 def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
     """A thread of torch's and the main one wait for each other: nobody else need wait."""
-    mute = RankEvidence(1, doing="train.py:7", process="sleeping", main_cpu_s=3.0)
+    mute = RankReport(1, doing="train.py:7", process="sleeping", main_cpu_s=3.0)
     watch = Watch(idle(0), mute)
     diagnosis = watch.pass_s(UNDECIDED_AFTER_S + 5)
     assert said(diagnosis) == (Category.UNDECIDED, (1,))
@@ -236,7 +236,7 @@ def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
 def test_a_rank_that_answers_nothing_and_works_is_waited_for() -> None:
     watch = Watch(*HEALTHY)
     for seconds in range(3 * int(UNDECIDED_AFTER_S)):
-        mute = RankEvidence(1, process="running", main_cpu_s=float(seconds))
+        mute = RankReport(1, process="running", main_cpu_s=float(seconds))
         watch.ranks = (waiting(0), mute, waiting(2))
         assert watch.pass_s(1) is None
 
@@ -247,8 +247,8 @@ def test_ranks_that_all_do_nothing_are_not_undecided() -> None:
 
 def test_stuck_needs_a_mistake_and_nobody_who_works() -> None:
     wrong = Diagnosis(Watch(*SURE).man.latest.findings)
-    assert not stuck(SetupCase(SURE), wrong)
+    assert not stuck(Case(SURE), wrong)
     watch = Watch(*SURE)
     watch.look()
-    assert stuck(SetupCase(SURE), watch.man.latest)
-    assert not stuck(SetupCase((*SURE, busy(3))), watch.man.latest)
+    assert stuck(Case(SURE), watch.man.latest)
+    assert not stuck(Case((*SURE, busy(3))), watch.man.latest)

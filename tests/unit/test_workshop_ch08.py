@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.archive.format import SavedRun
-from ddp_notebook.model import SetupCase, Snapshot
+from ddp_notebook.model import Case, Snapshot
 from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase
 from ddp_notebook.workshop import check
 
@@ -24,7 +24,7 @@ def record() -> SavedRun:
                 Collective(rank, number, "all_reduce", part=Part.BACKWARD, phase=phase),
             )
         of[rank] = tuple(made)
-    return SavedRun(Snapshot(), Snapshot(), 0, case=SetupCase((), collectives=Collectives(of)))
+    return SavedRun(Snapshot(), Snapshot(), 0, case=Case((), collectives=Collectives(of)))
 
 
 RUN = record()

@@ -15,7 +15,7 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Phase,
-    RankEvidence,
+    RankReport,
     Ranks,
 )
 from ddp_notebook.state.board import exit_text
@@ -41,11 +41,11 @@ def ended(picture: Picture, hurt: Ranks = ()) -> Iterator[Finding]:
     yield from sorted(found, key=partial(_time, picture))
 
 
-def _ended_badly(e: RankEvidence) -> bool:
+def _ended_badly(e: RankReport) -> bool:
     return (e.activity is Activity.DEAD and e.exit_code != 0) or e.activity is Activity.FAILED
 
 
-def _dragged_along(picture: Picture, gone: list[RankEvidence]) -> set[int]:
+def _dragged_along(picture: Picture, gone: list[RankReport]) -> set[int]:
     """The ranks that ended because another had: they were inside a collective, it was not there."""
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = [e.rank for e in dead if e.exit_code in _ENDED_BY_OTHERS]
@@ -75,7 +75,7 @@ def _time(picture: Picture, finding: Finding) -> int:
     return min((max(each.issued_ns, each.done_ns) for each in records if each), default=0)
 
 
-def _died(picture: Picture, e: RankEvidence) -> Iterator[Finding]:
+def _died(picture: Picture, e: RankReport) -> Iterator[Finding]:
     if e.activity is not Activity.DEAD:
         return
     how = exit_text(e.exit_code) if e.exit_code is not None else "its process ended"

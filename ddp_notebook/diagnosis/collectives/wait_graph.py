@@ -17,12 +17,12 @@ from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
+    Case,
     Collective,
     Collectives,
     Phase,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
 )
 
 _MAY_COME = (Activity.HELD, Activity.SILENT)
@@ -78,7 +78,7 @@ class WaitGraph:
         return frozenset(found)
 
 
-def wait_graph(case: SetupCase) -> WaitGraph:
+def wait_graph(case: Case) -> WaitGraph:
     """The graph of this moment."""
     arrivals = _Arrivals(case)
     waits: dict[int, Ranks] = {}
@@ -95,7 +95,7 @@ def wait_graph(case: SetupCase) -> WaitGraph:
     return WaitGraph(waits, at, _may_come(case, waits))
 
 
-def can_progress(case: SetupCase) -> bool:
+def can_progress(case: Case) -> bool:
     """True while some rank can still get on, or runs code of its own that others wait for.
 
     False when ranks wait, and none of them can ever be freed by what any rank does.
@@ -105,7 +105,7 @@ def can_progress(case: SetupCase) -> bool:
     return not waiting or any(rank in graph.may_come for rank in waiting)
 
 
-def in_new_group(evidence: RankEvidence) -> bool:
+def in_new_group(evidence: RankReport) -> bool:
     """True of a rank that waits in set-up though its group is complete: for a further group.
 
     Every rank of the job must call `new_group`, members or not.
@@ -114,12 +114,12 @@ def in_new_group(evidence: RankEvidence) -> bool:
     return waits and evidence.initialized and evidence.left == evidence.entered
 
 
-def missing(case: SetupCase, record: Collective) -> Ranks:
+def missing(case: Case, record: Collective) -> Ranks:
     """The ranks that never came to `record`: absent, or at something else in its slot."""
     return _Arrivals(case, left=()).missing(record)
 
 
-def waiting_in(evidence: RankEvidence, collectives: Collectives) -> Collective | None:
+def waiting_in(evidence: RankReport, collectives: Collectives) -> Collective | None:
     """The record in which a rank's main thread waits, or waited until torch gave up on it."""
     records = collectives.of.get(evidence.rank, ())
     if not records:
@@ -134,7 +134,7 @@ def waiting_in(evidence: RankEvidence, collectives: Collectives) -> Collective |
     return None
 
 
-def gave_up(evidence: RankEvidence) -> bool:
+def gave_up(evidence: RankReport) -> bool:
     """True of a rank whose error only says that others did not come or went away."""
     return evidence.activity is Activity.FAILED and torch_errors.is_victim(evidence)
 
@@ -146,7 +146,7 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
     return next((each for each in records if each.number == number), None)
 
 
-def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
+def _may_come(case: Case, waits: Mapping[int, Ranks]) -> frozenset[int]:
     """The ranks that run, and, again and again, those that wait for such ranks only."""
     known = {e.rank for e in case.ranks}
     coming = {
@@ -169,7 +169,7 @@ def _may_come(case: SetupCase, waits: Mapping[int, Ranks]) -> frozenset[int]:
 class _Arrivals:
     """Who has come to what, by slots; looked up for the few records in which ranks wait."""
 
-    def __init__(self, case: SetupCase, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
+    def __init__(self, case: Case, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
         """`left` are phases of ranks that came and are no part of it any more."""
         self._case = case
         self._not_there = (Phase.HELD, Phase.REFUSED, *left)
@@ -212,7 +212,7 @@ class _Arrivals:
         return () if counterpart(self._case.collectives, record) else (record.peer,)
 
 
-def members(case: SetupCase, group: str) -> Ranks:
+def members(case: Case, group: str) -> Ranks:
     """The members of a group; of one that nobody described, the ranks that used it."""
     known = case.collectives.groups.get(group)
     if known is not None:

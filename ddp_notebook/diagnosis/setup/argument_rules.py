@@ -9,11 +9,11 @@ from ddp_notebook.diagnosis import majority
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.model import (
+    Case,
     Category,
     Finding,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
     format_ranks,
     name_ranks,
 )
@@ -21,14 +21,14 @@ from ddp_notebook.model import (
 # -- what the ranks came with ------------------------------------------------------------
 
 
-def invalid_values(case: SetupCase) -> Iterator[Finding]:
+def invalid_values(case: Case) -> Iterator[Finding]:
     """A value that cannot work anywhere."""
     for finding in torch_errors.of_category(case, Category.ENV_INVALID):
         if _wrong_size(case) is None:
             yield finding
 
 
-def _wrong_size(case: SetupCase) -> int | None:
+def _wrong_size(case: Case) -> int | None:
     """The WORLD_SIZE with which every rank came, if so many processes cannot have it.
 
     A group of some of the processes is right: then no more come than it takes.
@@ -41,13 +41,13 @@ def _wrong_size(case: SetupCase) -> int | None:
     return size if size > case.world_size or not fits else None
 
 
-def duplicate_ranks(case: SetupCase) -> Iterator[Finding]:
+def duplicate_ranks(case: Case) -> Iterator[Finding]:
     """Two processes claim one rank."""
     for came in majority.meetings(case):
         yield from _claimed_twice(came, case)
 
 
-def _claimed_twice(came: tuple[RankEvidence, ...], case: SetupCase) -> Iterator[Finding]:
+def _claimed_twice(came: tuple[RankReport, ...], case: Case) -> Iterator[Finding]:
     # A run of some of the session's ranks counts them from 0.
     own = {e.rank: place for place, e in enumerate(case.ranks)}
     claims: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ def _claimed_twice(came: tuple[RankEvidence, ...], case: SetupCase) -> Iterator[
         )
 
 
-def _same_world(evidence: RankEvidence, case: SetupCase) -> bool:
+def _same_world(evidence: RankReport, case: Case) -> bool:
     told = case.told.get("WORLD_SIZE", "")
     size = evidence.arguments.world_size
     return size is None or not told or str(size) == told
@@ -86,13 +86,13 @@ def _processes(ranks: list[int]) -> str:
     return f"The processes launched as {name_ranks(ranks)}"
 
 
-def differing_values(case: SetupCase) -> Iterator[Finding]:
+def differing_values(case: Case) -> Iterator[Finding]:
     """MASTER_ADDR, MASTER_PORT, WORLD_SIZE, the backend or the method differ between ranks."""
     for came in majority.meetings(case):
         yield from _differing(came, case)
 
 
-def _differing(came: tuple[RankEvidence, ...], case: SetupCase) -> Iterator[Finding]:
+def _differing(came: tuple[RankReport, ...], case: Case) -> Iterator[Finding]:
     for name in majority.VALUES:
         told = case.told.get(name, "")
         values = majority.values_of(name, came, told)
@@ -122,7 +122,7 @@ def _each(values: Mapping[int, str], ranks: Ranks) -> str:
     return ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks)
 
 
-def wrong_world_size(case: SetupCase) -> Iterator[Finding]:
+def wrong_world_size(case: Case) -> Iterator[Finding]:
     """All ranks expect another number of ranks than there are processes."""
     came, size = case.came, _wrong_size(case)
     if size is None:
@@ -138,7 +138,7 @@ def wrong_world_size(case: SetupCase) -> Iterator[Finding]:
     )
 
 
-def other_versions(case: SetupCase) -> Iterator[Finding]:
+def other_versions(case: Case) -> Iterator[Finding]:
     """torch or Python differ between ranks."""
     for name in ("torch", "python"):
         values = {e.rank: e.versions[name] for e in case.ranks if e.versions.get(name)}
@@ -160,7 +160,7 @@ def other_versions(case: SetupCase) -> Iterator[Finding]:
 # -- DDP ---------------------------------------------------------------------------------
 
 
-def differing_models(case: SetupCase) -> Iterator[Finding]:
+def differing_models(case: Case) -> Iterator[Finding]:
     """The models that ranks wrap differ in number, order, shape or dtype of their tensors."""
     models = {e.rank: e.model for e in case.ranks if e.model is not None}
     for finding in params.compare(models):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.progress import stuck_workers
-from ddp_notebook.model import Category, Finding, Ranks, SetupCase, Worker, name_ranks
+from ddp_notebook.model import Case, Category, Finding, Ranks, Worker, name_ranks
 
 
-def stuck_loaders(case: SetupCase) -> Iterator[Finding]:
+def stuck_loaders(case: Case) -> Iterator[Finding]:
     """Ranks whose next batch never comes; those with the same trouble at one line together."""
     same: dict[tuple[bool, bool, str], dict[int, tuple[Worker, ...]]] = {}
     for e in case.ranks:

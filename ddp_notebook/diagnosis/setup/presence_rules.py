@@ -9,21 +9,21 @@ from ddp_notebook.diagnosis.progress import evidence_of, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
-    SetupCase,
     format_ranks,
 )
 
 # -- who is not there --------------------------------------------------------------------
 
 
-def raised(case: SetupCase) -> Iterator[Finding]:
+def raised(case: Case) -> Iterator[Finding]:
     """A rank's own error, by what it says."""
     yield from torch_errors.all_but(case, Category.ENV_INVALID)
 
 
-def dead_ranks(case: SetupCase) -> Iterator[Finding]:
+def dead_ranks(case: Case) -> Iterator[Finding]:
     """A process that ended while others wait for it."""
     for e in case.ranks:
         if e.activity is not Activity.DEAD:
@@ -41,7 +41,7 @@ def dead_ranks(case: SetupCase) -> Iterator[Finding]:
         )
 
 
-def _way_back(case: SetupCase, rank: int) -> str:
+def _way_back(case: Case, rank: int) -> str:
     """What brings a dead rank back. Those that wait for it in a cell or a script, inside
     init_process_group, do not notice its end, and the new one can join only when they are out."""
     if any(e.rank in case.waiting and e.path for e in case.ranks):
@@ -49,7 +49,7 @@ def _way_back(case: SetupCase, rank: int) -> str:
     return f"Bring it back: %ddp_restart --ranks {rank}"
 
 
-def stopped_ranks(case: SetupCase) -> Iterator[Finding]:
+def stopped_ranks(case: Case) -> Iterator[Finding]:
     """A process that somebody has stopped, as Ctrl-Z does: it goes on when it is told to."""
     for e in case.ranks:
         if e.activity is Activity.SILENT and e.process == "stopped":
@@ -64,7 +64,7 @@ def stopped_ranks(case: SetupCase) -> Iterator[Finding]:
             )
 
 
-def absent_ranks(case: SetupCase) -> Iterator[Finding]:
+def absent_ranks(case: Case) -> Iterator[Finding]:
     """A rank that is done, or was never asked to, and did not call init_process_group."""
     waiting = tuple(
         e for e in case.ranks if e.activity is Activity.WAITING and e.inside in majority.IN_SETUP
@@ -103,7 +103,7 @@ def absent_ranks(case: SetupCase) -> Iterator[Finding]:
         )
 
 
-def early_exits(case: SetupCase) -> Iterator[Finding]:
+def early_exits(case: Case) -> Iterator[Finding]:
     """A rank that had a group and is done, while others wait for it in a collective."""
     if not any(
         e.activity is Activity.WAITING and e.inside in ("collective", "ddp") for e in case.ranks
@@ -120,7 +120,7 @@ def early_exits(case: SetupCase) -> Iterator[Finding]:
         )
 
 
-def polling_ranks(case: SetupCase) -> Iterator[Finding]:
+def polling_ranks(case: Case) -> Iterator[Finding]:
     """A rank that waits in a loop for a file that no rank that still runs will write."""
     pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
     working = (Activity.BUSY, Activity.SILENT)  # also one that answers nobody may write it
@@ -140,7 +140,7 @@ def polling_ranks(case: SetupCase) -> Iterator[Finding]:
 # -- who will still come -----------------------------------------------------------------
 
 
-def late_ranks(case: SetupCase) -> Iterator[Finding]:
+def late_ranks(case: Case) -> Iterator[Finding]:
     """A rank that the others wait for and that is busy, or held by the user: not a hang."""
     if not case.waiting:
         return

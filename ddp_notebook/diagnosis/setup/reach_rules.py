@@ -8,27 +8,27 @@ from collections.abc import Iterator, Sequence
 from ddp_notebook.diagnosis import majority
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
     name_ranks,
 )
 
 
-def network_of(evidence: RankEvidence) -> str:
+def network_of(evidence: RankReport) -> str:
     """What ranks that share a loopback have alike; empty where it is not known."""
     return evidence.network or evidence.host
 
 
-def on_two_hosts(one: RankEvidence, other: RankEvidence) -> bool:
+def on_two_hosts(one: RankReport, other: RankReport) -> bool:
     """These two are known to be on two hosts."""
     mine, others = network_of(one), network_of(other)
     return bool(mine and others) and mine != others
 
 
-def loopback_listeners(case: SetupCase) -> Iterator[Finding]:
+def loopback_listeners(case: Case) -> Iterator[Finding]:
     """A rank listens at 127.x alone, and tells that to ranks of another host."""
     for came in majority.meetings(case):
         culprits = tuple(e for e in came if _connects(e) and _at_loopback(e) and _apart(e, came))
@@ -37,7 +37,7 @@ def loopback_listeners(case: SetupCase) -> Iterator[Finding]:
 
 
 def _loopback(
-    case: SetupCase, came: tuple[RankEvidence, ...], culprits: tuple[RankEvidence, ...]
+    case: Case, came: tuple[RankReport, ...], culprits: tuple[RankReport, ...]
 ) -> Finding:
     ranks = tuple(e.rank for e in culprits)
     elsewhere = tuple(o.rank for o in came if any(on_two_hosts(e, o) for e in culprits))
@@ -58,22 +58,22 @@ def _loopback(
     )
 
 
-def _said(evidence: RankEvidence) -> str:
+def _said(evidence: RankReport) -> str:
     """What gloo said on a rank that could not connect."""
     failed = evidence.activity is Activity.FAILED and "connectFullMesh" in evidence.error_text
     return evidence.error_text.strip().splitlines()[0][:300] if failed else ""
 
 
-def _at_loopback(evidence: RankEvidence) -> bool:
+def _at_loopback(evidence: RankReport) -> bool:
     hosts = [ipaddress.ip_address(each.rpartition(":")[0]) for each in evidence.listens]
     return bool(hosts) and all(host.is_loopback for host in hosts)
 
 
-def _apart(evidence: RankEvidence, came: tuple[RankEvidence, ...]) -> bool:
+def _apart(evidence: RankReport, came: tuple[RankReport, ...]) -> bool:
     return any(on_two_hosts(evidence, other) for other in came)
 
 
-def _connects(evidence: RankEvidence) -> bool:
+def _connects(evidence: RankReport) -> bool:
     """It waits while the default group's ranks connect to each other."""
     waits = evidence.activity is Activity.WAITING and evidence.inside == "process-group"
     return waits and not evidence.initialized
@@ -82,7 +82,7 @@ def _connects(evidence: RankEvidence) -> bool:
 # -- a firewall --------------------------------------------------------------------------
 
 
-def blocked_ranks(case: SetupCase) -> Iterator[Finding]:
+def blocked_ranks(case: Case) -> Iterator[Finding]:
     """The store answers on every host, and nothing comes back from the other hosts' ranks."""
     connecting = tuple(e for e in case.ranks if _connects(e) and e.probe.state in ("", "open"))
     where = {each: e for e in connecting for each in e.listens}
@@ -123,7 +123,7 @@ def _behind(pairs: set[tuple[str, str]]) -> set[str]:
     return {unreached for _, unreached in pairs}
 
 
-def _from(blocked: Sequence[tuple[RankEvidence, RankEvidence, object]]) -> str:
+def _from(blocked: Sequence[tuple[RankReport, RankReport, object]]) -> str:
     """From whom nothing comes back to whom, in words."""
     unreached: Ranks = tuple(sorted({b.rank for _, b, _ in blocked}))
     askers: Ranks = tuple(sorted({a.rank for a, _, _ in blocked}))

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from ddp_notebook.diagnosis.setup import reach_rules
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
-    RankEvidence,
-    SetupCase,
+    RankReport,
 )
 
 # -- the store ---------------------------------------------------------------------------
 
 
-def stale_files(case: SetupCase) -> Iterator[Finding]:
+def stale_files(case: Case) -> Iterator[Finding]:
     """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
     came = tuple(e for e in case.came if e.arguments.method == "file")
     claimed = [e.arguments.rank for e in came]
@@ -41,7 +41,7 @@ def stale_files(case: SetupCase) -> Iterator[Finding]:
         )
 
 
-def unreachable_store(case: SetupCase) -> Iterator[Finding]:
+def unreachable_store(case: Case) -> Iterator[Finding]:
     """Nobody answers at MASTER_ADDR:MASTER_PORT, though somebody should by now."""
     unresolved = _unresolved(case)
     if unresolved:
@@ -67,7 +67,7 @@ def unreachable_store(case: SetupCase) -> Iterator[Finding]:
         yield _unreachable(case, shut_out)
 
 
-def _unresolved(case: SetupCase) -> tuple[RankEvidence, ...]:
+def _unresolved(case: Case) -> tuple[RankReport, ...]:
     """The ranks whose MASTER_ADDR means nothing; also those that still wait to be told so.
 
     A resolver that is asked by all ranks at once answers some of them seconds later.
@@ -82,11 +82,11 @@ def _unresolved(case: SetupCase) -> tuple[RankEvidence, ...]:
     )
 
 
-def _answer_of(e: RankEvidence) -> str:
+def _answer_of(e: RankReport) -> str:
     return e.probe.detail or "the resolver has not answered yet"
 
 
-def _somebody_should_answer(e: RankEvidence, case: SetupCase) -> bool:
+def _somebody_should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     if case.store_host is None:
         return True
@@ -101,7 +101,7 @@ def _somebody_should_answer(e: RankEvidence, case: SetupCase) -> bool:
     return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
 
 
-def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding:
+def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
     ranks = tuple(e.rank for e in shut_out)
     first = shut_out[0].probe
     evidence = tuple(f"rank {e.rank}: {e.probe.target}: {e.probe.detail}" for e in shut_out)
@@ -147,7 +147,7 @@ def _unreachable(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> Finding
     )
 
 
-def _open_inside(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> RankEvidence | None:
+def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | None:
     """The rank whose store is open on its own host, while others hear nothing from it."""
     for host in case.came:
         if host.arguments.hosts_store and host.probe.state == "open":
@@ -158,6 +158,6 @@ def _open_inside(case: SetupCase, shut_out: tuple[RankEvidence, ...]) -> RankEvi
     return None
 
 
-def _told(case: SetupCase) -> str:
+def _told(case: Case) -> str:
     address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
     return f" ({address}:{port})" if address and port else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.training.replicas import by_ranks, odd
-from ddp_notebook.model import Activity, Category, Finding, RankEvidence, SetupCase, cut
+from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, cut
 
 
 @dataclass(frozen=True)
@@ -117,28 +117,28 @@ _VICTIM = re.compile(
 _TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 
-def is_victim(e: RankEvidence) -> bool:
+def is_victim(e: RankReport) -> bool:
     """True when a rank's error only says that it waited, or that others went away."""
     own = e.error_category or any(each.pattern.search(e.error_text) for each in MEANINGS)
     return not own and bool(_VICTIM.search(e.error_text))
 
 
-def of_category(case: SetupCase, category: Category) -> Iterator[Finding]:
+def of_category(case: Case, category: Category) -> Iterator[Finding]:
     """The findings of this category that ranks' own errors give, ranks that say the same as one."""
     for finding in _all(case):
         if finding.category is category:
             yield finding
 
 
-def all_but(case: SetupCase, category: Category) -> Iterator[Finding]:
+def all_but(case: Case, category: Category) -> Iterator[Finding]:
     """The findings of ranks' own errors of any other category."""
     for finding in _all(case):
         if finding.category is not category:
             yield finding
 
 
-def _all(case: SetupCase) -> Iterator[Finding]:
-    same: dict[tuple[Category, str, str], list[RankEvidence]] = {}
+def _all(case: Case) -> Iterator[Finding]:
+    same: dict[tuple[Category, str, str], list[RankReport]] = {}
     for e in case.ranks:
         meaning = _read(e, case) if e.activity is Activity.FAILED else None
         if meaning is not None and not _took_its_port(e, case, meaning[0]):
@@ -159,7 +159,7 @@ def _all(case: SetupCase) -> Iterator[Finding]:
 _PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
 
 
-def _other_model(failed: list[RankEvidence]) -> list[RankEvidence]:
+def _other_model(failed: list[RankReport]) -> list[RankReport]:
     """Of ranks that were all told that models differ, those whose own differs from most.
 
     Each is told how many parameters it has itself. Without that, all.
@@ -170,7 +170,7 @@ def _other_model(failed: list[RankEvidence]) -> list[RankEvidence]:
     return [e for e in failed if e.rank in ranks] or failed
 
 
-def _took_its_port(e: RankEvidence, case: SetupCase, category: Category) -> bool:
+def _took_its_port(e: RankReport, case: Case, category: Category) -> bool:
     """It could not have the port because another rank of this job hosts its store there."""
     port = e.arguments.master_port
     others = (o.arguments for o in case.came if o.rank != e.rank)
@@ -179,7 +179,7 @@ def _took_its_port(e: RankEvidence, case: SetupCase, category: Category) -> bool
     )
 
 
-def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
+def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
     if e.error_category in set(Category):  # a saved run may come from a later version
         return Category(e.error_category), _first_line(e).rstrip("."), e.error_remedy
@@ -201,11 +201,11 @@ def _read(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
     )
 
 
-def _gave_up(case: SetupCase) -> bool:
+def _gave_up(case: Case) -> bool:
     return any(e.activity is Activity.FAILED and is_victim(e) for e in case.ranks)
 
 
-def _gave_up_first(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str] | None:
+def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """A rank whose time-out is shorter than the others' gave up on a rank that is only late."""
     if not _TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
         return None
@@ -221,7 +221,7 @@ def _gave_up_first(e: RankEvidence, case: SetupCase) -> tuple[Category, str, str
     )
 
 
-def _somebody_is_gone(case: SetupCase) -> bool:
+def _somebody_is_gone(case: Case) -> bool:
     """A rank that will not come at all, however long it is waited for."""
     return any(
         e.activity is Activity.DEAD or (e.activity is Activity.IDLE and not e.entered)
@@ -229,6 +229,6 @@ def _somebody_is_gone(case: SetupCase) -> bool:
     )
 
 
-def _first_line(e: RankEvidence) -> str:
+def _first_line(e: RankReport) -> str:
     lines = e.error_text.strip().splitlines()
     return cut(lines[0], 300) if lines else e.error_type

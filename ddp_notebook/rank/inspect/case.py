@@ -28,7 +28,7 @@ from ddp_notebook.model import (
     InitArguments,
     Place,
     Probe,
-    RankEvidence,
+    RankReport,
     StoreFile,
     evidence_to_json,
 )
@@ -57,7 +57,7 @@ def gather() -> dict[str, Any]:
     arguments = call.arguments
     probe, addresses = host.as_main(lambda: _store_and_name(arguments, bool(call.entered)))
     return evidence_to_json(
-        RankEvidence(
+        RankReport(
             rank=state.current.rank,
             activity=activity_of(inside),
             inside=inside,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 
-from ddp_notebook.model import Activity, RankEvidence, RankState
+from ddp_notebook.model import Activity, RankReport, RankState
 from ddp_notebook.state.board import describe
 
 
-def silent(state: RankState) -> RankEvidence:
+def silent(state: RankState) -> RankReport:
     """The evidence of a rank whose process is there and says nothing."""
     process, cpu_s = process_of(state.pid)
-    return RankEvidence(
+    return RankReport(
         state.rank,
         Activity.SILENT,
         doing=last_known(state, process),

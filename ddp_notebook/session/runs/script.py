@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.model import Ranks, SetupCase
+from ddp_notebook.model import Case, Ranks
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.session.runs.stall_detector import Told, gather
@@ -133,7 +133,7 @@ class ScriptRun:
         cluster: RankCluster = self.processes.cluster
         return partial(cluster.tell, name="ddp_notebook.rank.cells.scripts:run", arguments=told)
 
-    def look(self) -> SetupCase:
+    def look(self) -> Case:
         """The case as it is."""
         return gather(
             self.processes.cluster,

@@ -12,14 +12,14 @@ from ddp_notebook.diagnosis import progress
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Collectives,
     Diagnosis,
     Finding,
     Probe,
-    RankEvidence,
+    RankReport,
     Ranks,
-    SetupCase,
     Snapshot,
     Status,
     evidence_from_json,
@@ -71,7 +71,7 @@ def gather(
     asked: Callable[[], Ranks] = tuple,
     collectives: Callable[[], Collectives] = Collectives,
     sources: Mapping[str, str] = MappingProxyType({}),
-) -> SetupCase:
+) -> Case:
     """The evidence of the ranks (all by default), of dead and silent ones what the record has.
 
     `asked` are the ranks that have something to do: one that does nothing has not begun yet,
@@ -85,7 +85,7 @@ def gather(
     ranks = []
     for state in states:
         if state.rank in dead:
-            evidence = RankEvidence(
+            evidence = RankReport(
                 state.rank,
                 Activity.DEAD,
                 exit_code=state.exit_code,
@@ -93,15 +93,15 @@ def gather(
             )
         elif (answer := answers.get(state.rank, {})) and "error" in answer:
             doing = f"its observer failed: {answer['error']}"
-            evidence = RankEvidence(state.rank, Activity.SILENT, doing=doing)
+            evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
         elif answer:
             evidence = evidence_from_json(answer)
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
-                evidence = RankEvidence(state.rank, Activity.BUSY, doing="about to begin")
+                evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
         else:
             evidence = silent(state)
         ranks.append(evidence)
-    return SetupCase(
+    return Case(
         with_reach(cluster, ranks),
         dict(told.values),
         told.store_host,
@@ -111,7 +111,7 @@ def gather(
     )
 
 
-def with_reach(cluster: RankCluster, ranks: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
     """`ranks`, those that connect to each other across hosts with whom of them they reach.
 
     Asked in a second step: only now it is known where each of them listens.
@@ -143,7 +143,7 @@ class Watchman:
 
     def __init__(
         self,
-        look: Callable[[], SetupCase],
+        look: Callable[[], Case],
         clock: Callable[[], float] = time.monotonic,
         moved: Callable[[], object] = lambda: None,
     ) -> None:
@@ -195,14 +195,14 @@ class Watchman:
         self._previous = None
         return self._after_long_stillness(case, now_s)
 
-    def _may_only_be_slow(self, case: SetupCase, now_s: float) -> bool:
+    def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
         """What is found could be a moment's picture of ranks that lack a CPU to get on."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
         restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
         return restless and not sure and now_s - self._stuck_since_s < RESTLESS_FOR_S
 
-    def _after_long_stillness(self, case: SetupCase, now_s: float) -> Diagnosis | None:
+    def _after_long_stillness(self, case: Case, now_s: float) -> Diagnosis | None:
         picture = tuple(
             (e.activity, e.inside, e.doing, e.arguments, _cpu_of_silent(e)) for e in case.ranks
         )
@@ -231,11 +231,11 @@ class Watchman:
         return replace(self.latest, findings=(*self.latest.findings, finding))
 
 
-def _cpu_of_silent(e: RankEvidence) -> float:
+def _cpu_of_silent(e: RankReport) -> float:
     """What tells that a rank that does not answer works all the same."""
     return e.main_cpu_s if e.activity is Activity.SILENT else 0.0
 
 
-def stuck(case: SetupCase, diagnosis: Diagnosis) -> bool:
+def stuck(case: Case, diagnosis: Diagnosis) -> bool:
     """True when something is wrong and no rank runs code of its own that could change it."""
     return diagnosis.wrong and not any(map(progress.works, case.ranks))

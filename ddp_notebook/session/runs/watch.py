@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import SessionLost, Stuck
-from ddp_notebook.model import Diagnosis, Ranks, SetupCase
+from ddp_notebook.model import Case, Diagnosis, Ranks
 from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.session.runs.stall_detector import Told, Watchman, gather
 from ddp_notebook.session.runs.wait import Send, interrupt, run_to_end
@@ -23,7 +23,7 @@ class Watch:
 
     processes: Processes
     record: Record
-    look: Callable[[], SetupCase]
+    look: Callable[[], Case]
     """The case as it is."""
     end: Callable[[], CellResult]
     """How it ended, once no rank is in it."""
@@ -76,7 +76,7 @@ def was_sent(ranks: Ranks) -> dict[int, Callable[[], bool]]:
     return {rank: lambda: False for rank in ranks}
 
 
-def look_at_cell(run: CellRun, processes: Processes, record: Record) -> SetupCase:
+def look_at_cell(run: CellRun, processes: Processes, record: Record) -> Case:
     """The case of a cell as it is: also of the ranks that do not run it."""
     everyone = tuple(range(record.snapshot.world_size))
     return gather(

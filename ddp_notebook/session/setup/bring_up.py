@@ -9,11 +9,11 @@ from typing import Any
 from ddp_notebook.diagnosis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
+    Case,
     Diagnosis,
     Ranks,
-    SetupCase,
     Stage,
     StageFailed,
     Status,
@@ -234,7 +234,7 @@ class BringUp:
 
     # -- why, and freeing --------------------------------------------------------------
 
-    def look(self) -> SetupCase:
+    def look(self) -> Case:
         """The case as it is."""
         return gather(
             self.processes.cluster, self.record.snapshot, self.told, asked=self._still_asked
@@ -271,15 +271,15 @@ class BringUp:
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
         # A call can be known to have ended before the rank's own word of it has arrived.
-        self.record.wait_for(lambda: not self._inside(ranks, left), stretched(_LAST_WORD_S))
+        self.record.wait_for(lambda: not self._inside(ranks, left), scaled_for_load(_LAST_WORD_S))
         self.record.lose_group()
         return left
 
     def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
         """How long to wait for ranks that are to come out; not for what cannot hear, or move."""
         if heard.intersection(ranks):
-            return stretched(_FREE_WITHIN_S)
-        return 0.0 if self.stopped(ranks) == ranks else stretched(_HEARD_WITHIN_S)
+            return scaled_for_load(_FREE_WITHIN_S)
+        return 0.0 if self.stopped(ranks) == ranks else scaled_for_load(_HEARD_WITHIN_S)
 
     def stopped(self, ranks: Ranks) -> Ranks:
         """Those whose process is stopped: whatever they are in, they do not come out of it."""

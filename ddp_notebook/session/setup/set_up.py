@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Board,
+    Case,
     Category,
     Diagnosis,
     Ranks,
-    SetupCase,
     Stage,
     Status,
     StepTable,
@@ -147,7 +147,7 @@ class SetupVerbs(Underway, LabVerbs):
             return all(set(run.pending) & set(ranks) <= run.started for run in given_up)
 
         # Until a rank's word that it began has arrived it passes for one that waits for a cell.
-        self.record.wait_for(begun, stretched(_BEGUN_WITHIN_S))
+        self.record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
         for run in given_up:
             stop_started(run, processes.cluster)
         stuck = bringup.free(ranks)
@@ -222,7 +222,7 @@ class SetupVerbs(Underway, LabVerbs):
         silent = post_run.examine(self.current, self._processes)
         return found if silent is None else replace(found, findings=silent.findings)
 
-    def _look(self, verb: str) -> SetupCase:
+    def _look(self, verb: str) -> Case:
         """What is known of the ranks, and of what they run or ran last, as it is now."""
         processes = self._need(verb)
         assert self._bringup is not None

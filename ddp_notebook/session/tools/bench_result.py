@@ -12,7 +12,7 @@ from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.results import BenchRun, CurveChange
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import codec
-from ddp_notebook.model.codec import Misfit
+from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.views.bench import export as bench_export
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class BenchResult(BenchRun):
             )
         try:
             return cls.of(codec.from_json(BenchRun, wire["run"]))
-        except (Misfit, KeyError, TypeError, ValueError) as error:
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise UsageMistake(f"{source} is damaged: {error}.") from None
 
     def compared(self) -> tuple[CurveChange, ...]:

@@ -12,7 +12,7 @@ from ddp_notebook.bench.steps.plan import Memory, StepPlan
 from ddp_notebook.bench.steps.results import Prediction, StepBenchResult
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Event, Progress, Ranks, Status, format_ranks, name_ranks
 from ddp_notebook.model.ddp import fingerprint_from_json
 from ddp_notebook.session.guards import check_name, idle_ranks
@@ -158,7 +158,8 @@ class StepBenchVerbs(Measures):
         if not answers.failed or not answers.pending:
             return
         self.record.wait_for(
-            lambda: bool(self.record.snapshot.with_status(Status.DEAD)), stretched(_DEATH_KNOWN_S)
+            lambda: bool(self.record.snapshot.with_status(Status.DEAD)),
+            scaled_for_load(_DEATH_KNOWN_S),
         )
         for rank in self.record.snapshot.with_status(Status.DEAD):
             if rank in answers.pending:
