@@ -190,7 +190,7 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         rank 1  dead: killed by SIGKILL
         rank 2  does not answer: when last heard: cell 3, line 2
         rank 4  runs nothing, since it failed: KeyError: 'x'
-        rank 5  held by you before store
+        rank 5  paused before store
         rank 6  waits in rendezvous (waits for rank 5 to join)"""
     )
     assert stacks_text.tree(StackTree()) == "There are no ranks."

@@ -39,6 +39,8 @@ from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.runs.registry import RunRegistry
 
 _AGENT = "ddp_notebook.rank.training.ddp"
 _SETTLE_S = 10.0
@@ -68,8 +70,26 @@ class WrapOptions:
             check_name(self.target)
 
 
+class DdpConstruction:
+    """The models of a session that are taken through DDP's construction, one after another."""
+
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+        self.latest: Wrap | None = None
+        """The last model that was taken through it."""
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+
+    def wrap(self, name: str, options: WrapOptions) -> Wrap:
+        """`Session.wrap`."""
+        cluster = self._pool.need("%ddp_wrap").cluster
+        self._runs.idle(None, "%ddp_wrap")
+        self.latest = wrap(cluster, self._record, None, name, options, self.latest)
+        return self.latest
+
+
 class _Stopped(Exception):
-    """A stage was not passed: whose doing it is, and how each rank stands. Stays in this file."""
+    """A stage was not passed: the findings, and how each rank stands. Stays in this file."""
 
     def __init__(self, findings: tuple[Finding, ...], rows: tuple[StepRow, ...]) -> None:
         super().__init__(findings)
