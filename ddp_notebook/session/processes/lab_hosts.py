@@ -32,16 +32,6 @@ class Placed:
     hosts: Mapping[int, Mapping[str, str]]
 
 
-def check() -> None:
-    """Raises UsageMistake where there can be no such hosts. Changes nothing."""
-    if why := network_namespaces.why_not():
-        raise UsageMistake(
-            "This fault needs a second host, which the lab makes of network namespaces, and here "
-            f"that does not work: {why}. Start Jupyter as root on Linux, with the capability "
-            "CAP_SYS_ADMIN (docker run --privileged), or try another fault: %ddp_fault"
-        )
-
-
 class LabHosts:
     """Two hosts on one link, for as long as the process that holds them.
 

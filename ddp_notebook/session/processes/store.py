@@ -25,7 +25,7 @@ from ddp_notebook.session.record import Record
 _CLOSE_WITHIN_S = 2.0
 
 
-class StoreKeeper:
+class StoreProcess:
     """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
 
     def __init__(
