@@ -13,9 +13,9 @@ from typing import Any
 
 from ddp_notebook.board.model import INTERRUPT
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Diagnosis, OutputKind, Ranks, name_ranks, parse_ranks
+from ddp_notebook.model import Diagnosis, Ranks, parse_ranks
 from ddp_notebook.session import Session
-from ddp_notebook.views import findings_text, stacks_text, text
+from ddp_notebook.views import board, findings, output, stacks, step_table
 
 _MOVING = ("ddp_step", "ddp_restart")
 """One of these at a time; asking and giving up are possible meanwhile."""
@@ -109,30 +109,23 @@ class Buttons:
 
     def _step(self, args: argparse.Namespace) -> str:
         table = self._session.step(self._ranks(args), args.to)
-        return "\n\n".join(part for part in (findings_text.step_table(table), self._news()) if part)
+        return "\n\n".join(part for part in (step_table.text(table), self._news()) if part)
 
     def _news(self) -> str:
         """What the ranks wrote since the notebook showed it last."""
         run = self._session.current
-        parts = []
-        for group in run.news() if run is not None else ():
-            words = "\n".join(
-                item.text if item.what is OutputKind.ERROR else text.plain(item)
-                for item in group.items
-            )
-            parts.append(f"── {name_ranks(group.ranks)} ──\n{words}")
-        return "\n".join(parts)
+        return output.outputs(run.news()) if run is not None else ""
 
     def _why(self, args: argparse.Namespace) -> str:
         diagnosis = self._session.why()
         self._found(diagnosis)
-        return findings_text.diagnosis(diagnosis)
+        return findings.text(diagnosis)
 
     def _where(self, args: argparse.Namespace) -> str:
-        return stacks_text.tree(self._session.where(self._ranks(args), args.locals))
+        return stacks.text(self._session.where(self._ranks(args), args.locals))
 
     def _abort(self, args: argparse.Namespace) -> str:
-        return text.board(self._session.abort(self._ranks(args)))
+        return board.text(self._session.abort(self._ranks(args)))
 
     def _restart(self, args: argparse.Namespace) -> str:
-        return text.board(self._session.restart(self._ranks(args)))
+        return board.text(self._session.restart(self._ranks(args)))

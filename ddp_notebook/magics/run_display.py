@@ -13,10 +13,10 @@ from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.state.board_rows import FOLD_FROM
 from ddp_notebook.state.output import split_errors
-from ddp_notebook.views import findings
 from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion
 from ddp_notebook.views.notebook import (
     live_bundle,
+    mime_bundle,
     show_outputs,
     traceback_bundle,
     withheld_text,
@@ -96,7 +96,7 @@ class RunningCells:
     def _first(self, result: CellResult) -> dict[str, str] | None:
         """What stands above all else: why the ranks are stuck, or their tracebacks."""
         if isinstance(result.error, Stuck):
-            return findings.bundle(result.error.diagnosis)
+            return mime_bundle(result.error.diagnosis)
         return traceback_bundle(result.tracebacks) if result.tracebacks else None
 
     def _publish(self, result: CellResult, first: dict[str, str] | None) -> None:
@@ -105,9 +105,9 @@ class RunningCells:
             publisher.publish(data=first, metadata={})
         show_outputs(publisher, result.outputs)
         if result.diagnosis is not None and not isinstance(result.error, Stuck):
-            publisher.publish(data=findings.bundle(result.diagnosis), metadata={})
+            publisher.publish(data=mime_bundle(result.diagnosis), metadata={})
         if result.steps is not None:
-            publisher.publish(data=findings.bundle(result.steps), metadata={})
+            publisher.publish(data=mime_bundle(result.steps), metadata={})
         if result.withheld_bytes:
             print(withheld_text(result.withheld_bytes))  # noqa: T201  # the cell's output
 

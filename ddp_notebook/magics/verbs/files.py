@@ -16,8 +16,7 @@ from ddp_notebook.archive.replay import Replay, what_is_missing
 from ddp_notebook.board.replay_board import ReplayBoard, can_show_widgets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis, format_bytes
-from ddp_notebook.views import findings
-from ddp_notebook.views.notebook import board_bundle
+from ddp_notebook.views.notebook import mime_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
@@ -95,9 +94,9 @@ class SaveVerb:
             diagnosis = replay.why()
         except UsageMistake as mistake:
             self._say(str(mistake))
-        bundles = [board_bundle(replay.status())]
+        bundles = [mime_bundle(replay.status())]
         if diagnosis is not None:
-            bundles.append(findings.bundle(diagnosis))
+            bundles.append(mime_bundle(diagnosis))
         publish = self.shell.display_pub.publish
         if can_show_widgets(self.shell):
             board = ReplayBoard(replay, diagnosis)

@@ -16,7 +16,7 @@ from ddp_notebook.session import Session
 from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.session.runs.collective_steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
-from ddp_notebook.views import findings
+from ddp_notebook.views.notebook import mime_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
@@ -166,4 +166,4 @@ class SetupVerbMagics:
     def _show_diagnosis(self, diagnosis: Diagnosis | None) -> None:
         """What is wrong, above the error that ends the cell."""
         if diagnosis is not None and diagnosis.findings:
-            self.shell.display_pub.publish(data=findings.bundle(diagnosis), metadata={})
+            self.shell.display_pub.publish(data=mime_bundle(diagnosis), metadata={})

@@ -16,8 +16,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.run_display import Begin, is_news
 from ddp_notebook.model import Event, name_ranks
 from ddp_notebook.session.runs.run import CellResult, CellRun
-from ddp_notebook.views import findings
-from ddp_notebook.views.notebook import Displays, live_bundle
+from ddp_notebook.views.notebook import Displays, live_bundle, mime_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
@@ -153,7 +152,7 @@ def _ending(run: CellRun, how: Future[CellResult]) -> dict[str, str]:
     diagnosis = how.result().diagnosis if how.exception() is None else None
     if diagnosis is None or not diagnosis.findings:
         return bundle
-    found = findings.bundle(diagnosis)
+    found = mime_bundle(diagnosis)
     return {
         "text/plain": f"{found['text/plain']}\n\n{bundle['text/plain']}",
         "text/html": f"{found['text/html']}{bundle['text/html']}",
