@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.model import Collective, Collectives, Ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.collective_logs import Rings
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.runs.run import CellRun
 
 _KEPT = 256
@@ -29,11 +29,11 @@ class Tails:
         self._next: dict[int, int] = {}
         self._groups: dict[str, Ranks] = {}
 
-    def follow(self, rings: Rings, run: CellRun) -> tuple[Collective, ...]:
-        """What is new in `run`, or has changed, since the last call."""
+    def follow(self, logs: CollectiveLogs, run: CellRun) -> tuple[Collective, ...]:
+        """What is new in `run`, or has changed, since it was asked for last."""
         if run.cell != self.run:
             self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
-        found = rings.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
+        found = logs.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
         self._groups.update(found.groups)
         news = [each for rank, records in found.of.items() for each in self._new(rank, records)]
         return tuple(news)

@@ -21,9 +21,7 @@ from ddp_notebook.model import (
     Local,
     RankStack,
     StackTree,
-    rank_stack_from_json,
-    rank_stack_to_json,
-    stack_tree_from_json,
+    codec,
 )
 from ddp_notebook.state.stack_tree import merge
 from ddp_notebook.views import stacks
@@ -131,9 +129,9 @@ def test_a_variable_stands_once_with_all_ranks_that_have_its_value(found: list[R
 @given(job_stacks())
 def test_both_survive_json(found: list[RankStack]) -> None:
     tree = merge(found, 41)
-    assert stack_tree_from_json(json.loads(str(tree))) == tree
+    assert codec.decode(StackTree, json.loads(str(tree))) == tree
     for stack in found:
-        assert rank_stack_from_json(json.loads(json.dumps(rank_stack_to_json(stack)))) == stack
+        assert codec.decode(RankStack, json.loads(json.dumps(codec.encode(stack)))) == stack
 
 
 def test_a_rank_that_is_not_in_the_tree_has_no_stack() -> None:
