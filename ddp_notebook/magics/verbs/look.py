@@ -14,7 +14,7 @@ from ddp_notebook.model import Board, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.runs.collective_steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
-from ddp_notebook.views import findings_text, stacks_text
+from ddp_notebook.views import findings, stacks, step_table
 
 
 def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
@@ -51,7 +51,7 @@ WHY = Verb(
     ),
     run=_why,
     options=(options.JSON,),
-    button=VerbButton(_why, findings_text.diagnosis),
+    button=VerbButton(_why, findings.text),
 )
 
 
@@ -82,7 +82,7 @@ WHERE = Verb(
         ),
         options.JSON,
     ),
-    button=VerbButton(_where, stacks_text.tree),
+    button=VerbButton(_where, stacks.text),
 )
 
 
@@ -121,5 +121,5 @@ STEP = Verb(
             completer=one_of(_GOALS),
         ),
     ),
-    button=VerbButton(_step, findings_text.step_table, moves_ranks=True),
+    button=VerbButton(_step, step_table.text, moves_ranks=True),
 )
