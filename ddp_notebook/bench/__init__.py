@@ -3,6 +3,7 @@
 baseline.py  A run against one that was kept: which sizes changed, by intervals that do not touc
 fit.py       From measured times to a latency and a bandwidth: pure, standard library only.
 notes.py     What a benchmark says, in words. Pure.
+ops.py       The operations that can be measured: sizes, bandwidth factors, other names.
 plan.py      What a benchmark will run: operations, sizes, and how long it may take.
 results.py   What a benchmark of collectives measured.
 schedule.py  What to measure next: rank 0 decides, from the times so far and the time that is le

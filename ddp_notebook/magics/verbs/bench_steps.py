@@ -14,7 +14,7 @@ from ddp_notebook.bench.steps.plan import StepPlan, parse_batches, parse_buckets
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.session.options import MAX_WORLD_SIZE
-from ddp_notebook.views.bench.steps_live import live_steps
+from ddp_notebook.views.bench.live import live_steps
 from ddp_notebook.views.live_region import LiveRegion
 
 if TYPE_CHECKING:

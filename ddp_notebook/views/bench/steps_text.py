@@ -1,12 +1,10 @@
-"""Where the time of a DDP step goes, in words and tables of fixed width.
-
-The tables and sentences are made here once; `steps_html` shows the same.
-"""
+"""Where the time of a DDP training step goes, in sentences and tables: text and HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from textwrap import wrap
 
@@ -16,6 +14,13 @@ from ddp_notebook.views.text import WIDTH
 
 _MANY_RANKS = 8
 """More ranks than this have no column each in the table of arrivals."""
+
+_TABLE = "border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0"
+_CELL = "text-align: right; padding: 2px 10px; white-space: nowrap"
+_HEAD = f"{_CELL}; font-weight: 600; border-bottom: 1px solid rgba(128, 128, 128, 0.5)"
+_CAPTION = "text-align: left; padding: 8px 0 2px 0; font-weight: 600; white-space: nowrap"
+_LINE = "margin: 2px 0; max-width: 70em"
+_NOTE = f"{_LINE}; opacity: 0.72"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,17 @@ def text(result: StepBenchResult) -> str:
     parts += [_table_text(table) for table in tables(result)]
     parts.append("\n".join(_folded(f"Note: {note}") for note in notes(result)))
     return "\n\n".join(part for part in parts if part)
+
+
+def html(result: StepBenchResult) -> str:
+    """What was measured: what it says in words, the tables, and what to know about it."""
+    said = "".join(f'<p style="{_LINE}">{escape(line)}</p>' for line in sentences(result))
+    shown = "".join(_table_html(table) for table in tables(result))
+    known = "".join(f'<p style="{_NOTE}">{escape(note)}</p>' for note in notes(result))
+    return (
+        f'<div class="ddp-steps"><div style="font-weight: 600">{escape(title(result))}</div>'
+        f'{said}<div style="overflow-x: auto">{shown}</div>{known}</div>'
+    )
 
 
 def title(result: StepBenchResult) -> str:
@@ -258,3 +274,19 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _folded(line: str) -> str:
     return "\n".join(wrap(line, WIDTH, subsequent_indent="  "))
+
+
+def _table_html(table: Table) -> str:
+    caption = f'<caption style="{_CAPTION}">{escape(table.title)}</caption>'
+    if not table.rows:
+        return f'<p style="{_LINE}">{escape(table.title)}</p>'
+    head, *rows = table.rows
+    heads = "".join(f'<th scope="col" style="{_HEAD}">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<table style="{_TABLE}">{caption}<thead><tr>{heads}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
