@@ -1,4 +1,4 @@
-"""A benchmark while it runs: a progress bar, and the sizes or training steps there are so far.
+"""A benchmark while it runs: a progress bar, and the points so far.
 
 Drawn as SVG by hand: a figure of matplotlib takes a core for a fifth of a second, and the ranks
 that are measured need it. Lines and words have the page's own colour, so that it is read on a

@@ -1,4 +1,4 @@
-"""Where the time of a DDP training step goes, as a figure of panels: they draw what is there."""
+"""Where the time of a training step goes, as a figure of panels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a DDP training step goes, in sentences and tables: text and HTML."""
+"""Where the time of a training step goes, in sentences and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the plots of benchmarks look: figures, colours, axes, units. Nothing is decided here.
+"""How the plots of benchmarks look: figures, colours, axes, units.
 
 Figures are made without pyplot: nothing global changes, no window opens, nothing is left over.
 They have a white ground of their own, so that they look the same on any page, and in print.

@@ -1,4 +1,4 @@
-"""A benchmark as a table: text for a terminal, HTML for a notebook."""
+"""A benchmark of collectives in sentences and tables: text and HTML."""
 
 from __future__ import annotations
 
