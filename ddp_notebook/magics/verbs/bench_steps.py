@@ -13,7 +13,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.session.options import MAX_WORLD_SIZE
-from ddp_notebook.views.bench.steps_live import live_steps
+from ddp_notebook.views.bench.live import live_steps
 
 STEP_OPTIONS = (
     Option(

@@ -274,9 +274,7 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
         # A GPU is a rank's own; the memory of a host is shared by the ranks on it.
         hosts.setdefault(fact["host"] if device == "cpu" else str(rank), []).append(rank)
     for here in hosts.values():
-        free = min((f for r in here if (f := facts[r]["free_bytes"]) is not None), default=None)
-        if free is None:
-            continue
+        free = min(facts[rank]["free_bytes"] for rank in here)
         each = int(free * _MEMORY_SHARE) // len(here)
         needed = plan.memory_bytes(len(facts))
         if needed > each:
