@@ -1,4 +1,4 @@
-"""The store keeper: a process that hosts the session's TCPStore, as torchrun's agent does.
+"""The store process: it hosts the session's TCPStore, as torchrun's agent does.
 
 It is not the notebook kernel, which never loads torch, and not rank 0, so that the store
 outlives every rank. It listens on the address it is given and on no other.
@@ -16,20 +16,19 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore
 
-from ddp_notebook.model import SESSION, StoreFailed, StoreOpened
-from ddp_notebook.rank import events
+from ddp_notebook.model import SESSION, Category, StoreFailed, StoreOpened
+from ddp_notebook.rank.events import EventSender
 
 
 def main(url: str, key: str, host: str, port: int) -> None:
     """Host a store at `host`:`port` (0: the system chooses) until this process is ended."""
-    events.start(SESSION, url, key)
-    voice = events.current()
+    events = EventSender(SESSION, url, key)
     try:
         listener = listen(host, port)
     except OSError as error:
-        cause, remedy = explain(error, host, port)
-        voice.emit(StoreFailed, cause=cause, remedy=remedy, pid=os.getpid())
-        voice.close()
+        cause, remedy, _ = explain(error, host, port)
+        events.emit(StoreFailed, cause=cause, remedy=remedy, pid=os.getpid())
+        events.close()
         return
     actual_port = listener.getsockname()[1]
     store = TCPStore(
@@ -41,7 +40,7 @@ def main(url: str, key: str, host: str, port: int) -> None:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    voice.emit(StoreOpened, host=host, port=actual_port, pid=os.getpid())
+    events.emit(StoreOpened, host=host, port=actual_port, pid=os.getpid())
     signal.pause()
     del store
 
@@ -60,36 +59,29 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def explain(error: OSError, host: str, port: int) -> tuple[str, str]:
-    """Why the store cannot listen, and what to type."""
+def explain(error: OSError, host: str, port: int) -> tuple[str, str, Category]:
+    """Why the store cannot listen, what to type, and the category of the finding."""
+    leave_out = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
+    category = Category.UNREACHABLE_MASTER
     if isinstance(error, socket.gaierror):
-        return (
-            f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.",
-            "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine.",
-        )
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"Port {port} on {host} is in use{holder(port)}.",
-            "Leave --master-port out (a free port is chosen), or give another one.",
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return (
-            f"MASTER_ADDR {host} is not an address of this machine.",
-            "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine.",
-        )
-    if error.errno == errno.EACCES:
-        return (
-            f"Port {port} may not be used: ports below 1024 are the administrator's.",
-            "Leave --master-port out, or give a port from 1024 to 65535.",
-        )
-    return (
-        f"The store cannot listen on {host}:{port}: {error}.",
-        "Leave --master-addr and --master-port out.",
-    )
+        cause, remedy = f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", leave_out
+    elif error.errno == errno.EADDRINUSE:
+        category = Category.PORT_IN_USE
+        cause = f"Port {port} on {host} is in use{holder(port)}."
+        remedy = "Leave --master-port out (a free port is chosen), or give another one."
+    elif error.errno == errno.EADDRNOTAVAIL:
+        cause, remedy = f"MASTER_ADDR {host} is not an address of this machine.", leave_out
+    elif error.errno == errno.EACCES:
+        cause = f"Port {port} may not be used: ports below 1024 are the administrator's."
+        remedy = "Leave --master-port out, or give a port from 1024 to 65535."
+    else:
+        cause = f"The store cannot listen on {host}:{port}: {error}."
+        remedy = "Leave --master-addr and --master-port out."
+    return cause, remedy, category
 
 
 def holder(port: int) -> str:
-    """Who listens on `port`, as far as it can be known: `` (pid 123: python train.py)``."""
+    """Who listens on `port`, as far as it can be known: `` by pid 123: python train.py``."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             local = connection.laddr

@@ -11,13 +11,13 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Collectives,
-    Probe,
     RankReport,
     Ranks,
     Snapshot,
     Status,
-    codec,
 )
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.processes.unresponsive import silent
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def gather(
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
     dead = {state.rank: state for state in states if state.status is Status.DEAD}
     alive = tuple(state.rank for state in states if state.rank not in dead)
-    answers = cluster.ask(alive, "evidence", _ASK_TIMEOUT_S)
+    answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     to_do = asked()
     ranks = []
     for state in states:
@@ -66,11 +66,11 @@ def gather(
                 exit_code=state.exit_code,
                 last_words=state.last_words,
             )
-        elif (answer := answers.get(state.rank, {})) and "error" in answer:
-            doing = f"its observer failed: {answer['error']}"
+        elif isinstance(answer := answers.get(state.rank), CannotAnswer):
+            doing = f"its observer failed: {answer.why}"
             evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
-        elif answer:
-            evidence = codec.decode(RankReport, answer)
+        elif answer is not None:
+            evidence = answer
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
                 evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
         else:
@@ -94,15 +94,15 @@ def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankR
     connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
     if len({e.network for e in connecting}) < 2:
         return tuple(ranks)
-    targets = [
-        each
-        for e in connecting
-        for each in e.listens
-        if not each.startswith(("127.", "::1:"))  # on another host that is another place
-    ]
-    asked = tuple(e.rank for e in connecting)
-    answers = cluster.ask(asked, "reach", _ASK_TIMEOUT_S, {"targets": targets})
-    return tuple(
-        replace(e, reach=tuple(Probe(**each) for each in answers.get(e.rank, {}).get("reach", ())))
-        for e in ranks
+    targets = calls.Targets(
+        tuple(
+            address
+            for report in connecting
+            for address in report.listens
+            if not address.startswith(("127.", "::1:"))  # on another host that is another address
+        )
     )
+    asked = tuple(report.rank for report in connecting)
+    answers = cluster.ask(asked, calls.REACH, targets, _ASK_TIMEOUT_S)
+    reached = {r: a.probes for r, a in answers.items() if not isinstance(a, CannotAnswer)}
+    return tuple(replace(report, reach=reached.get(report.rank, ())) for report in ranks)
