@@ -11,6 +11,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Event, Ranks
 
 if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.session import Session
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
@@ -130,3 +131,8 @@ class FakeCluster:
 
     def close(self) -> None:
         """Nothing has to be ended."""
+
+
+if TYPE_CHECKING:
+    _fits: Callable[[Record], RankCluster] = FakeCluster
+    """So that mypy compares it with the protocol."""

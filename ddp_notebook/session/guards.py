@@ -25,12 +25,12 @@ def idle_ranks(
     ranks: Ranks | None,
     verb: str,
     snapshot: Snapshot,
-    taken: Mapping[int, str] = MappingProxyType({}),
-    held: Callable[[], Ranks] = tuple,
+    claimed: Mapping[int, str] = MappingProxyType({}),
+    paused: Callable[[], Ranks] = tuple,
 ) -> Ranks:
-    """The ranks a verb is for, all by default. `held` gives those held before a collective.
+    """The ranks a verb is for, all by default. `paused` gives those paused before a collective.
 
-    `taken` is what ranks are in that somebody waits for; they may be about to begin it only.
+    `claimed` has the run that each claimed rank is in, or is about to begin.
     Raises UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
     states = snapshot.ranks
@@ -45,16 +45,16 @@ def idle_ranks(
             f"{name_ranks(dead).capitalize()} {is_} dead. Bring {it} back: "
             f"%ddp_restart --ranks {format_ranks(dead)}{without}"
         )
-    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in taken)
+    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
     if busy:
         it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
-        doing = next(iter(doings(busy, snapshot, taken)))
-        if standing := tuple(rank for rank in held() if rank in busy):
+        doing = next(iter(doings(busy, snapshot, claimed)))
+        if standing := tuple(rank for rank in paused() if rank in busy):
             it = "it" if len(standing) == 1 else "them"
             raise UsageMistake(
                 f"{name_ranks(standing).capitalize()} {'is' if it == 'it' else 'are'} still in an "
-                f"earlier cell, held before a collective ({doing}). Let {it} go on to the end: "
-                "%ddp_step --to end. Or give the cell up: %ddp_abort"
+                f"earlier cell, paused before a collective ({doing}). Let {it} go on to the end: "
+                "%ddp_step --to end. Or abort the cell: %ddp_abort"
             )
         raise UsageMistake(
             f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
@@ -70,22 +70,22 @@ def idle_ranks(
         is_ = "is" if len(inside) == 1 else "are"
         raise UsageMistake(
             f"{name_ranks(inside).capitalize()} {is_} still in set-up. Why: %ddp_why. "
-            "Give it up: %ddp_abort. Begin again: %ddp_init"
+            "Abort it: %ddp_abort. Begin again: %ddp_init"
         )
     return members
 
 
 def doings(
-    ranks: Ranks, snapshot: Snapshot, taken: Mapping[int, str] = MappingProxyType({})
+    ranks: Ranks, snapshot: Snapshot, claimed: Mapping[int, str] = MappingProxyType({})
 ) -> Mapping[str, list[int]]:
     """What busy ranks do, and which of them."""
-    found: dict[str, list[int]] = {}
+    by_doing: dict[str, list[int]] = {}
     for rank in ranks:
         state = snapshot.ranks[rank]
         cell = f"cell {state.cell}" if state.cell else "the benchmark"
-        doing = state.doing or taken.get(rank) or cell
-        found.setdefault(doing, []).append(rank)
-    return found
+        doing = state.doing or claimed.get(rank) or cell
+        by_doing.setdefault(doing, []).append(rank)
+    return by_doing
 
 
 def check_name(name: str) -> None:

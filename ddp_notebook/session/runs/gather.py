@@ -1,4 +1,4 @@
-"""Asks ranks what they know and makes a case of it; of dead and silent ranks, what is on record."""
+"""Asks ranks what they know and makes a case of it; of dead ranks, what is on record."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankR
     if len({e.network for e in connecting}) < 2:
         return tuple(ranks)
     targets = [
-        each
+        address
         for e in connecting
-        for each in e.listens
-        if not each.startswith(("127.", "::1:"))  # on another host that is another place
+        for address in e.listens
+        if not address.startswith(("127.", "::1:"))  # on another host that is another address
     ]
     asked = tuple(e.rank for e in connecting)
     answers = cluster.ask(asked, "reach", _ASK_TIMEOUT_S, {"targets": targets})
     return tuple(
-        replace(e, reach=tuple(Probe(**each) for each in answers.get(e.rank, {}).get("reach", ())))
+        replace(e, reach=tuple(Probe(**p) for p in answers.get(e.rank, {}).get("reach", ())))
         for e in ranks
     )

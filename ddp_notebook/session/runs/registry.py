@@ -107,7 +107,7 @@ class RunRegistry:
     def _add(self, controller: RunController) -> None:
         """Keep it, those that ranks are in, and of each rank the last one."""
         known = [*self.controllers, controller]
-        last = {rank: each for each in known for rank in each.run.ranks}
+        last = {rank: c for c in known for rank in c.run.ranks}
         self.controllers = [c for c in known if not c.run.done or c in last.values()]
 
     def _check_beside(self, run: CellRun, other: RunController, *, detach: bool) -> None:
@@ -193,9 +193,9 @@ class RunRegistry:
         for controller in reversed(self.controllers):
             run, state = controller.run, controller.state
             inside = run.started & set(run.pending)
-            mine = untold and detached is not None and controller is detached.controller
+            is_detached = untold and detached is not None and controller is detached.controller
             if state in (RunState.STUCK, RunState.INTERRUPTED) and (
-                inside or (mine and state is RunState.STUCK)
+                inside or (is_detached and state is RunState.STUCK)
             ):
                 self.detached = Detached(controller)
                 return self.detached

@@ -1,4 +1,4 @@
-"""One cell running on some ranks: who started, who finished how, and what they wrote."""
+"""What the ranks tell of one run: who started, who finished how, and what they wrote."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ class CellRun:
         lines = []
         for rank, exited in sorted(self.died.items()):
             words = exited.last_words.strip().splitlines()
-            said = f" (last words: {words[-1].strip()})" if words else ""
-            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{said}")
+            last = f" (last words: {words[-1].strip()})" if words else ""
+            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
         if self.died:
             lines.append(f"bring back with %ddp_restart --ranks {format_ranks(self.died)}")
         return lines

@@ -1,4 +1,4 @@
-"""The fault lab at work: inject a fault, show what is found, apply the remedy."""
+"""The fault lab: injects a fault, shows what is found, applies the remedy."""
 
 from __future__ import annotations
 
