@@ -19,7 +19,7 @@ import pytest
 
 from ddp_notebook import testing
 from ddp_notebook.errors import DDPError
-from ddp_notebook.launch import labhosts
+from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.timeouts import scaled_for_load
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
@@ -68,7 +68,7 @@ def eventually(
 
 def need_lab_hosts() -> None:
     """Skip where the fault lab can have no second host; in CI that is a failure."""
-    why = labhosts.why_not()
+    why = network_namespaces.why_not()
     if why:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no second host: {why}")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Ranks, Status
-from ddp_notebook.model.ddp import RankFailure, failure_from_json
+from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.record import Record
 
@@ -161,6 +161,6 @@ class _Gathering:
             self.answers.failed[rank] = RankFailure("error", str(error))
             return
         if "failed" in value:
-            self.answers.failed[rank] = failure_from_json(value)
+            self.answers.failed[rank] = RankFailure(value["failed"], value["text"])
         else:
             self.answers.values[rank] = value

@@ -19,8 +19,8 @@ from kernels import Kernel
 from support import eventually, is_alive, need_lab_hosts, our_processes
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch import labhosts as launched
-from ddp_notebook.launch.labhosts import INTERFACE, address
+from ddp_notebook.launch import network_namespaces
+from ddp_notebook.launch.network_namespaces import INTERFACE, address
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.rank.inspect import host as place
 from ddp_notebook.rank.inspect import reachability
@@ -53,7 +53,7 @@ def networks() -> set[Path]:
 def two_hosts(folder: Path, drops: str = "") -> Iterator[list[dict[str, str]]]:
     """The namespaces of two hosts, held by a process as a session has it."""
     said = folder / "lab.json"
-    code = f"from ddp_notebook.launch.labhosts import hold; hold({str(said)!r}, "
+    code = f"from ddp_notebook.launch.network_namespaces import hold; hold({str(said)!r}, "
     code += f"['lab-0', 'lab-1'], {drops!r}, {PORT})"
     holder = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -200,7 +200,7 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
 
 def test_the_trial_leaves_nothing_behind() -> None:
     before = networks()
-    assert launched.why_not() == ""
+    assert network_namespaces.why_not() == ""
     assert networks() == before
 
 

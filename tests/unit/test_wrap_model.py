@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ from ddp_notebook.diagnosis.training.ddp_construction import (
     why_not,
 )
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.parsing import HelpShown
-from ddp_notebook.magics.verbs.wrap import WrapVerb, wrap_parser
-from ddp_notebook.model import StepRow, StepTable
+from ddp_notebook.magics.parser import HelpShown
+from ddp_notebook.magics.verbs.ddp import WRAP
+from ddp_notebook.model import StepRow, StepTable, codec
 from ddp_notebook.model.ddp import (
     Bucket,
     BucketPlan,
@@ -31,11 +32,6 @@ from ddp_notebook.model.ddp import (
     Synced,
     TensorInfo,
     WrapStage,
-    failure_from_json,
-    fingerprint_from_json,
-    plan_from_json,
-    reduction_from_json,
-    synced_from_json,
 )
 from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
@@ -62,37 +58,20 @@ def test_every_stage_is_explained_in_a_line_and_linked(stage: WrapStage) -> None
 
 
 def test_what_a_rank_sends_is_read_back_from_json() -> None:
-    tensor = {
-        "name": "w",
-        "shape": [2, 3],
-        "dtype": "float32",
-        "requires_grad": True,
-        "stride": [3, 1],
-        "device": "cpu",
-    }
-    wire = json.loads(json.dumps({"parameters": [tensor], "buffers": []}))
-    expected = TensorInfo("w", (2, 3), "float32", True, (3, 1), "cpu")
-    assert fingerprint_from_json(wire) == Fingerprint((expected,), ())
-    bucket = {"parameters": ["w"], "bytes": 24}
-    assert plan_from_json({"first": [bucket], "later": None, "limits": [1, 2]}) == BucketPlan(
-        (Bucket(("w",), 24),), None, (1, 2)
-    )
-    known = {
-        "steps": 1,
-        "order": ["w"],
-        "buckets": [bucket],
-        "rebuilt": True,
-        "keeps": False,
-        "idle": [],
-    }
-    assert reduction_from_json(known) == Reduction(1, ("w",), (Bucket(("w",), 24),), True)
-    assert failure_from_json({"failed": "memory", "text": "no"}) == RankFailure("memory", "no")
+    bucket = Bucket(("w",), 24)
+    for value in (
+        Fingerprint((TensorInfo("w", (2, 3), "float32", True, (3, 1), "cpu"),), ()),
+        BucketPlan((bucket,), None, (1, 2)),
+        Reduction(1, ("w",), (bucket,), rebuilt=True),
+        Synced(("a", "b", ""), ("a", "c", ""), 12),
+    ):
+        # A rank's answer has more beside it.
+        wire = json.loads(json.dumps({**codec.encode(value), "lacks": []}))
+        assert codec.decode(type(value), wire) == value
 
 
 def test_the_tensors_that_a_broadcast_changed_are_told_by_their_hashes() -> None:
-    mine = synced_from_json({"before": ["a", "b", ""], "after": ["a", "c", ""], "bytes": 12})
-    assert mine == Synced(("a", "b", ""), ("a", "c", ""), 12)
-    assert mine.changed == (1,)
+    assert Synced(("a", "b", ""), ("a", "c", ""), 12).changed == (1,)
 
 
 # -- lines -----------------------------------------------------------------------------
@@ -222,15 +201,15 @@ def test_why_a_variable_cannot_be_wrapped(found: Mapping[str, str], why: str) ->
 
 
 def test_options_are_read_from_the_line() -> None:
-    args = wrap_parser().read("net --step --bucket-cap-mb 0.5 --find-unused-parameters --as ddp")
+    args = WRAP.parser.read("net --step --bucket-cap-mb 0.5 --find-unused-parameters --as ddp")
     assert (args.name, args.step, args.buckets, args.target) == ("net", True, False, "ddp")
     assert (args.bucket_cap_mb, args.find_unused_parameters) == (0.5, True)
-    assert wrap_parser().read("--buckets").name == ""
+    assert WRAP.parser.read("--buckets").name == ""
 
 
 def test_help_names_every_option() -> None:
     with pytest.raises(HelpShown) as shown:
-        wrap_parser().read("-h")
+        WRAP.parser.read("-h")
     for option in ("--step", "--buckets", "--bucket-cap-mb", "--find-unused-parameters", "--as"):
         assert option in str(shown.value)
 
@@ -238,7 +217,7 @@ def test_help_names_every_option() -> None:
 @pytest.mark.parametrize("line", ["model --nope", "one two", "model --bucket-cap-mb many"])
 def test_a_wrong_line_ends_with_one_that_works(line: str) -> None:
     with pytest.raises(UsageError, match="For example: %ddp_wrap model"):
-        wrap_parser().read(line)
+        WRAP.parser.read(line)
 
 
 @pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.0}, {"bucket_cap_mb": -1.0}])
@@ -261,12 +240,6 @@ def test_the_verb_hands_its_options_to_the_session_and_returns_the_table() -> No
             asked.append((name, options))
             return type("Wrapped", (), {"table": table})
 
-    class Verbs(WrapVerb):
-        session: Any = Session()
-
-        def _verb(self, name: str, line: str, act: Callable[[Any], Any]) -> Any:
-            assert name == "ddp_wrap"
-            return act(wrap_parser().read(line))
-
-    assert Verbs().ddp_wrap("net --step --as wrapped") is table
+    ui: Any = SimpleNamespace(session=Session())
+    assert WRAP.run(ui, WRAP.parser.read("net --step --as wrapped")) is table
     assert asked == [("net", WrapOptions(step=True, target="wrapped"))]

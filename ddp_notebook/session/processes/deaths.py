@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.model import Snapshot, Stage, Status
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 
 def deaths(snapshot: Snapshot) -> list[str]:

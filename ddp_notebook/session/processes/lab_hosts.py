@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.cluster.launchers import child_environment
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch import labhosts
+from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 
 _OPEN_WITHIN_S = 10.0
 _CLOSE_WITHIN_S = 2.0
@@ -53,7 +53,7 @@ class LabHosts:
         self._answer = folder / f"lab-{time.monotonic_ns()}.json"
         arguments = {"said": str(self._answer), "names": names, "drops": drops, "port": port}
         spec = {
-            "calls": [["ddp_notebook.launch.labhosts:hold", arguments]],
+            "calls": [["ddp_notebook.launch.network_namespaces:hold", arguments]],
             "env": child_environment({}),
             "cwd": os.getcwd(),  # noqa: PTH109
             "log": str(folder / "lab.log"),
@@ -72,7 +72,7 @@ class LabHosts:
             raise UsageMistake(f"The lab's hosts could not be made: {answer['error']}")
         first, second = answer["hosts"]
         hosts = {rank: second if rank == SECOND else first for rank in range(world_size)}
-        return Placed((labhosts.address(0), self.port), hosts)
+        return Placed((network_namespaces.address(0), self.port), hosts)
 
     def close(self) -> None:
         """Let go of them; they are gone when no rank is there any more."""

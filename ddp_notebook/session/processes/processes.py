@@ -19,7 +19,7 @@ from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
-from ddp_notebook.launch.forkserver import end_sessions
+from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
@@ -36,7 +36,7 @@ from ddp_notebook.session.processes.folder import make_folder, sweep_stale_folde
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.store import StoreProcess
 from ddp_notebook.session.record import Record
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0

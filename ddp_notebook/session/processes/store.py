@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_notebook.cluster.event_receiver import Listener
-from ddp_notebook.cluster.launchers import child_environment
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.model import (
     SESSION,
     Category,

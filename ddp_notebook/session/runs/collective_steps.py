@@ -8,14 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import (
-    Activity,
-    Collective,
-    Ranks,
-    StepTable,
-    evidence_from_json,
-    name_ranks,
-)
+from ddp_notebook.model import Activity, Collective, RankReport, Ranks, StepTable, codec, name_ranks
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state import collective_table
 
@@ -68,7 +61,7 @@ class Settling:
             return False
         self._since_s = time.monotonic()
         answers = self._cluster.ask(free, "evidence", _ASK_TIMEOUT_S)
-        evidence = [evidence_from_json(a) for a in answers.values() if "error" not in a]
+        evidence = [codec.decode(RankReport, a) for a in answers.values() if "error" not in a]
         # One that does not answer in time, or waits for a moment only, may be making progress.
         waiting = len(evidence) == len(free) and all(
             rank.activity is Activity.WAITING for rank in evidence
@@ -78,7 +71,7 @@ class Settling:
 
     def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
         return any(
-            collective_table.is_held(record) and record.number != self._left.get(rank, -1)
+            collective_table.is_paused(record) and record.number != self._left.get(rank, -1)
             for record in tail
         )
 
@@ -129,7 +122,7 @@ def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None)
         rank
         for rank in run.pending
         if (ranks is None or rank in ranks)
-        and any(map(collective_table.is_held, tails.get(rank, ())))
+        and any(map(collective_table.is_paused, tails.get(rank, ())))
     )
 
 

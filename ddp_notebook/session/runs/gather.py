@@ -16,7 +16,7 @@ from ddp_notebook.model import (
     Ranks,
     Snapshot,
     Status,
-    evidence_from_json,
+    codec,
 )
 from ddp_notebook.session.processes.unresponsive import silent
 
@@ -70,7 +70,7 @@ def gather(
             doing = f"its observer failed: {answer['error']}"
             evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
         elif answer:
-            evidence = evidence_from_json(answer)
+            evidence = codec.decode(RankReport, answer)
             if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
                 evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
         else:

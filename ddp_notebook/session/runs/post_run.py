@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis.training import rules
-from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts, facts_from_json
+from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts, codec
 from ddp_notebook.session.runs.run import CellRun
 
 if TYPE_CHECKING:
@@ -39,5 +39,7 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
 def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunFacts]:
     """What the ranks know of `run`; of those that answer, and know of it."""
     answers = cluster.ask(ranks, QUESTION, ASK_TIMEOUT_S)
-    known = {r: facts_from_json(answer) for r, answer in answers.items() if "error" not in answer}
+    known = {
+        r: codec.decode(RunFacts, answer) for r, answer in answers.items() if "error" not in answer
+    }
     return {rank: facts for rank, facts in known.items() if facts.run == run}

@@ -10,15 +10,7 @@ from ddp_notebook.diagnosis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import (
-    Case,
-    Diagnosis,
-    Ranks,
-    Stage,
-    StageFailed,
-    Status,
-    name_ranks,
-)
+from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status, name_ranks
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.unresponsive import process_of

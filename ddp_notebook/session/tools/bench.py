@@ -12,7 +12,15 @@ from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.summary import Setting, summarise
 from ddp_notebook.errors import DDPError, UsageMistake
-from ddp_notebook.model import Event, Progress, Ranks, format_bytes, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Event,
+    Progress,
+    Ranks,
+    codec,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+)
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
@@ -168,7 +176,7 @@ class Bench:
                     watch(partial.done, so_far)
 
         arguments = {
-            "plan": setting.plan.to_json(),
+            "plan": codec.encode(setting.plan),
             "members": list(setting.ranks),
             "backend": backend,
             "device": setting.device,

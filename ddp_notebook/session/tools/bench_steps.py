@@ -13,13 +13,13 @@ from ddp_notebook.bench.steps.results import Prediction, StepBenchResult
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Event, Progress, Ranks, Status, format_ranks, name_ranks
-from ddp_notebook.model.ddp import fingerprint_from_json
+from ddp_notebook.model import Event, Progress, Ranks, Status, codec, format_ranks, name_ranks
+from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -103,7 +103,7 @@ class StepBench:
     def _prepare(
         self, processes: Processes, members: Ranks, plan: StepPlan, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
-        arguments = {"plan": plan.to_json(), "device": processes.devices.device}
+        arguments = {"plan": codec.encode(plan), "device": processes.devices.device}
         answers = self._ask(processes, members, "prepare", arguments, measuring.cancelled)
         if answers.complete:
             return answers.values
@@ -219,7 +219,9 @@ def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
     """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
-    models = {rank: fingerprint_from_json(facts["contents"]) for rank, facts in prepared.items()}
+    models = {
+        rank: codec.decode(Fingerprint, facts["contents"]) for rank, facts in prepared.items()
+    }
     findings = params.compare(models, plan.model)
     if findings:
         raise UsageMistake(

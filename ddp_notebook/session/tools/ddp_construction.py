@@ -20,6 +20,7 @@ from ddp_notebook.model import (
     Status,
     StepRow,
     StepTable,
+    codec,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -27,12 +28,9 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import (
     BucketPlan,
     Fingerprint,
+    Reduction,
     Synced,
     WrapStage,
-    fingerprint_from_json,
-    plan_from_json,
-    reduction_from_json,
-    synced_from_json,
 )
 from ddp_notebook.session.guards import check_name, idle_ranks
 from ddp_notebook.session.interrupts import noted
@@ -301,7 +299,7 @@ class Wrap:
         """Compare the models as values: ranks that differ must not begin a collective."""
         hashed = stage is WrapStage.REDUCER  # which itself does not send values again
         answers = self._ask("fingerprint", stage, {"hashed": hashed})
-        models = {rank: fingerprint_from_json(answer) for rank, answer in answers.items()}
+        models = {rank: codec.decode(Fingerprint, answer) for rank, answer in answers.items()}
         hashes = {rank: tuple(answer["hashes"]) for rank, answer in answers.items()}
         findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
         if findings:
@@ -313,7 +311,7 @@ class Wrap:
 
     def _broadcast(self) -> dict[int, str]:
         answers = self._ask("broadcast", WrapStage.BROADCAST)
-        synced: dict[int, Synced] = {r: synced_from_json(answer) for r, answer in answers.items()}
+        synced = {r: codec.decode(Synced, answer) for r, answer in answers.items()}
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
@@ -334,7 +332,7 @@ class Wrap:
 
     def _make_buckets(self) -> dict[int, str]:
         answers = self._ask("buckets", WrapStage.BUCKETS, self._ddp_options)
-        plans: dict[int, BucketPlan] = {r: plan_from_json(answer) for r, answer in answers.items()}
+        plans = {r: codec.decode(BucketPlan, answer) for r, answer in answers.items()}
         findings = params.other_buckets(plans, self.name)
         if findings:
             raise _Stopped(
@@ -388,7 +386,7 @@ class Wrap:
 
     def _show_reduction(self) -> None:
         answers = self._ask("reduction")
-        known = {rank: reduction_from_json(answer) for rank, answer in answers.items()}
+        known = {rank: codec.decode(Reduction, answer) for rank, answer in answers.items()}
         step = known[self.ranks[0]].steps
         text = f"as DDP noted it in step {step}" if step else "no step yet"
         self._details = list(ddp_construction.reduction_lines(known, self.name))

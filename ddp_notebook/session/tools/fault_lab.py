@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts, job_path
-from ddp_notebook.launch import labhosts
+from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session.runs.run import CellRun
@@ -28,25 +28,6 @@ if TYPE_CHECKING:
 
 FIRST_NAME = "lab-0"
 """The host with rank 0."""
-_MODEL = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self, variant):
-        super().__init__()
-        if variant == "order":
-            self.second, self.first = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
-        else:
-            self.first, self.second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 8)
-        if variant == "shape":
-            self.first = torch.nn.Linear(8, 5)
-        if variant == "dtype":
-            self.second = self.second.half()
-        if variant == "number":
-            self.third = torch.nn.Linear(8, 2)
-        if variant == "buffers":
-            self.register_buffer("seen", torch.zeros(1))
-model = Net({variant!r} if rank == 1 else "")
-"""
 
 
 @dataclass(frozen=True)
@@ -174,7 +155,9 @@ class FaultLab:
         hosts = fault.hosts if faulty else TwoHosts()
         port = free_port(processes.options.master_addr)
         placed = processes.open_lab((FIRST_NAME, hosts.name), hosts.drops, port)
-        settings = {rank: {"GLOO_SOCKET_IFNAME": labhosts.INTERFACE} for rank in placed.hosts}
+        settings = {
+            rank: {"GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE} for rank in placed.hosts
+        }
         for index, values in fault.settings.items() if faulty else ():
             for rank in placed.hosts if index < 0 else (index,):
                 settings[rank].update(values)
@@ -191,8 +174,7 @@ class FaultLab:
     def _model(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
         if self._set_up.half_way:
             self._set_up.set_up(self._set_up.as_before())
-        source = _MODEL.replace("{variant!r}", repr(fault.variant if faulty else ""))
-        self._cells.run(source, started=started).raise_for_error()
+        self._cells.run(fault.model_source(faulty=faulty), started=started).raise_for_error()
         wrapping = self._construction.wrap("model", WrapOptions())
         if wrapping.diagnosis is not None and wrapping.diagnosis.findings:
             if not faulty:
@@ -212,7 +194,7 @@ def find(name: str) -> Fault:
 
 def check_hosts() -> None:
     """Raises UsageMistake where the lab cannot have a second host. Changes nothing."""
-    if why := labhosts.why_not():
+    if why := network_namespaces.why_not():
         raise UsageMistake(
             "This fault needs a second host, which the lab makes of network namespaces, and here "
             f"that does not work: {why}. Start Jupyter as root on Linux, with the capability "
@@ -246,7 +228,7 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     if whole and fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", job_path(fault.job).read_text("utf-8")]
     if whole and fault.kind is Kind.MODEL:
-        lines += ["", _MODEL.replace("{variant!r}", repr(fault.variant)).strip()]
+        lines += ["", fault.model_source(faulty=True).strip()]
     return "\n".join(lines)
 
 

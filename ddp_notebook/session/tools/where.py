@@ -13,12 +13,12 @@ from ddp_notebook.model import (
     RankState,
     StackTree,
     Status,
-    rank_stack_from_json,
+    codec,
 )
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
-from ddp_notebook.state.board import describe
+from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -67,5 +67,5 @@ def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
     if "error" in answer:
         text = f"its observer failed: {answer['error']}"
         return RankStack(state.rank, Doing(Activity.SILENT, text=text))
-    stack = rank_stack_from_json(answer)
+    stack = codec.decode(RankStack, answer)
     return RankStack(state.rank, stack.doing, stack.frames)
