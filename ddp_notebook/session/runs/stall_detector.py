@@ -68,17 +68,10 @@ class StallDetector:
         now_s = self._clock()
         if now_s < self._next_s:
             return None
-        moved = self._moved()
-        if moved != self._last_moved:
-            self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
-            self._previous, self._pause_s = None, LOOK_EVERY_S
-            self._picture = None  # a loop of slow collectives looks the same at each look
+        if self._made_progress(now_s):
             return None
         case = self._look()
-        # Ranks that compute for hours are not asked twice a second.
-        waits = case.waiting or any(e.workers for e in case.ranks)
-        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
-        self._next_s = now_s + self._pause_s
+        self._plan_next(case, now_s)
         self.latest = diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
@@ -95,6 +88,22 @@ class StallDetector:
             return None
         self._previous = None
         return self._after_long_stillness(case, now_s)
+
+    def _made_progress(self, now_s: float) -> bool:
+        """True when a rank has moved since the last turn: then nobody is asked for a while."""
+        moved = self._moved()
+        if moved == self._last_moved:
+            return False
+        self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
+        self._previous, self._pause_s = None, LOOK_EVERY_S
+        self._picture = None  # a loop of slow collectives looks the same at each look
+        return True
+
+    def _plan_next(self, case: Case, now_s: float) -> None:
+        """When to look next: ranks that compute for hours are not asked twice a second."""
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
+        self._next_s = now_s + self._pause_s
 
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
         """What is found may be true for a moment only: ranks lack a CPU to make progress."""

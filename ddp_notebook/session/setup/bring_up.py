@@ -125,6 +125,17 @@ class BringUp:
         )
 
     def _await_end(self, interrupted: Callable[[], bool]) -> None:
+        self._wait_until_decided(interrupted)
+        snapshot = self.record.snapshot
+        if snapshot.ready:
+            return
+        if snapshot.ended:
+            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
+        diagnosis = self.diagnose()
+        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
+
+    def _wait_until_decided(self, interrupted: Callable[[], bool]) -> None:
+        """Wait until all ranks are ready or one cannot be. Raises SetupFailed when it is stuck."""
         detector = StallDetector(self.look)
 
         def decided() -> bool:
@@ -143,13 +154,6 @@ class BringUp:
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 break
-        snapshot = self.record.snapshot
-        if snapshot.ready:
-            return
-        if snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        diagnosis = self.diagnose()
-        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _all_settled(self) -> bool:
         """No rank is in a stage any more, and one at least did not get through."""
