@@ -89,7 +89,7 @@ WHERE = Verb(
 def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     run = ui.session.current
     table = ui.session.step(chosen_ranks(ui.session, args), args.to)
-    if run is not None and run.held:
+    if run is not None and run.pausing:
         ui.show_news(run)
     return table
 

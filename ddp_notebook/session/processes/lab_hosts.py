@@ -50,10 +50,10 @@ class LabHosts:
         self._fork_server = fork_server
         self._ended = False
         self.port = port
-        self._said = folder / f"lab-{time.monotonic_ns()}.json"
-        told = {"said": str(self._said), "names": names, "drops": drops, "port": self.port}
+        self._answer = folder / f"lab-{time.monotonic_ns()}.json"
+        arguments = {"said": str(self._answer), "names": names, "drops": drops, "port": port}
         spec = {
-            "calls": [["ddp_notebook.launch.network_namespaces:hold", told]],
+            "calls": [["ddp_notebook.launch.network_namespaces:hold", arguments]],
             "env": child_environment({}),
             "cwd": os.getcwd(),  # noqa: PTH109
             "log": str(folder / "lab.log"),
@@ -63,20 +63,20 @@ class LabHosts:
     def place(self, world_size: int) -> Placed:
         """The ranks on the hosts, when these are there. Raises UsageMistake."""
         deadline = time.monotonic() + _OPEN_WITHIN_S
-        while not self._said.exists() and not self._ended and time.monotonic() < deadline:
+        while not self._answer.exists() and not self._ended and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
-        said: dict[str, Any] = {"error": "the process that holds them did not say why"}
-        if self._said.exists():
-            said = json.loads(self._said.read_text())
-        if "error" in said:
-            raise UsageMistake(f"The lab's hosts could not be made: {said['error']}")
-        first, second = said["hosts"]
+        answer: dict[str, Any] = {"error": "the process that holds them did not say why"}
+        if self._answer.exists():
+            answer = json.loads(self._answer.read_text())
+        if "error" in answer:
+            raise UsageMistake(f"The lab's hosts could not be made: {answer['error']}")
+        first, second = answer["hosts"]
         hosts = {rank: second if rank == SECOND else first for rank in range(world_size)}
         return Placed((network_namespaces.address(0), self.port), hosts)
 
     def close(self) -> None:
         """Let go of them; they are gone when no rank is there any more."""
-        self._said.unlink(missing_ok=True)
+        self._answer.unlink(missing_ok=True)
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)
         deadline = time.monotonic() + _CLOSE_WITHIN_S

@@ -1,4 +1,4 @@
-"""The fault lab at work: inject a fault, show what is found, apply the remedy."""
+"""The fault lab: injects a fault, shows what is found, applies the remedy."""
 
 from __future__ import annotations
 
@@ -219,17 +219,23 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
         lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)
-    if whole and fault.kind is Kind.HOSTS:
+    return "\n".join([*lines, *(_what_changes(fault) if whole else ())])
+
+
+def _what_changes(fault: Fault) -> list[str]:
+    """The hosts, variables, script or model of a fault."""
+    lines = []
+    if fault.kind is Kind.HOSTS:
         lines += _of_hosts(fault.hosts)
-    if whole and fault.kind in (Kind.SETTINGS, Kind.HOSTS):
+    if fault.kind in (Kind.SETTINGS, Kind.HOSTS):
         for index, values in fault.settings.items():
             where = "every rank" if index < 0 else f"rank {index}"
             lines += [f"  {where}: {name}={value}" for name, value in values.items()]
-    if whole and fault.kind in (Kind.SCRIPT, Kind.HOSTS):
+    if fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", job_path(fault.job).read_text("utf-8")]
-    if whole and fault.kind is Kind.MODEL:
+    if fault.kind is Kind.MODEL:
         lines += ["", fault.model_source(faulty=True).strip()]
-    return "\n".join(lines)
+    return lines
 
 
 def _of_hosts(hosts: TwoHosts) -> list[str]:
