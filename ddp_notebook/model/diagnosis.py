@@ -67,6 +67,8 @@ class Category(StrEnum):
 class Finding:
     """One mistake. `cause` and `remedy` take one line each.
 
+    `commands` are the magics in the remedy that can be typed as they are.
+
     `ranks` are the culprits: their own action differs from what the correct program needs
     (all ranks, when each carries the same mistake). `waiting` are the ranks that only wait: of
     those it is given, the ones that are no culprits.
@@ -81,6 +83,7 @@ class Finding:
     waiting: Ranks = ()
     evidence: tuple[str, ...] = ()
     passing: bool = False
+    commands: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
@@ -96,6 +99,7 @@ class Finding:
             "remedy": self.remedy,
             "evidence": list(self.evidence),
             "passing": self.passing,
+            "commands": list(self.commands),
         }
 
 
@@ -147,6 +151,7 @@ def finding_from_json(wire: Mapping[str, Any]) -> Finding:
         waiting=tuple(wire["waiting"]),
         evidence=tuple(wire["evidence"]),
         passing=wire["passing"],
+        commands=tuple(wire.get("commands", ())),
     )
 
 

@@ -133,7 +133,7 @@ def test_an_address_where_nobody_answers_is_every_ranks_mistake() -> None:
     came = [arguments(r, master_addr="203.0.113.7") for r in range(3)]
     finding = the_one(*(knocking(r, came[r], "timeout") for r in range(3)))
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
-    assert "nobody answers at 203.0.113.7:29500" in finding.cause
+    assert "no process answers at 203.0.113.7:29500" in finding.cause
     assert "(127.0.0.1:29500)" in finding.remedy
 
 

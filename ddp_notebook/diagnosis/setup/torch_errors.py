@@ -1,4 +1,4 @@
-"""What errors of torch mean, by their words; and which of them are only somebody else's fault."""
+"""What torch's errors mean, and which of them only report another rank's fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_notebook.diagnosis.training.replicas import by_ranks, odd
+from ddp_notebook.diagnosis.majority import by_ranks, minority
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, cut
 
 
@@ -166,7 +166,7 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
     """
     found = [_PARAMETERS.search(e.error_text) for e in failed]
     values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
-    ranks = odd(values) if len(values) == len(failed) else ()
+    ranks = minority(values) if len(values) == len(failed) else ()
     return [e for e in failed if e.rank in ranks] or failed
 
 

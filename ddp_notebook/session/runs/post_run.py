@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.training import rules
+from ddp_notebook.diagnosis import training_findings
 from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts, facts_from_json
 from ddp_notebook.session.runs.run import CellRun
 
@@ -28,10 +28,10 @@ def examine(run: CellRun, processes: Processes) -> Diagnosis | None:
     facts = gather_facts(processes, run.ranks, run.cell)
     if set(facts) != set(run.ranks):
         return None  # of some ranks alone little can be compared
-    found = rules.silent_findings(facts, Collectives())
+    found = training_findings(facts, Collectives())
     if found:  # what ranks have averaged by hand is no mistake; records take longer to read
         collectives = processes.rings.read(run.ranks, run.cell)
-        found = rules.silent_findings(facts, collectives)
+        found = training_findings(facts, collectives)
     return Diagnosis(found, None, len(run.ranks)) if found else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Board, Diagnosis, Ranks, Status
 from ddp_notebook.session.interrupts import noted

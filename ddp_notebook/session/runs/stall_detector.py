@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis import progress
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run, progress
 from ddp_notebook.model import (
     Activity,
     Case,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, UsageMistake
@@ -300,7 +301,7 @@ class Wrap:
             f"{params.counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
-        self._details += [f"{name_ranks(r)} {text}" for r, text in params.alike(texts)]
+        self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
         self._tell_lacks(answers, "each tensor was broadcast by itself")
         findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
         if findings:
