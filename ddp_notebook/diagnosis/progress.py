@@ -78,7 +78,7 @@ def doing(report: RankReport) -> str:
         case Activity.BUSY:
             return f"busy: {report.doing}" if report.doing else "busy"
         case Activity.HELD:
-            return f"paused {report.doing}" if report.doing else "paused by %ddp_step"
+            return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
         case Activity.FAILED:
             first = report.error_text.strip().splitlines()
             error = first[0] if first else report.error_type

@@ -9,12 +9,13 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from ddp_notebook.bench.plan import DTYPE_BYTES, MODES, OPS
+from ddp_notebook.bench.ops import OP_NAMES
+from ddp_notebook.bench.plan import DTYPE_BYTES, MODES
 from ddp_notebook.magics.parsing import PARSERS, parser_of
 from ddp_notebook.model import RankState, name_ranks
 
 _MAGIC_LINE = re.compile(r"^\s*(?:[\w, ]+=\s*)?(?P<verb>%%?ddp\w*)\s+(?P<rest>.*)$")
-_LISTS = {"op": tuple(OPS), "dtype": tuple(DTYPE_BYTES), "mode": tuple(MODES)}
+_LISTS = {"op": OP_NAMES, "dtype": tuple(DTYPE_BYTES), "mode": tuple(MODES)}
 """Options that take several of these, with commas between."""
 _FILES = ("baseline", "export", "save", "script")
 _MOST_RANKS_LISTED = 16

@@ -16,7 +16,7 @@ state.py           What events add up to: the state of each rank, of the session
 training.py        What a rank knows of its training when a run is over: replicas, optimizers, s
 """
 
-from ddp_notebook.model.board import Board, BoardRow, Lane, Role, Standing
+from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
 from ddp_notebook.model.case import (
     Activity,
     Case,
@@ -25,8 +25,6 @@ from ddp_notebook.model.case import (
     RankReport,
     StoreFile,
     Worker,
-    evidence_from_json,
-    evidence_to_json,
 )
 from ddp_notebook.model.collectives import (
     DEFAULT_GROUP,
@@ -35,18 +33,13 @@ from ddp_notebook.model.collectives import (
     Part,
     Phase,
     Place,
-    collective_from_json,
-    collective_to_json,
 )
 from ddp_notebook.model.diagnosis import (
     Category,
     Diagnosis,
     Finding,
-    diagnosis_from_json,
-    finding_from_json,
 )
 from ddp_notebook.model.events import (
-    EVENT_KINDS,
     SESSION,
     CellFinished,
     CellStarted,
@@ -64,8 +57,8 @@ from ddp_notebook.model.events import (
     StageStarted,
     StoreFailed,
     StoreOpened,
-    decode,
-    encode,
+    decode_events,
+    encode_events,
 )
 from ddp_notebook.model.ranks import (
     QUIET,
@@ -83,9 +76,6 @@ from ddp_notebook.model.stacks import (
     Local,
     RankStack,
     StackTree,
-    rank_stack_from_json,
-    rank_stack_to_json,
-    stack_tree_from_json,
 )
 from ddp_notebook.model.stages import Stage, StepRow, StepTable
 from ddp_notebook.model.state import (
@@ -104,8 +94,6 @@ from ddp_notebook.model.training import (
     RunFacts,
     SamplerFacts,
     TensorDigest,
-    facts_from_json,
-    facts_to_json,
 )
 
 __all__ = [
@@ -115,8 +103,6 @@ __all__ = [
     "Part",
     "Phase",
     "Place",
-    "collective_from_json",
-    "collective_to_json",
     "LoaderFacts",
     "OptimizerFacts",
     "ParallelFacts",
@@ -124,19 +110,14 @@ __all__ = [
     "RunFacts",
     "SamplerFacts",
     "TensorDigest",
-    "facts_from_json",
-    "facts_to_json",
-    "evidence_to_json",
-    "evidence_from_json",
     "StoreFile",
     "Worker",
     "Case",
     "RankReport",
     "Probe",
     "InitArguments",
-    "Lane",
     "Role",
-    "Standing",
+    "StackLocation",
     "Activity",
     "Board",
     "BoardRow",
@@ -146,7 +127,6 @@ __all__ = [
     "CellStarted",
     "Diagnosis",
     "Doing",
-    "EVENT_KINDS",
     "Event",
     "EventsLost",
     "Finding",
@@ -178,16 +158,11 @@ __all__ = [
     "Status",
     "StoreFailed",
     "StoreOpened",
-    "decode",
-    "diagnosis_from_json",
-    "encode",
-    "finding_from_json",
+    "decode_events",
+    "encode_events",
     "cut",
     "format_bytes",
     "format_ranks",
     "name_ranks",
     "parse_ranks",
-    "rank_stack_from_json",
-    "rank_stack_to_json",
-    "stack_tree_from_json",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ddp_notebook.model.codec import OMIT_DEFAULT
 from ddp_notebook.model.events import Event, OutputKind
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.stages import Stage
@@ -123,6 +124,6 @@ class Moment:
     """
 
     at_ns: int
-    event: Event | None = None
-    state: Snapshot | None = None
-    until_ns: int = 0
+    event: Event | None = field(default=None, metadata=OMIT_DEFAULT)
+    state: Snapshot | None = field(default=None, metadata=OMIT_DEFAULT)
+    until_ns: int = field(default=0, metadata=OMIT_DEFAULT)

@@ -21,6 +21,7 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category, CellStarted, Event, Stage, Status
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.setup import bring_up as bringup
+from ddp_notebook.testing import processes_of
 
 OPTIONS = InitOptions(world_size=3, device="cpu")
 BACK_WITHIN_S = 4.0
@@ -279,7 +280,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
         return session.record.snapshot.ranks[0].entering is Stage.RENDEZVOUS
 
     os.kill(before[1], signal.SIGSTOP)
-    kept = "Nothing but a new process could free rank 1."
+    kept = "Rank 1 could not be unblocked. Its process was replaced; its variables are lost."
     assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < scaled_for_load(BACK_WITHIN_S)
     goes_on(session, (0, 2))
     after = pids(session)
@@ -290,8 +291,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
 def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert session._processes is not None
-    listener = session._processes.listener
+    listener = processes_of(session).listener
     receive = listener._receive
     given_up = threading.Event()
 
@@ -308,7 +308,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
         )
         eventually(lambda: session.why().doing[0].startswith("waits"), 20, "rank 0 waits")
         aborted = pool.submit(session.abort)
-        eventually(lambda: any(run.interrupted for run in session.runs), 20, "it is given up")
+        eventually(lambda: any(run.given_up for run in session.runs), 20, "it is given up")
         given_up.set()
         aborted.result(30)
         hung.result(30)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from kernels import Kernel
-from support import ROUNDS, eventually, ipython_shell, session_of, spared
+from support import ROUNDS, eventually, ipython_shell, pids_of, session_of, spared
 
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Status, parse_ranks
@@ -227,7 +227,7 @@ def test_what_a_cell_does_about_an_interrupt_is_not_interrupted_in_turn(
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone has them")
 def test_an_interrupt_does_not_wait_for_a_fork_server_that_is_busy(shell: Any, ranks: Any) -> None:
-    fork_server = ranks._processes.fork_server.pid
+    fork_server = pids_of(ranks).fork_server
     os.kill(fork_server, signal.SIGSTOP)
     try:
         back = run_and_interrupt(shell, LOOP, in_the_cell(ranks, EVERYBODY))

@@ -321,7 +321,7 @@ def test_a_killed_process_of_the_session_is_named_and_takes_everything_with_it(
     in_rounds(kernel, attempt, record_property)
 
 
-def test_a_killed_store_keeper_disturbs_no_cell_and_a_restart_opens_the_store_again(
+def test_a_killed_store_process_disturbs_no_cell_and_a_restart_opens_the_store_again(
     kernel: Kernel, record_property: Record
 ) -> None:
     def attempt(rng: random.Random) -> None:
@@ -333,7 +333,7 @@ def test_a_killed_store_keeper_disturbs_no_cell_and_a_restart_opens_the_store_ag
         )
         kernel.wait_for_text(message, "step")
         kernel.read_for(rng.uniform(0.0, 0.5))
-        os.kill(pids.keeper, signal.SIGKILL)
+        os.kill(pids.store, signal.SIGKILL)
         reply = kernel.finish(message)
         assert reply.status == "ok", reply.evalue
         assert "step 99" in reply.text
@@ -341,7 +341,7 @@ def test_a_killed_store_keeper_disturbs_no_cell_and_a_restart_opens_the_store_ag
         kernel.run_well(f"%ddp_restart --ranks {victim}")
         kernel.run_well(SUM)
         again = kernel.pids()
-        assert again.keeper != pids.keeper
+        assert again.store != pids.store
         assert again.ranks[1 - victim] == pids.ranks[1 - victim]
 
     in_rounds(kernel, attempt, record_property)

@@ -156,7 +156,7 @@ def late_ranks(context: Context) -> Iterator[Finding]:
         yield Finding(
             Category.STRAGGLER,
             paused,
-            f"{'is' if len(paused) == 1 else 'are'} paused before a stage (by %ddp_step)",
+            "paused before a stage (by %ddp_step)",
             step,
             case.waiting,
             passing=True,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import line_magic
 
+from ddp_notebook.bench.ops import OP_NAMES
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
     MODES,
-    OPS,
     Plan,
     parse_bytes,
     parse_names,
@@ -53,7 +53,7 @@ def bench_parser() -> Parser:
     description = "Measure what collectives cost against tensor size, on all ranks."
     parser = with_ranks(Parser("%ddp_bench", "%ddp_bench --max 64M", description))
     add = parser.add_argument
-    add("--op", default="all_reduce", help=f"of {','.join(OPS)} (default all_reduce)")
+    add("--op", default="all_reduce", help=f"of {','.join(OP_NAMES)} (default all_reduce)")
     add("--min", default="auto", help="smallest size: 4K (default 4 bytes, or one element)")
     add("--max", default="auto", help=f"largest size (default {_CPU_MAX}, on GPUs {_GPU_MAX})")
     add("--step", type=int, default=2, help="each size is so many times the last (default 2)")
@@ -162,7 +162,7 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         least = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         most = _GPU_MAX if on_gpu else _CPU_MAX
         return Plan(
-            ops=parse_names(args.op, OPS, "operation"),
+            ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
             world_sizes=_world_sizes(args.world_sizes),

@@ -22,7 +22,7 @@ from ddp_notebook.views.notebook import Displays, live_bundle
 if TYPE_CHECKING:
     from ddp_notebook.magics.parsing import Parser
     from ddp_notebook.session import Session
-    from ddp_notebook.session.runs.registry import Detached
+    from ddp_notebook.session.runs.detached import Detached
     from ddp_notebook.views.live_region import LiveRegion
 
 

@@ -15,13 +15,13 @@ READ_LAST = 2000
 """Records of each rank that a diagnosis looks at."""
 
 
-class Rings:
-    """The rings of a session's ranks, in its `folder`."""
+class CollectiveLogs:
+    """The collective logs of a session's ranks, in its `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[int, memoryview] = {}
-        self._known: dict[int, collective_log.RankRing] = {}
+        self._known: dict[int, collective_log.LogTail] = {}
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
         """Per rank its run and how many collectives it has issued in it. Takes microseconds."""

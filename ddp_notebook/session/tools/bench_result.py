@@ -65,7 +65,7 @@ class BenchResult(BenchRun):
                 f"ddp_notebook reads version {VERSION}."
             )
         try:
-            return cls.of(codec.from_json(BenchRun, wire["run"]))
+            return cls.of(codec.decode(BenchRun, wire["run"]))
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise UsageMistake(f"{source} is damaged: {error}.") from None
 
@@ -104,7 +104,7 @@ class BenchResult(BenchRun):
         """
         run = self if samples else _without_samples(self)
         text = json.dumps(
-            {"kind": KIND, "version": VERSION, "run": codec.to_json(run)}, allow_nan=False
+            {"kind": KIND, "version": VERSION, "run": codec.encode(run)}, allow_nan=False
         )
         return _written(text, path)
 
