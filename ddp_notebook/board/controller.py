@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
-from ddp_notebook.board.buttons import Buttons, ReadLine
+from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.timeline import Timeline, died_ns
@@ -20,7 +20,7 @@ from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.state.collective_table import collectives_at
 from ddp_notebook.state.stack_locations import pending_locations
 from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
-from ddp_notebook.views.notebook import board_bundle
+from ddp_notebook.views.notebook import mime_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
@@ -40,11 +40,13 @@ _WATCHED_S = 90.0
 Jupyter see that the kernel is idle, or that it has ended."""
 
 
-def open_board(session: Session, shell: Any, read: ReadLine) -> LiveBoard | StillBoard:
+def open_board(
+    session: Session, shell: Any, buttons: Mapping[str, Button]
+) -> LiveBoard | StillBoard:
     """A board for `shell`: the widget where there can be one, else the picture alone."""
-    return (
-        LiveBoard(session, shell, read) if can_show_widgets(shell) else StillBoard(session, shell)
-    )
+    if can_show_widgets(shell):
+        return LiveBoard(session, shell, buttons)
+    return StillBoard(session, shell)
 
 
 class StillBoard:
@@ -53,7 +55,7 @@ class StillBoard:
     def __init__(self, session: Session, shell: Any) -> None:
         self._region = LiveRegion(
             shell.display_pub,
-            lambda: board_bundle(session.status()),
+            lambda: mime_bundle(session.status()),
             BOARD_INTERVAL_S,
             settle_s=BOARD_INTERVAL_S,
         )
@@ -67,7 +69,7 @@ class StillBoard:
 
     def close(self, final: Board | None = None) -> None:
         """Stop painting; show `final` in its place if it is given."""
-        self._region.close(board_bundle(final) if final is not None else None)
+        self._region.close(mime_bundle(final) if final is not None else None)
 
 
 class LiveBoard:
@@ -77,11 +79,11 @@ class LiveBoard:
     there too. After `close` it stays as it is, and still answers a page that is opened later.
     """
 
-    def __init__(self, session: Session, shell: Any, read: ReadLine) -> None:
+    def __init__(self, session: Session, shell: Any, buttons: Mapping[str, Button]) -> None:
         self._session = session
         self._publisher = shell.display_pub
         self._source = BoardSource(session)
-        self._buttons = Buttons(session, read, self._pressed, self._source.diagnosed)
+        self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self._timeline: Timeline | None = None
         self._epoch_ns = time.monotonic_ns()
         self._wake = threading.Event()
@@ -151,8 +153,8 @@ class LiveBoard:
             self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
         self.keep()
         self._draw_bars(at_rest=True)
-        bundle = board_bundle(final if final is not None else self._session.status())
-        self._picture.close(self._widget.picture(bundle, self._bars))
+        shown = final if final is not None else self._session.status()
+        self._picture.close(self._widget.picture(mime_bundle(shown), self._bars))
 
     # -- painting ----------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class LiveBoard:
 
     def _still(self) -> dict[str, str]:
         self._draw_bars(not self._in_run or time.monotonic() - self._moved_s > REST_S)
-        return self._widget.picture(board_bundle(self._session.status()), self._bars)
+        return self._widget.picture(mime_bundle(self._session.status()), self._bars)
 
     def _draw_bars(self, at_rest: bool) -> None:
         """Draw the last collectives for the picture.
