@@ -32,7 +32,7 @@ MEANINGS = (
         "Free a port of the range, widen it, or let the system choose (MASTER_PORT=0)",
     ),
     _meaning(
-        r"EADDRINUSE|address already in use|Port (\d+) on \S+ is in use",
+        r"EADDRINUSE|address already in use",
         Category.PORT_IN_USE,
         "MASTER_PORT is held by another process on the master's host",
         "Free the port, or give the job a MASTER_PORT of its own",
@@ -113,7 +113,7 @@ _VICTIM = re.compile(
     r"|pair closure|remote process exited|Socket closed",
     re.IGNORECASE,
 )
-"""Errors of a rank that only waited: the mistake is elsewhere."""
+"""Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
 _TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 

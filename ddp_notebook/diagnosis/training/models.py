@@ -194,8 +194,13 @@ def failures(
     if failed:
         return tuple(_raised(stage, failed, waiting, name))
     cause = f"{name_ranks(waiting)} did not come out of stage {stage} of %ddp_wrap"
-    remedy = f"%ddp_restart --ranks {format_ranks(waiting)}, then again: %ddp_wrap {name}"
-    return (Finding(Category.UNDECIDED, (), cause, remedy, waiting=waiting),)
+    restart = _restart(waiting)
+    remedy = f"{restart}, then again: %ddp_wrap {name}"
+    return (Finding(Category.UNDECIDED, (), cause, remedy, waiting=waiting, commands=(restart,)),)
+
+
+def _restart(ranks: Ranks) -> str:
+    return f"%ddp_restart --ranks {format_ranks(ranks)}"
 
 
 def _died(
@@ -206,9 +211,9 @@ def _died(
             Category.RANK_DIED,
             ranks,
             f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
-            f"%ddp_restart --ranks {format_ranks(ranks)}, make {name} there, "
-            f"then again: %ddp_wrap {name}",
+            f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
             waiting=waiting,
+            commands=(_restart(ranks),),
         )
 
 
@@ -216,7 +221,7 @@ def _out_of_memory(
     stage: WrapStage, memory: Mapping[int, RankFailure], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
     for ranks, failure in alike(memory):
-        restart = f"%ddp_restart --ranks {format_ranks(ranks)}, make {name} there"
+        restart = f"{_restart(ranks)}, make {name} there"
         remedy = f"Free memory there, or {restart}; then again: %ddp_wrap {name}"
         if waiting or stage.collective:
             # The others are in a collective that this rank has not joined: the group is out of
@@ -232,6 +237,7 @@ def _out_of_memory(
             remedy,
             waiting=waiting,
             evidence=(f"{name_ranks(ranks)}: {failure.text}",),
+            commands=(_restart(ranks),),
         )
 
 
@@ -248,10 +254,11 @@ def _raised(
         if _WRONG_DEVICE in failure.text.lower():
             category = Category.BACKEND_DEVICE_MISMATCH
             remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
+        commands = (_restart(ranks),) if waiting else ()
         if waiting:
-            remedy = f"%ddp_restart --ranks {format_ranks(ranks)}, which frees the others. {remedy}"
+            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
         cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
-        yield Finding(category, ranks, cause, remedy, waiting=waiting)
+        yield Finding(category, ranks, cause, remedy, waiting=waiting, commands=commands)
 
 
 def _has(ranks: Ranks) -> str:

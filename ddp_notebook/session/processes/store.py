@@ -67,7 +67,7 @@ class StoreProcess:
             return said.host, said.port
         if said is None:
             raise SetupFailed("The store did not open in time. Try again: %ddp_init")
-        category = Category.PORT_IN_USE if "in use" in said.cause else Category.ENV_INVALID
+        category = Category(said.category or Category.ENV_INVALID)
         finding = Finding(category, (), said.cause.rstrip("."), said.remedy)
         raise SetupFailed(
             f"{said.cause}\n  What to do: {said.remedy}", diagnosis=Diagnosis((finding,))

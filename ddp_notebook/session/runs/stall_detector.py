@@ -127,6 +127,7 @@ class StallDetector:
             "See what each rank does, free them with %ddp_abort, or go on waiting.",
             case.waiting,
             facts,
+            commands=("%ddp_abort",),
         )
         return replace(self.latest, findings=(*self.latest.findings, finding))
 
