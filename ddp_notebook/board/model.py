@@ -7,7 +7,6 @@ codes are taken out here, as in the other views.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -36,8 +35,6 @@ _ROW_FIELDS = tuple(field.name for field in fields(BoardRow) if field.name != "a
 
 STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
 """The stages of set-up, which a page is told once."""
-
-_MAGIC = re.compile(r"%ddp_(?:step|why|where|abort|restart)\b(?: --\w+ [\w-]+(?:,[\w-]+)*)*")
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "ranks": format_ranks(finding.ranks),
         "waiting": waiting_words(finding),
         "remedy": remedy,
-        "magics": list(dict.fromkeys(_MAGIC.findall(remedy))),
+        "magics": [_line(command) for command in finding.commands],
         "evidence": evidence,
     }
 

@@ -11,15 +11,13 @@ from ddp_notebook.cluster.event_receiver import Listener
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
-from ddp_notebook.model import (
-    SESSION,
-    Category,
-    Diagnosis,
-    Event,
-    Finding,
-    StoreFailed,
-    StoreOpened,
-)
+from ddp_notebook.model import SESSION
+from ddp_notebook.model import Category
+from ddp_notebook.model import Diagnosis
+from ddp_notebook.model import Event
+from ddp_notebook.model import Finding
+from ddp_notebook.model import StoreFailed
+from ddp_notebook.model import StoreOpened
 from ddp_notebook.session.record import Record
 
 _CLOSE_WITHIN_S = 2.0
@@ -67,7 +65,7 @@ class StoreProcess:
             return answer.host, answer.port
         if answer is None:
             raise SetupFailed("The store did not open in time. Try again: %ddp_init")
-        category = Category.PORT_IN_USE if "in use" in answer.cause else Category.ENV_INVALID
+        category = Category(answer.category or Category.ENV_INVALID)
         finding = Finding(category, (), answer.cause.rstrip("."), answer.remedy)
         raise SetupFailed(
             f"{answer.cause}\n  What to do: {answer.remedy}", diagnosis=Diagnosis((finding,))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
 from ddp_notebook.session.interrupts import noted

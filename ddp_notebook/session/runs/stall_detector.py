@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ddp_notebook.diagnosis import progress
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run, progress
 from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
 
 LOOK_AFTER_S = 0.6
@@ -137,6 +136,7 @@ class StallDetector:
             "See what each rank does, free them with %ddp_abort, or keep waiting.",
             case.waiting,
             facts,
+            commands=("%ddp_abort",),
         )
         return replace(self.latest, findings=(*self.latest.findings, finding))
 

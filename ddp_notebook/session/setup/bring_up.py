@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.diagnosis import setup_rules
+from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -234,7 +234,7 @@ class BringUp:
 
     def diagnose(self) -> Diagnosis:
         """What is wrong, as far as can be told now."""
-        return setup_rules.diagnose(self.look())
+        return diagnose_setup(self.look())
 
     def free(self, ranks: Ranks) -> Ranks:
         """Unblock ranks; those that nothing but the end of their process will free."""
