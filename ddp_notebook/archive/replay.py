@@ -16,7 +16,7 @@ from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.state.board import board
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import state_at
 from ddp_notebook.state.output import OutputLog
 

@@ -1,4 +1,4 @@
-"""What a live board shows of a session: asked many times a second, without asking the ranks."""
+"""What a live board shows of a session: read often, without asking the ranks."""
 
 from __future__ import annotations
 
@@ -11,37 +11,31 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.board.tails import Tails
 from ddp_notebook.errors import DDPError
-from ddp_notebook.model import (
-    Collective,
-    Collectives,
-    Diagnosis,
-    RankState,
-    Snapshot,
-    Status,
-)
+from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Snapshot, Status
+from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.fold import state_at
-from ddp_notebook.state.lanes import Picture
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
 _LOOK_AFTER_S = 0.5
-"""Nothing must have moved for so long before the ranks are asked why."""
+"""The ranks are asked why when nothing has changed for this long."""
 _LOOK_AFTER_IN_SETUP_S = 1.2
-"""A picture of ranks that are about to meet looks like one of ranks that do not come."""
+"""Ranks that are about to meet look for a moment like ranks of which some are missing."""
 
 
-_timeless = attrgetter(
+_rank_key = attrgetter(
     *(f.name for f in fields(RankState) if f.name not in ("cell", "heard_ns", "since_ns"))
 )
-"""What is shown of a rank, but for how long ago it was."""
-_beside_ranks = attrgetter(
+"""What is shown of a rank, its ages apart."""
+_session_key = attrgetter(
     *(f.name for f in fields(Snapshot) if f.name not in ("ranks", "taken_ns"))
 )
+"""What is shown of the session beside its ranks, its age apart."""
 
 
-class Live:
+class BoardSource:
     """Follows a session. For one thread at a time."""
 
     def __init__(self, session: Session) -> None:
@@ -58,8 +52,8 @@ class Live:
         """The number of the run that is followed; 0 for none."""
         return self._tails.run
 
-    def look(self) -> tuple[Picture, tuple[Collective, ...]]:
-        """The picture now, and the collectives that are new in it, or have changed."""
+    def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
+        """What is known now, and the collectives that are new in it, or have changed."""
         session = self._session
         snapshot, run, logs = session.record.snapshot, session.current, session.logs
         news: tuple[Collective, ...] = ()
@@ -67,7 +61,7 @@ class Live:
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 news = self._tails.follow(logs, run)
-        picture = Picture(
+        facts = BoardFacts(
             snapshot,
             self._tails.collectives if run is not None else Collectives(),
             run.pending if run is not None else (),
@@ -75,7 +69,7 @@ class Live:
             run.sources if run is not None else {},
             session.store,
         )
-        return picture, news
+        return facts, news
 
     def key(self) -> object:
         """Another one whenever a board would show something else, but for how long ago it was.
@@ -89,7 +83,7 @@ class Live:
             with contextlib.suppress(ValueError):
                 # Of a run without collectives nothing is drawn, whichever it is.
                 written = tuple(each for each in logs.written(run.ranks) if each[1])
-        known = (*map(_timeless, snapshot.ranks), _beside_ranks(snapshot))
+        known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
         return known, pending, written, self._found, session.measuring
 
@@ -98,8 +92,8 @@ class Live:
         now, kept = self._session.record.kept()
         return now if at_ns >= now.taken_ns else state_at(kept.start, kept.moments, at_ns)
 
-    def found(self, diagnosis: Diagnosis) -> None:
-        """Somebody asked why, and this is the answer."""
+    def diagnosed(self, diagnosis: Diagnosis) -> None:
+        """The user asked why; `diagnosis` is the answer."""
         self._found = diagnosis
 
     # -- what is wrong -----------------------------------------------------------------

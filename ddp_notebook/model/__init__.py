@@ -16,7 +16,7 @@ state.py           What events add up to: the state of each rank, of the session
 training.py        What a rank knows of its training when a run is over: replicas, optimizers, s
 """
 
-from ddp_notebook.model.board import Board, BoardRow, Lane, Role, Standing
+from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
 from ddp_notebook.model.case import (
     Activity,
     Case,
@@ -116,9 +116,8 @@ __all__ = [
     "RankReport",
     "Probe",
     "InitArguments",
-    "Lane",
     "Role",
-    "Standing",
+    "StackLocation",
     "Activity",
     "Board",
     "BoardRow",

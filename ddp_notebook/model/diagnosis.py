@@ -113,7 +113,7 @@ class Diagnosis:
     def headline(self) -> str:
         """The diagnosis in one line."""
         if not self.findings:
-            return "Nothing is wrong, as far as can be seen."
+            return "No problem found."
         first = self.findings[0]
         who = name_ranks(first.ranks).capitalize() if first.ranks else "No rank in particular"
         return f"{who}: {first.cause}"

@@ -246,7 +246,7 @@ def test_the_magic_shows_the_table_and_then_what_was_printed(
                 "%%ddp --step collective\ndist.barrier()\nprint('after the barrier')"
             )
             assert result.success
-            assert "Ranks are held before their next collective." in capsys.readouterr().out
+            assert "Ranks are paused before their next collective." in capsys.readouterr().out
             table = shell.run_line_magic("ddp_step", "")
             assert [row.state for row in table.rows] == ["done"]
             assert "after the barrier" in capsys.readouterr().out

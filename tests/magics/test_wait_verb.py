@@ -118,7 +118,7 @@ def test_a_look_gives_control_back_and_says_what_goes_on(
     assert result.pending == (0, 1)
     shown = capsys.readouterr().out
     assert shown.startswith("── ranks 0-1 ──\nbegun\n")
-    assert "still runs on ranks 0-1. Wait on: %ddp_wait." in shown
+    assert "is still running on ranks 0-1. Continue to wait: %ddp_wait." in shown
     assert shell.run_cell("%ddp_output --ranks 1").success
     assert capsys.readouterr().out == "── rank 1 ──\nbegun\n"
     gate.touch()
@@ -152,7 +152,7 @@ def test_a_script_is_held_stepped_and_detached(
         "dist.destroy_process_group()\n"
     )
     assert shell.run_cell(f"%ddp_run --step collective {path} --detach").success
-    assert "Ranks are held before their next collective." in capsys.readouterr().out
+    assert "Ranks are paused before their next collective." in capsys.readouterr().out
     table = shell.run_line_magic("ddp_step", "")
     assert [row.state for row in table.rows] == ["done"]
     assert "past the barrier ['--detach']" in capsys.readouterr().out

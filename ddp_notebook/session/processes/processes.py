@@ -35,7 +35,7 @@ from ddp_notebook.session.processes.folder import make_folder, sweep_stale_folde
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.store import StoreProcess
 from ddp_notebook.session.record import Record
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0

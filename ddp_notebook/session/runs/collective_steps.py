@@ -71,7 +71,7 @@ class Settling:
 
     def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
         return any(
-            collective_table.is_held(record) and record.number != self._left.get(rank, -1)
+            collective_table.is_paused(record) and record.number != self._left.get(rank, -1)
             for record in tail
         )
 
@@ -122,7 +122,7 @@ def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None)
         rank
         for rank in run.pending
         if (ranks is None or rank in ranks)
-        and any(map(collective_table.is_held, tails.get(rank, ())))
+        and any(map(collective_table.is_paused, tails.get(rank, ())))
     )
 
 

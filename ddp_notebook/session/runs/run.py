@@ -26,7 +26,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:

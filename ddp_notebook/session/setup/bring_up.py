@@ -10,21 +10,13 @@ from ddp_notebook.diagnosis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import (
-    Case,
-    Diagnosis,
-    Ranks,
-    Stage,
-    StageFailed,
-    Status,
-    name_ranks,
-)
+from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status, name_ranks
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.processes.unresponsive import process_of
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes

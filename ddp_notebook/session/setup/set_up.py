@@ -16,7 +16,8 @@ from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
 from ddp_notebook.session.setup.bring_up import BringUp
-from ddp_notebook.state.board import board, exit_text
+from ddp_notebook.state.board_rows import board
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions

@@ -19,7 +19,7 @@ from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool

@@ -18,7 +18,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
-from ddp_notebook.state.board import describe
+from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
