@@ -103,10 +103,12 @@ def _doctor(args: argparse.Namespace) -> int:
     from ddp_notebook.doctor import examine
     from ddp_notebook.views import doctor
 
-    try:
-        report = examine(args.world_size, backend=args.backend, master_port=args.master_port)
-    except UsageMistake as mistake:
-        raise UsageMistake(str(mistake).replace("%ddp_doctor", "ddp-notebook doctor")) from None
+    report = examine(
+        args.world_size,
+        backend=args.backend,
+        master_port=args.master_port,
+        command="ddp-notebook doctor",
+    )
     print(json.dumps(report.to_json(), indent=2) if args.json else doctor.text(report))
     return 0 if report.ok else 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import queue
@@ -16,7 +15,7 @@ from typing import Any
 
 import nbclient
 from jupyter_client.manager import KernelManager
-from support import Pids, look_inside
+from support import Pids
 
 _STARTS = 3
 
@@ -200,8 +199,8 @@ class Kernel:
     def pids(self) -> Pids:
         """The processes of the kernel's session."""
         fields = self.ask(
-            "look_inside(get_ipython()._ddp_notebook_magics.session)",
-            f"from typing import Any\n{inspect.getsource(look_inside)}",
+            "testing.pids_of(get_ipython()._ddp_notebook_magics.session)",
+            "from ddp_notebook import testing",
         )
         return Pids(**{**fields, "ranks": tuple(fields["ranks"])})
 
@@ -217,7 +216,7 @@ class Kernel:
     def warm(self) -> int:
         """Load the extension; the fork server's process, once it has torch."""
         self.run_well("%load_ext ddp_notebook")
-        server = "get_ipython()._ddp_notebook_magics.session._fork_server"
+        server = "get_ipython()._ddp_notebook_magics.session.pool.fork_server"
         pid: int = self.ask(f"{server}.ready.result(60)['pid']")
         return pid
 

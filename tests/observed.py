@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from ddp_notebook.model import Collectives, Status
 from ddp_notebook.session import Session
+from ddp_notebook.testing import processes_of
 
 
 @contextlib.contextmanager
@@ -29,9 +29,7 @@ def _revive(session: Session) -> None:
 def issued(session: Session) -> Collectives:
     """What the ranks issued in the last cell."""
     assert session.current is not None
-    processes: Any = session._processes
-    found: Collectives = processes.rings.read((0, 1, 2, 3), session.current.cell)
-    return found
+    return processes_of(session).logs.read((0, 1, 2, 3), session.current.cell)
 
 
 def run(session: Session, source: str) -> Collectives:

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from ddp_notebook import testing
 from ddp_notebook.errors import DDPError
-from ddp_notebook.launch import labhosts
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch import network_namespaces
+from ddp_notebook.launch.timeouts import scaled_for_load
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
@@ -55,7 +56,7 @@ def eventually(
     `what` says what was waited for; `predicate` is looked at every `poll_s`. `deadline_s` is a
     quiet machine's.
     """
-    deadline_s = stretched(deadline_s)
+    deadline_s = scaled_for_load(deadline_s)
     deadline = time.monotonic() + deadline_s
     pause = threading.Event()
     while not (value := predicate()):
@@ -67,7 +68,7 @@ def eventually(
 
 def need_lab_hosts() -> None:
     """Skip where the fault lab can have no second host; in CI that is a failure."""
-    why = labhosts.why_not()
+    why = network_namespaces.why_not()
     if why:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no second host: {why}")
 
@@ -254,31 +255,19 @@ class Pids:
 
     fork_server: int
     controller: int
-    keeper: int
+    store: int
     ranks: tuple[int, ...]
     folder: str
 
     @property
     def all(self) -> tuple[int, ...]:
         """Every one of them."""
-        return (self.fork_server, self.controller, self.keeper, *self.ranks)
-
-
-def look_inside(session: Any) -> dict[str, Any]:
-    """The fields of `Pids`. The one place in the tests that looks inside a session."""
-    processes = session._processes
-    return {
-        "fork_server": processes.fork_server.pid,
-        "controller": processes.cluster._cluster.controller.pid,
-        "keeper": processes._store.pid,
-        "ranks": [state.pid for state in session.record.snapshot.ranks],
-        "folder": str(processes.folder),
-    }
+        return (self.fork_server, self.controller, self.store, *self.ranks)
 
 
 def pids_of(session: Any) -> Pids:
     """The processes behind a running session."""
-    fields = look_inside(session)
+    fields = testing.pids_of(session)
     return Pids(**{**fields, "ranks": tuple(fields["ranks"])})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_notebook.session import Session
 from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
+from ddp_notebook.testing import cluster_of
 
 SOON_S = 10.0
 """A wrap that needs longer than this waits for something: it takes a fraction of a second."""
@@ -32,8 +33,7 @@ def run(session: Session, source: str, ranks: tuple[int, ...] | None = None) -> 
 
 
 def begin(session: Session, name: str = "model", **options: Any) -> Wrap:
-    processes: Any = session._processes
-    return wrap(processes.cluster, session.record, None, name, WrapOptions(**options))
+    return wrap(cluster_of(session), session.record, None, name, WrapOptions(**options))
 
 
 def train(session: Session, steps: int = 1) -> None:

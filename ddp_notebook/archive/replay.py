@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, saved_from_json
+from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, decode_run
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
-from ddp_notebook.model.codec import Misfit
-from ddp_notebook.state.board import board
+from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import state_at
 from ddp_notebook.state.output import OutputLog
 
@@ -43,9 +43,9 @@ class Replay:
                 f"one reads up to {VERSION}. Bring it up to date: pip install -U ddp-notebook"
             )
         try:
-            return cls(saved_from_json(wire), file.name)
-        except Misfit as misfit:
-            raise _damaged(file, str(misfit)) from None
+            return cls(decode_run(wire), file.name)
+        except DecodeError as error:
+            raise _damaged(file, str(error)) from None
 
     # -- the verbs ---------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import tempfile
@@ -15,12 +14,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_notebook.archive.format import KEY, Dropped, SavedRun, saved_to_json
+from ddp_notebook.archive.format import KEY, Dropped, SavedRun, encode_run
 from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis.diagnose import diagnose_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Case, Moment, RankExited, Snapshot
+from ddp_notebook.model import Case, Moment, RankExited, Snapshot, codec
 
 
 def saved_run(
@@ -139,8 +138,8 @@ def _exists(target: Path) -> UsageMistake:
 def write(target: Path, saved: SavedRun, force: bool) -> None:
     """Write beside the target first and put it in place when it is whole."""
     # traceEvents come first: viewers look there to know what a file is.
-    whole = {**trace(saved), KEY: saved_to_json(saved)}
-    text = json.dumps(whole, allow_nan=False, separators=(",", ":"))
+    whole = {**trace(saved), KEY: encode_run(saved)}
+    text = codec.dumps(whole)
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     except OSError as error:

@@ -36,7 +36,7 @@ from ddp_notebook.model import (
     StageStarted,
     Status,
 )
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 _LATE_NS = 5_000_000_000
 """An event that would have been on its way longer has a clock that cannot be trusted."""

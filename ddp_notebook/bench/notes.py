@@ -51,7 +51,7 @@ def _of_curve(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
         yield from _against_floor(curve, floors)
     elif curve.no_fit and curve.world_size > 1:
         yield f"No latency and bandwidth are given: {curve.no_fit}."
-    if curve.op == "barrier" and curve.points:
+    if not curve.operation.sized and curve.points:
         yield f"A barrier takes {duration(curve.points[0].latency_us / 1e6)}."
 
 
@@ -78,9 +78,10 @@ def _against_floor(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
     tcp = next(
         (f for f in floors if "TCP" in f.what and f.latency_us and f.bandwidth_gb_per_s), None
     )
-    if tcp is None or curve.fit is None or curve.op != "all_reduce" or not curve.points:
+    passes = curve.operation.ring_passes
+    if tcp is None or curve.fit is None or not passes or not curve.points:
         return
-    steps = 2 * (curve.world_size - 1)
+    steps = passes * (curve.world_size - 1)
     best = max(p.busbw_gb_per_s for p in curve.points)
     ideal_us = steps * tcp.latency_us
     share = best / tcp.bandwidth_gb_per_s

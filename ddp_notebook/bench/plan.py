@@ -6,11 +6,10 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
+from ddp_notebook.bench.ops import OP_NAMES, Op, op_named
 from ddp_notebook.model import format_bytes
 
 DTYPE_BYTES = {
@@ -29,26 +28,8 @@ MODES = ("blocking", "pipelined")
 IN_FLIGHT = 4
 """Collectives under way at a time in pipelined mode, each on a tensor of its own."""
 
-_SHARED_OUT = ("all_gather", "reduce_scatter", "all_to_all")
-_BUFFERS = {"all_gather": 2, "reduce_scatter": 2, "all_to_all": 2}
-"""Tensors of the full size that an operation needs on a rank, at most; 1 for the others."""
-
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def bus_factor(op: str, world_size: int) -> float:
-    """What an operation's algorithm bandwidth is multiplied by to get its bus bandwidth.
-
-    What each rank must at least send, in units of the size. From nccl-tests, doc/PERFORMANCE.md
-    ("Bandwidth"). 0 where nothing is sent.
-    """
-    others = (world_size - 1) / world_size
-    factors = {"all_reduce": 2 * others, "broadcast": 1.0 if others else 0.0, "barrier": 0.0}
-    return factors.get(op, others)
-
-
-OPS = ("all_reduce", "broadcast", *_SHARED_OUT, "barrier")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -96,23 +77,26 @@ class CurvePlan:
     world_size: int
     tuned: bool = False
 
-    def sizes(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes in bytes that this operation can have, smallest first; barrier has 0.
+    @property
+    def operation(self) -> Op:
+        """What is known of its operation."""
+        return op_named(self.op)
 
-        As in nccl-tests a size is that of the larger side. Where every rank has a share of it
-        the shares are equal: a size is rounded down to that, and one that is less is left out.
+    def sizes(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes in bytes that this operation can have, smallest first; 0 for no tensor.
+
+        Where every rank has an equal share of the tensor a size is rounded down to that, and one
+        that is less is left out.
         """
-        if self.op == "barrier":
+        if not self.operation.sized:
             return (0,)
-        least = DTYPE_BYTES[self.dtype]
-        if self.op in _SHARED_OUT:
-            least *= self.world_size
+        least = DTYPE_BYTES[self.dtype] * (self.world_size if self.operation.shared else 1)
         return tuple(dict.fromkeys(size // least * least for size in wanted if size >= least))
 
     def memory_bytes(self, size_bytes: int) -> int:
         """What one rank needs for `size_bytes`: its tensors, and a copy that the backend makes."""
         in_flight = IN_FLIGHT if self.mode == "pipelined" else 1
-        return size_bytes * (_BUFFERS.get(self.op, 1) * in_flight + 1)
+        return size_bytes * (self.operation.buffers * in_flight + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +154,7 @@ class Plan:
         if not math.isfinite(self.budget_s):
             raise ValueError("budget_s must be a number of seconds, such as 30.")
         for names, allowed, what in (
-            (self.ops, OPS, "operation"),
+            (self.ops, OP_NAMES, "operation"),
             (self.dtypes, tuple(DTYPE_BYTES), "dtype"),
             (self.modes, MODES, "mode"),
         ):
@@ -189,7 +173,7 @@ class Plan:
         sizes = self.world_sizes or (world_size,)
         for parts in itertools.product(self.ops, self.dtypes, self.modes, sizes, tunings):
             curve = CurvePlan(*parts)
-            if curve.op == "barrier":
+            if not curve.operation.sized:
                 curve = dataclasses.replace(curve, dtype=self.dtypes[0], mode="blocking")
             found.append(curve)
         return tuple(dict.fromkeys(found))
@@ -216,24 +200,6 @@ class Plan:
         """True when the last `warmup` of `times_ns` agree, or there were enough of them."""
         last = times_ns[-self.warmup :]
         return len(times_ns) >= self.max_warmup or max(last) <= self.settled * min(last)
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON object."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
-
-    @classmethod
-    def from_json(cls, wire: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` wrote. Raises ValueError for anything else."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in wire.items()
-        }
-        try:
-            return cls(**fields)
-        except TypeError as error:
-            raise ValueError(f"not a benchmark plan: {error}") from None
 
 
 _LEAST = {

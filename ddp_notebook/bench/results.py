@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ddp_notebook.bench.ops import Op, op_named
+
 Interval = tuple[float, float]
 """The ends of a 95 % interval, lower one first. An end may be infinite."""
 
@@ -142,6 +144,11 @@ class Curve:
     straggler_late_us: float = 0.0
 
     @property
+    def operation(self) -> Op:
+        """What is known of its operation."""
+        return op_named(self.op)
+
+    @property
     def world_size(self) -> int:
         """The number of ranks that took part."""
         return len(self.ranks)
@@ -150,7 +157,7 @@ class Curve:
     def name(self) -> str:
         """It on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        parts = [self.op if self.op == "barrier" else f"{self.op} of {self.dtype}", ranks]
+        parts = [f"{self.op} of {self.dtype}" if self.operation.sized else self.op, ranks]
         if self.mode != "blocking":
             parts.append(self.mode)
         if self.tuned:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.bench.fit import NoFit, fit
-from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan, bus_factor
+from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan
 from ddp_notebook.bench.results import BenchPoint, Curve, Fit, Samples
 
 _LATE_FACTOR = 5.0
@@ -136,7 +136,7 @@ def _point(
         p90_us=quantile(ordered, 0.9) / 1e3,
         p99_us=quantile(ordered, 0.99) / 1e3,
         algbw_gb_per_s=algbw,
-        busbw_gb_per_s=algbw * bus_factor(curve.op, curve.world_size),
+        busbw_gb_per_s=algbw * curve.operation.bus_factor(curve.world_size),
         wrong=sum(each["wrong"] for visit in visits for each in visit),
         rank_us=tuple(statistics.median(times[r]) / 1e3 for r in ranks),
         issue_us=tuple(
@@ -155,7 +155,7 @@ def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, st
     Gloo's ring cuts a tensor into two pieces for each rank. One with fewer elements than that
     takes fewer steps: it is another thing, and left out.
     """
-    if curve.op == "barrier" or not points:
+    if not curve.operation.sized or not points:
         return None, ""
     if curve.world_size == 1:
         return None, "one rank sends nothing"

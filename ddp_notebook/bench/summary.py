@@ -11,6 +11,7 @@ from ddp_notebook.bench import notes, trust
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun, Conditions, Floor
 from ddp_notebook.bench.stats import curve_of
+from ddp_notebook.model import codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def summarise(
         ended=ended,
         buckets_bytes=setting.buckets_bytes,
         started=setting.started,
-        plan=setting.plan.to_json(),
+        plan=codec.encode(setting.plan),
         versions=dict(setting.versions),
     )
 

@@ -1,29 +1,28 @@
 // The live board: what anywidget loads in the browser. No build step, nothing to load, no innerHTML:
 // whatever a rank prints, names or raises is put into the page as text.
 //
-// Above, pure functions: words, ranks, scales, the store of slices. `node --test` tests them.
-// Below, what draws: the lanes, the timeline, the rest of the page, and the door for anywidget.
+// First, pure functions: words, ranks, scales, the store of slices. `node --test` tests them.
+// Then what draws: the rows, the timeline, the rest of the page, and the entry for anywidget.
 
-// ------------------------ words
+// ---- words
 
 export const ROLES = {
-  culprit: ["✗", "to blame", "bad"],
-  late: ["►", "awaited", "warn"],
+  culprit: ["✗", "culprit", "bad"],
+  late: ["►", "late", "warn"],
   dead: ["†", "dead", "bad"],
   failed: ["✗", "failed", "bad"],
   silent: ["?", "silent", "idle"],
-  victim: ["…", "only waits", "warn"],
-  held: ["‖", "held", "held"],
-  waiting: ["…", "waits", "warn"],
-  busy: ["▶", "runs", "busy"],
+  paused: ["‖", "paused", "paused"],
+  waiting: ["…", "waiting", "warn"],
+  running: ["▶", "running", "busy"],
   ready: ["✓", "ready", "ok"],
 };
 
-export function lookOf(lane) {
-  const [mark, word, tone] = ROLES[lane.role] ?? ["·", lane.role, "idle"];
-  const dead = lane.role === "culprit" && lane.status === "dead";
-  const inSetup = lane.role === "busy" && lane.status !== "running";
-  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? lane.status : word, tone };
+export function lookOf({ role, status }) {
+  const [mark, word, tone] = ROLES[role] ?? ["·", role, "idle"];
+  const dead = role === "culprit" && status === "dead";
+  const inSetup = role === "running" && status !== "running";
+  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? status : word, tone };
 }
 
 /** A time span in words, from microseconds: `12 µs`, `3.4 ms`, `1.5 s`, `4 min`. */
@@ -46,10 +45,8 @@ export function formatTick(at, step) {
 
 /** An age for a glance: a healthy rank's does not flicker. */
 export function formatAge(us) {
-  const s = us / 1e6;
-  if (s < 1) return "< 1 s";
-  if (s < 119.5) return `${Math.round(s)} s`;
-  return s < 7170 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
+  if (us < 1e6) return "< 1 s";
+  return us < 119.5e6 ? `${Math.round(us / 1e6)} s` : formatSpan(us);
 }
 
 export function formatBytes(count) {
@@ -58,7 +55,7 @@ export function formatBytes(count) {
   return `${count} B`;
 }
 
-// ------------------------ ranks
+// ---- ranks
 
 /** The members of a rank set as it is written: `0,2-4`. */
 export function parseRanks(text) {
@@ -89,34 +86,34 @@ export function magicFor(action, chosen) {
   return `${action.magic.replace(/ --ranks \S+/, "")} --ranks ${formatRanks(chosen)}`;
 }
 
-/** Who waits for whom, by the lanes' places: one bracket per set of awaited lanes. */
-export function brackets(lanes) {
-  const placeOf = new Map();
-  lanes.forEach((lane, place) => parseRanks(lane.ranks).forEach((rank) => placeOf.set(rank, place)));
-  const found = new Map();
-  lanes.forEach((lane, place) => {
-    const targets = new Set(parseRanks(lane.waits_for).map((rank) => placeOf.get(rank)));
+/** Who waits for whom, by index of row: one bracket per set of rows that others wait for. */
+export function brackets(rows) {
+  const rowOf = new Map();
+  rows.forEach(({ ranks }, row) => parseRanks(ranks).forEach((rank) => rowOf.set(rank, row)));
+  const byTarget = new Map();
+  rows.forEach(({ waits_for }, row) => {
+    const targets = new Set(parseRanks(waits_for).map((rank) => rowOf.get(rank)));
     targets.delete(undefined);
-    targets.delete(place);
+    targets.delete(row);
     if (!targets.size) return;
     const to = [...targets].sort((a, b) => a - b);
     const key = to.join();
-    if (!found.has(key)) found.set(key, { from: [], to });
-    found.get(key).from.push(place);
+    if (!byTarget.has(key)) byTarget.set(key, { from: [], to });
+    byTarget.get(key).from.push(row);
   });
-  return [...found.values()];
+  return [...byTarget.values()];
 }
 
-// ------------------------ slices
+// ---- slices
 
-const [RANK, NUMBER, KIND, SLOT, ISSUED, DONE, PHASE] = [0, 1, 2, 3, 4, 5, 6];
-const MEETING = 7; // added here: where its ranks meet
-const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, PLACE, CODE, LABEL] =
+const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE] = [0, 1, 2, 3, 4, 5, 6];
+const COLLECTIVE = 7; // added here: what it shares with the slices of the other ranks
+const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, CALL_SITE, CODE, LABEL] =
   Array(13).keys();
-export const PHASES = ["held", "issued", "done", "failed", "refused"];
+export const PHASES = ["paused", "issued", "done", "failed", "refused"];
 const MOST_SLICES = 40_000;
 const MOST_PER_RANK = 2_000;
-const MOST_MEETINGS = 20_000;
+const MOST_COLLECTIVES = 20_000;
 
 /** The slices of one run, as many as fit: the oldest of each rank go first. */
 export class Store {
@@ -133,14 +130,14 @@ export class Store {
   forget() {
     this.kinds = [];
     this.rows = new Map();
-    this.meetings = new Map();
+    this.collectives = new Map();
     this.skipped = 0;
     this.first = Infinity;
     this.last = 0;
     this.pending = 0;
   }
 
-  /** Take in a message; false when something before it was missed, and all must be asked for. */
+  /** Add a message; false if one before it was missed: then all must be requested. */
   take(message) {
     if (message.generation !== this.generation) {
       this.forget();
@@ -169,7 +166,7 @@ export class Store {
       if (isOpen(slice)) this.pending++;
       if (row.list.length > this.perRank * 1.25) this.trim(row);
     }
-    this.meet(slice);
+    this.join(slice);
     if (slice[ISSUED]) this.first = Math.min(this.first, slice[ISSUED]);
     this.last = Math.max(this.last, slice[ISSUED], slice[DONE]);
   }
@@ -183,21 +180,21 @@ export class Store {
     for (const { list } of this.rows.values()) this.first = Math.min(this.first, list[0][ISSUED]);
   }
 
-  /** Where ranks meet: when the last of them came, and who that was. */
-  meet(slice) {
+  /** One collective of several ranks: when the last of them issued it, and which that was. */
+  join(slice) {
     const kind = this.kinds[slice[KIND]];
-    if (!kind || kind[PEER] >= 0 || ["held", "refused"].includes(PHASES[slice[PHASE]])) return;
-    const key = `${kind[GROUP]}/${slice[SLOT]}`;
-    let meeting = this.meetings.get(key);
-    if (!meeting) this.meetings.set(key, (meeting = { size: 0, last: -Infinity, first: Infinity }));
-    if (slice[MEETING] !== meeting) meeting.size++;
-    slice[MEETING] = meeting;
-    meeting.first = Math.min(meeting.first, slice[ISSUED]);
-    if (slice[ISSUED] > meeting.last) [meeting.last, meeting.lastRank] = [slice[ISSUED], slice[RANK]];
-    if (this.meetings.size > MOST_MEETINGS) this.meetings.delete(this.meetings.keys().next().value);
+    if (!kind || kind[PEER] >= 0 || ["paused", "refused"].includes(PHASES[slice[PHASE]])) return;
+    const key = `${kind[GROUP]}/${slice[SEQ_ID]}`;
+    let collective = this.collectives.get(key);
+    if (!collective) this.collectives.set(key, (collective = { size: 0, last: -Infinity, first: Infinity }));
+    if (slice[COLLECTIVE] !== collective) collective.size++;
+    slice[COLLECTIVE] = collective;
+    collective.first = Math.min(collective.first, slice[ISSUED]);
+    if (slice[ISSUED] > collective.last) [collective.last, collective.lastRank] = [slice[ISSUED], slice[RANK]];
+    if (this.collectives.size > MOST_COLLECTIVES) this.collectives.delete(this.collectives.keys().next().value);
   }
 
-  /** The place of the first slice of a row that may reach into `from`. */
+  /** The index of the first slice of a row that may reach into `from`. */
   startOf(list, from) {
     let [low, high] = [0, list.length];
     while (low < high) {
@@ -218,7 +215,7 @@ export class Store {
     return list.slice(start, end);
   }
 
-  /** What a person wants to know of a slice, a line each. */
+  /** A slice in words, line by line. */
   describe(slice, now) {
     const kind = this.kinds[slice[KIND]];
     if (!kind) return [];
@@ -230,13 +227,13 @@ export class Store {
     const peer = kind[PEER] >= 0 && `${kind[OPERATION] === "send" ? "to" : "from"} rank ${kind[PEER]}`;
     const what = [...of, part || kind[API], peer, kind[LABEL]].filter(Boolean).join(" · ");
     if (what) lines.push(what);
-    if (kind[PLACE]) lines.push(kind[CODE] ? `${kind[PLACE]}   ${kind[CODE]}` : kind[PLACE]);
+    if (kind[CALL_SITE]) lines.push(kind[CODE] ? `${kind[CALL_SITE]}   ${kind[CODE]}` : kind[CALL_SITE]);
     lines.push(`${isOpen(slice) ? "for" : "took"} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
-    const meeting = slice[MEETING];
-    if (meeting && meeting.size > 1 && meeting.last > slice[ISSUED])
-      lines[lines.length - 1] += ` · waited ${formatSpan(meeting.last - slice[ISSUED])} for rank ${meeting.lastRank}`;
-    else if (meeting && meeting.lastRank === slice[RANK] && meeting.last > meeting.first)
-      lines[lines.length - 1] += ` · the last to come, ${formatSpan(meeting.last - meeting.first)} after the first`;
+    const collective = slice[COLLECTIVE];
+    if (collective && collective.size > 1 && collective.last > slice[ISSUED])
+      lines[lines.length - 1] += ` · waited ${formatSpan(collective.last - slice[ISSUED])} for rank ${collective.lastRank}`;
+    else if (collective && collective.lastRank === slice[RANK] && collective.last > collective.first)
+      lines[lines.length - 1] += ` · last to arrive, ${formatSpan(collective.last - collective.first)} after the first`;
     return lines;
   }
 }
@@ -244,10 +241,10 @@ export class Store {
 const isOpen = (slice) => slice[PHASE] < 2;
 const endOf = (slice, now) => (isOpen(slice) ? now : slice[DONE] || slice[ISSUED]);
 
-/** Whether a slice was issued well before `until`: that the one before is done is seen a bit late. */
+/** Whether a slice was issued well before `until`; the end of the one before is recorded a bit late. */
 const within = (slice, until, now) => slice[ISSUED] + 0.2 * (endOf(slice, now) - slice[ISSUED]) < until;
 
-/** Whether slices of a row were under way at once. */
+/** Whether slices of a row overlap in time. */
 export function overlap(slices, now) {
   let until = -Infinity;
   for (const slice of slices) {
@@ -258,9 +255,9 @@ export function overlap(slices, now) {
 }
 
 /**
- * Where slices of a row stand, from left to right: `place(slice, x0, x1, top, tall)`, the last two as
- * parts of the row's height. Of those that cover each other one is placed. Slices that are under way
- * at once stand below each other where there is room for two.
+ * Where slices of a row are drawn, from left to right: `place(slice, x0, x1, top, tall)`, the last two
+ * as parts of the row's height. Of slices that would cover each other one is placed. Slices that
+ * overlap in time are drawn below each other where there is room for two.
  */
 export function layOut(slices, x, now, roomForTwo, place) {
   const floors = roomForTwo && overlap(slices, now) ? 2 : 1;
@@ -278,20 +275,20 @@ export function layOut(slices, x, now, roomForTwo, place) {
   }
 }
 
-/** Which part of time is shown: it follows the end, or stays where a person put it. */
+/** The part of time that is shown: it follows the end until the user moves it. */
 export class Window {
   constructor() {
     this.follow = true;
     [this.from, this.to] = [0, 1e6];
   }
 
-  /** Follow: the newest slices, and what is still waited for; true while time alone moves that. */
+  /** Follow the newest slices and pending ones; true while time alone moves the window. */
   update(store, now) {
     if (!this.follow || !store.rows.size) return false;
     let from = Infinity;
     for (const { list } of store.rows.values()) from = Math.min(from, list[Math.max(0, list.length - 24)][ISSUED]);
     const shown = Math.max(store.last - from, 200);
-    // What waits for long does not push all that led to it out of sight.
+    // A long wait must not push its history out of sight.
     const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;
     const near = this.set && Math.abs(this.from - from) < 0.04 * shown && to <= this.to && to > this.to - 0.2 * shown;
     if (!near) [this.from, this.to, this.set] = [from - 0.02 * shown, Math.max(to, from + 100), true];
@@ -330,7 +327,7 @@ export class Window {
   }
 }
 
-/** How high a rank's row is: 64 ranks fit on a screen, and 1,024 too. */
+/** A rank's height in pixels: 64 ranks fit on a screen, and 1,024 too. */
 export function rowHeight(worldSize) {
   for (const [most, height] of [[8, 24], [16, 16], [32, 11], [64, 7]]) if (worldSize <= most) return height;
   return Math.max(0.45, 460 / worldSize);
@@ -341,12 +338,12 @@ export function ticks(from, to, most = 6) {
   const rough = (to - from) / most;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const found = [];
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
-  return found;
+  const times = [];
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) times.push(at);
+  return times;
 }
 
-// ------------------------ the page
+// ---- the page
 
 /** An element; children are elements or text, and text stays text. */
 function make(tag, attributes = {}, ...children) {
@@ -363,9 +360,9 @@ function make(tag, attributes = {}, ...children) {
 
 /** Children are replaced only when what they show changed: focus and open details stay. */
 function show(element, key, children) {
-  const said = JSON.stringify(key);
-  if (element.shownKey === said) return false;
-  element.shownKey = said;
+  const shown = JSON.stringify(key);
+  if (element.shownKey === shown) return false;
+  element.shownKey = shown;
   element.replaceChildren(...[children()].flat(2).filter(Boolean));
   return true;
 }
@@ -389,12 +386,12 @@ async function copy(text, button) {
 const copyButton = (text, of) =>
   make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
 
-const LOST_AFTER_MS = 8_000; // a kernel that knows of a page says something every two seconds
-const SILENT_FOR_MS = 5_000; // and much sooner when it is greeted: a page that was saved has none
+const LOST_AFTER_MS = 8_000; // a kernel that knows of a page sends something every two seconds
+const SILENT_FOR_MS = 5_000; // and at once after "hello": a saved page has no kernel
 const HERE_EVERY_MS = 60_000;
 
 class Page {
-  /** `guarded` runs what draws later, as long as there is a page. */
+  /** `guarded` runs what is drawn later, while the page exists. */
   constructor(model, store, guarded) {
     this.model = model;
     this.store = store;
@@ -402,7 +399,7 @@ class Page {
     this.view = crypto.randomUUID?.() ?? String(Math.random());
     this.chosen = new Set();
     this.past = null;
-    this.heardAt = performance.now() - SILENT_FOR_MS;
+    this.messageAt = performance.now() - SILENT_FOR_MS;
     this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
@@ -414,22 +411,22 @@ class Page {
       part("head"),
       part("gone", { role: "status" }),
       part("findings", { role: "status" }),
-      part("measuring"),
+      part("benchmark"),
       part("actions", { role: "toolbar", "aria-label": "What can be done" }),
-      part("lanes", { role: "list", "aria-label": "Ranks" }),
+      part("rows", { role: "list", "aria-label": "Ranks" }),
       this.timeline.el,
       part("sources"),
-      part("said", { "aria-live": "polite" }),
+      part("answers", { "aria-live": "polite" }),
       part("notes", { tag: "ul" }),
     );
-    this.gone.textContent = "The kernel is not heard any more. This is the last that was known.";
+    this.gone.textContent = "The kernel does not respond. This is the last known state.";
   }
 
   get board() {
     return this.past ?? this.model.get("board");
   }
 
-  /** Microseconds since the session's epoch; as the page was drawn last where no kernel answers. */
+  /** Microseconds since the session's epoch; those of the last drawing where no kernel answers. */
   now() {
     const board = this.model.get("board");
     if (this.past) return this.past.now;
@@ -441,8 +438,8 @@ class Page {
     return Boolean(this.el.closest(".jupyter-widgets-disconnected"));
   }
 
-  hear(now) {
-    this.heardAt = performance.now();
+  received(now) {
+    this.messageAt = performance.now();
     if (now == null) return;
     this.store.heard = Math.max(this.store.heard ?? 0, now);
     this.store.ahead = Math.max(this.store.ahead ?? -Infinity, now - performance.now() * 1000);
@@ -460,11 +457,11 @@ class Page {
     const board = this.board;
     this.drawHead(board);
     this.drawFindings(this.past ? [] : this.model.get("findings"));
-    this.drawMeasuring(this.past ? {} : this.model.get("measuring"));
-    this.drawLanes(board);
+    this.drawBenchmark(this.past ? {} : this.model.get("benchmark"));
+    this.drawRows(board);
     this.drawActions();
-    this.drawSources(this.past ? [] : this.model.get("standings"));
-    this.drawSaid(this.model.get("said"));
+    this.drawSources(this.past ? [] : this.model.get("locations"));
+    this.drawAnswers(this.model.get("answers"));
     show(this.notes, board.notes, () => board.notes.map((note) => make("li", {}, note)));
     this.tick();
     this.timeline.touch();
@@ -474,116 +471,116 @@ class Page {
     const past = this.past && `${formatSpan(this.model.get("board").now - this.past.now)} ago`;
     show(this.head, [board.headline, past, board.closed], () => [
       make("span", { class: "ddpb-title" }, board.headline),
-      board.closed && make("span", { class: "ddpb-category" }, "as it was last"),
+      board.closed && make("span", { class: "ddpb-category" }, "last known state"),
       past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
     ]);
   }
 
-  /** What a person has unfolded stays so when more is known, or nothing for a moment. */
+  /** What the user has unfolded stays so when findings change, or vanish for a moment. */
   drawFindings(findings) {
     if (this.findings.firstChild) this.unfolded = this.findings.querySelector("[open]");
-    const drawn = show(this.findings, findings, () => findings.map((found, i) => this.finding(found, i === 0)));
+    const drawn = show(this.findings, findings, () => findings.map((finding, i) => this.finding(finding, i === 0)));
     if (drawn && this.unfolded) this.findings.querySelector("details")?.setAttribute("open", "");
   }
 
-  finding(found, first) {
-    const remedy = make("div", { class: "ddpb-remedy" }, make("code", {}, found.remedy), copyButton(found.remedy, "what to do"));
-    for (const magic of found.magics)
+  finding(finding, first) {
+    const remedy = make("div", { class: "ddpb-remedy" }, make("code", {}, finding.remedy), copyButton(finding.remedy, "what to do"));
+    for (const magic of finding.magics)
       remedy.append(make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => this.act(magic) }, "Run ", make("code", {}, magic)));
     return make(
       first ? "section" : "details",
-      { class: `ddpb-finding ddpb-${found.passing ? "warn" : "bad"}` },
+      { class: `ddpb-finding ddpb-${finding.passing ? "warn" : "bad"}` },
       make(
         first ? "div" : "summary",
         { class: "ddpb-sentence" },
-        make("span", { class: "ddpb-mark", "aria-hidden": "true" }, found.symbol),
-        make("b", {}, found.sentence),
+        make("span", { class: "ddpb-mark", "aria-hidden": "true" }, finding.symbol),
+        make("b", {}, finding.sentence),
         " ",
-        make("span", { class: "ddpb-category" }, found.passing ? "busy, not stuck" : found.category),
+        make("span", { class: "ddpb-category" }, finding.passing ? "busy, not stuck" : finding.category),
       ),
-      found.waiting && make("div", { class: "ddpb-waiting" }, found.waiting),
+      finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
       make("div", { class: "ddpb-todo" }, "What to do"),
       remedy,
-      found.evidence.length > 0 &&
-        make("details", { class: "ddpb-evidence" }, make("summary", {}, `Evidence (${found.evidence.length})`), make("ul", {}, found.evidence.map((each) => make("li", {}, each)))),
+      finding.evidence.length > 0 &&
+        make("details", { class: "ddpb-evidence" }, make("summary", {}, `Evidence (${finding.evidence.length})`), make("ul", {}, finding.evidence.map((fact) => make("li", {}, fact)))),
     );
   }
 
-  /** The benchmark that goes on. Its bar stays the same element, so that it moves. */
-  drawMeasuring({ what, percent }) {
-    show(this.measuring, what ?? "", () => what && [make("b", {}, `%ddp_bench runs: ${what}`), make("progress", { max: "100", "aria-label": "Benchmark" }), make("span")]);
+  /** The running benchmark. Its bar stays the same element, so that it moves. */
+  drawBenchmark({ what, percent }) {
+    show(this.benchmark, what ?? "", () => what && [make("b", {}, `%ddp_bench runs: ${what}`), make("progress", { max: "100", "aria-label": "Benchmark" }), make("span")]);
     if (!what) return;
-    this.measuring.querySelector("progress").value = percent;
-    this.measuring.lastChild.textContent = `${percent} %`;
+    this.benchmark.querySelector("progress").value = percent;
+    this.benchmark.lastChild.textContent = `${percent} %`;
   }
 
-  // -- lanes
+  // -- rows
 
-  drawLanes(board) {
-    const dense = board.lanes.length > 16;
-    this.lanes.classList.toggle("ddpb-dense", dense);
-    const drawn = show(this.lanes, [board.lanes, board.left_out, [...this.chosen]], () => {
+  drawRows(board) {
+    const dense = board.rows.length > 16;
+    this.rows.classList.toggle("ddpb-dense", dense);
+    const drawn = show(this.rows, [board.rows, board.left_out, [...this.chosen]], () => {
       this.ages = [];
-      const widest = Math.max(...board.lanes.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
-      this.lanes.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
+      const widest = Math.max(...board.rows.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
+      this.rows.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
       this.wires = make("svg", { class: "ddpb-wires", "aria-hidden": "true" });
-      const rows = board.lanes.map((lane) => this.lane(lane, this.model.get("stages")));
+      const rows = board.rows.map((row) => this.row(row, this.model.get("stages")));
       const more = board.left_out && make("div", { class: "ddpb-more" }, `and ${nameRanks(board.left_out)}`);
       return [this.wires, ...rows, more];
     });
     if (drawn) requestAnimationFrame(() => this.guarded(() => this.drawWires()));
   }
 
-  lane(lane, stages) {
-    const { mark, word, tone } = lookOf(lane);
-    const ranks = parseRanks(lane.ranks);
+  row(row, stages) {
+    const { mark, word, tone } = lookOf(row);
+    const ranks = parseRanks(row.ranks);
     const chosen = ranks.every((rank) => this.chosen.has(rank));
     const age = make("span", { class: "ddpb-age" });
-    if (lane.since || lane.heard) this.ages.push([age, lane]);
+    if (row.since_us || row.heard_us) this.ages.push([age, row]);
     const pick = () => {
       ranks.forEach((rank) => (chosen ? this.chosen.delete(rank) : this.chosen.add(rank)));
-      this.drawLanes(this.board);
+      this.drawRows(this.board);
       this.drawActions();
-      this.lanes.querySelector(`[data-first="${lane.first}"]`)?.focus();
+      this.rows.querySelector(`[data-first="${row.first}"]`)?.focus();
     };
     const strip = stages.map((stage, i) => {
-      const state = i + 1 <= lane.passed ? "passed" : i + 1 === lane.entering ? (lane.stopped ? "failed" : "entering") : "to come";
+      const state = i + 1 <= row.stages_passed ? "passed" : i + 1 === row.entering ? (row.gone ? "failed" : "entering") : "to come";
       return make("i", { class: `ddpb-${state.replace(" ", "-")}`, title: `${i + 1} ${stage.name}: ${state}. ${stage.about}` });
     });
-    const now = stages[(lane.entering || lane.passed) - 1]?.name ?? "not launched";
+    const now = stages[(row.entering || row.stages_passed) - 1]?.name ?? "not launched";
     return make(
       "div",
-      { class: `ddpb-lane ddpb-${tone}`, role: "listitem", title: lane.where },
+      { class: `ddpb-row ddpb-${tone}`, role: "listitem", title: row.process },
       make(
         "button",
-        { class: "ddpb-ranks", type: "button", "data-first": lane.first, "aria-pressed": String(chosen), title: "Choose for Step, Where and Restart", "aria-label": `Choose ${nameRanks(lane.ranks)}`, onclick: pick },
-        lane.ranks,
-        lane.count > 2 && make("small", {}, ` ×${lane.count}`),
+        { class: "ddpb-ranks", type: "button", "data-first": row.first, "aria-pressed": String(chosen), title: "Choose for Step, Where and Restart", "aria-label": `Choose ${nameRanks(row.ranks)}`, onclick: pick },
+        row.ranks,
+        row.count > 2 && make("small", {}, ` ×${row.count}`),
       ),
       make("span", { class: "ddpb-chip" }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word),
-      make("span", { class: "ddpb-strip", role: "img", "aria-label": `stage ${lane.passed} of ${stages.length}: ${now}` }, strip),
-      make("span", { class: "ddpb-doing" }, lane.text || (lane.entering ? now : "")),
-      make("span", { class: "ddpb-for" }, lane.waits_for && `waits for ${nameRanks(lane.waits_for)}`),
+      make("span", { class: "ddpb-strip", role: "img", "aria-label": `stage ${row.stages_passed} of ${stages.length}: ${now}` }, strip),
+      make("span", { class: "ddpb-doing" }, row.text || (row.entering ? now : "")),
+      make("span", { class: "ddpb-for" }, row.waits_for && `waits for ${nameRanks(row.waits_for)}`),
       age,
     );
   }
 
   /** Brackets from those that wait to those they wait for. */
   drawWires() {
-    const rows = [...this.lanes.querySelectorAll(".ddpb-lane")];
-    const found = brackets(this.board.lanes).slice(0, 4);
-    this.lanes.style.setProperty("--ddpb-gutter", found.length ? `${10 + 7 * found.length}px` : "0px");
-    const middle = (place) => rows[place].offsetTop + rows[place].offsetHeight / 2;
-    const edge = 8 + 7 * found.length;
-    const paths = found.flatMap(({ from, to }, i) => {
+    const rows = [...this.rows.querySelectorAll(".ddpb-row")];
+    const waits = brackets(this.board.rows).slice(0, 4);
+    this.rows.style.setProperty("--ddpb-gutter", waits.length ? `${10 + 7 * waits.length}px` : "0px");
+    const middle = (row) => rows[row].offsetTop + rows[row].offsetHeight / 2;
+    const edge = 8 + 7 * waits.length;
+    const paths = waits.flatMap(({ from, to }, i) => {
       const x = edge - 7 * (i + 1);
       const ends = [...from, ...to].map(middle);
       const line = `M${x} ${Math.min(...ends)}V${Math.max(...ends)}`;
-      const stubs = from.map((place) => `M${x} ${middle(place)}H${edge}`).join("");
-      const heads = to.map((place) => `M${x} ${middle(place)}H${edge}m-5 -4l5 4l-5 4`).join("");
+      const stubs = from.map((row) => `M${x} ${middle(row)}H${edge}`).join("");
+      const heads = to.map((row) => `M${x} ${middle(row)}H${edge}m-5 -4l5 4l-5 4`).join("");
       return [make("path", { d: line + stubs }), make("path", { class: "ddpb-head-of", d: heads })];
     });
-    this.wires.setAttribute("height", this.lanes.scrollHeight);
+    this.wires.setAttribute("height", this.rows.scrollHeight);
     this.wires.replaceChildren(...paths);
   }
 
@@ -591,13 +588,13 @@ class Page {
   tick() {
     const now = this.now();
     const [time, frozen] = [performance.now(), this.model.get("board").frozen];
-    this.el.classList.toggle("ddpb-lost", !frozen && time - this.heardAt > LOST_AFTER_MS);
-    if (!frozen && !document.hidden && time - (this.saidHere ?? 0) > HERE_EVERY_MS) {
-      this.saidHere = time;
+    this.el.classList.toggle("ddpb-lost", !frozen && time - this.messageAt > LOST_AFTER_MS);
+    if (!frozen && !document.hidden && time - (this.hereAt ?? 0) > HERE_EVERY_MS) {
+      this.hereAt = time;
       this.send({ kind: "here" });
     }
-    for (const [element, lane] of this.ages ?? []) {
-      const text = lane.heard ? `silent ${formatAge(now - lane.heard)}` : formatAge(Math.max(0, now - lane.since));
+    for (const [element, { heard_us, since_us }] of this.ages ?? []) {
+      const text = heard_us ? `silent ${formatAge(now - heard_us)}` : formatAge(Math.max(0, now - since_us));
       if (element.textContent !== text) element.textContent = text;
     }
   }
@@ -624,7 +621,7 @@ class Page {
 
   choose(ranks) {
     this.chosen = new Set(ranks);
-    this.drawLanes(this.board);
+    this.drawRows(this.board);
     this.drawActions();
   }
 
@@ -632,7 +629,7 @@ class Page {
     const magic = magicFor(action, this.chosen);
     const enough = action.name === "restart" && this.chosen.size > 0;
     const working = busy.includes(magic);
-    const whyNot = working ? "at work" : enough ? "" : action.why_not;
+    const whyNot = working ? "running" : enough ? "" : action.why_not;
     return make(
       "button",
       {
@@ -650,19 +647,19 @@ class Page {
 
   // -- source and answers
 
-  drawSources(standings) {
-    show(this.sources, standings, () =>
-      standings.map((each) =>
+  drawSources(locations) {
+    show(this.sources, locations, () =>
+      locations.map((location) =>
         make(
           "figure",
           { class: "ddpb-source" },
-          make("figcaption", {}, make("b", {}, nameRanks(each.ranks)), ` at ${each.place}`),
-          each.callers.length > 0 && make("div", { class: "ddpb-callers" }, `from ${each.callers.join(" → ")}`),
+          make("figcaption", {}, make("b", {}, nameRanks(location.ranks)), ` at ${location.call_site}`),
+          location.callers.length > 0 && make("div", { class: "ddpb-callers" }, `from ${location.callers.join(" → ")}`),
           make(
             "pre",
             {},
-            each.lines.map(([number, text]) =>
-              make("div", { class: number === each.line ? "ddpb-here" : "" }, `${number === each.line ? "▸" : " "}${String(number).padStart(4)}  ${text}`),
+            location.lines.map(([number, text]) =>
+              make("div", { class: number === location.line ? "ddpb-here" : "" }, `${number === location.line ? "▸" : " "}${String(number).padStart(4)}  ${text}`),
             ),
           ),
         ),
@@ -670,23 +667,23 @@ class Page {
     );
   }
 
-  drawSaid(said) {
-    show(this.said, said, () =>
-      said.map((each, i) =>
+  drawAnswers(answers) {
+    show(this.answers, answers, () =>
+      answers.map((answer, i) =>
         make(
           "details",
-          { class: `ddpb-answer${each.ok ? "" : " ddpb-bad"}`, open: i === 0 },
-          make("summary", {}, make("code", {}, each.magic), each.ok ? "" : " did not work"),
-          make("pre", {}, each.text),
+          { class: `ddpb-answer${answer.ok ? "" : " ddpb-bad"}`, open: i === 0 },
+          make("summary", {}, make("code", {}, answer.magic), answer.ok ? "" : " did not work"),
+          make("pre", {}, answer.text),
         ),
       ),
     );
   }
 }
 
-// ------------------------ the timeline
+// ---- the timeline
 
-/** What says that a collective waits, whatever the colours. */
+/** The pattern that marks a wait, whatever the colours. */
 function hatch(colour) {
   const tile = new OffscreenCanvas(6, 6);
   const brush = tile.getContext("2d");
@@ -718,7 +715,7 @@ class Timeline {
       onpointermove: (e) => this.move(e),
       onpointerleave: () => this.point(null),
       onpointerdown: (e) => this.grab(e),
-      onlostpointercapture: () => (this.grabbed = null), // let go, or taken over by a scroll
+      onlostpointercapture: () => (this.grabbed = null), // released, or taken over by a scroll
       ondblclick: () => this.fit(),
       onkeydown: (e) => this.key(e),
     });
@@ -728,7 +725,7 @@ class Timeline {
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "the last to come"], ["fail", "failed"], ["hold", "held"]];
+    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused"]];
     this.el = make(
       "section",
       { class: "ddpb-timeline", "aria-label": "Collectives", hidden: true },
@@ -783,7 +780,7 @@ class Timeline {
     this.page.draw();
   }
 
-  /** Scrub back: the window goes there, and the lanes show what was known then. */
+  /** Scrub back: the window goes there, and the rows show what was known then. */
   scrub() {
     const { store } = this.page;
     const { now: end = store.last, began = store.first } = this.page.model.get("board");
@@ -824,18 +821,18 @@ class Timeline {
     this.point(this.find(event.clientX - box.left, event.clientY - box.top));
   }
 
-  /** What is seen at a point of the canvas, or next to it. */
+  /** The slice at a point of the canvas, or next to it. */
   find(x, y) {
-    let [found, near] = [null, 3];
+    let [nearest, near] = [null, 3];
     const rank = Math.floor(y / this.rowHeight);
-    this.layOut(this.odd[this.lineOf(rank)] ?? rank, (slice, x0, x1, top, tall) => {
+    this.layOut(this.shown[this.lineOf(rank)] ?? rank, (slice, x0, x1, top, tall) => {
       const off = Math.max(x0 - x, x - x1, top - y, y - top - tall, 0);
-      if (off <= near) [found, near] = [slice, off];
+      if (off <= near) [nearest, near] = [slice, off];
     });
-    return found;
+    return nearest;
   }
 
-  /** A frame stands around what is pointed at, and words below it: the canvas stays as it is. */
+  /** A frame around what is pointed at, and words below it: the canvas stays as it is. */
   point(slice) {
     if (slice === this.at) return;
     this.at = slice;
@@ -887,18 +884,18 @@ class Timeline {
     return this.gutter + ((at - this.window.from) / this.window.span) * (this.width - this.gutter);
   }
 
-  /** Where a rank's row stands: its top and how high it is. */
+  /** Where a rank is drawn: its top and its height. */
   rowOf(rank) {
     const apart = this.rowHeight > 5 ? 1 : 0;
     return [rank * this.rowHeight + apart, this.rowHeight - 2 * apart];
   }
 
-  /** The first line of the screen's pixels that a rank's row is on. */
+  /** The first line of the screen's pixels that a rank is on. */
   lineOf(rank) {
     return Math.floor(rank * this.rowHeight * this.ratio);
   }
 
-  /** Where what is seen of a rank's row stands: `place(slice, x0, x1, top, tall)`. */
+  /** Where a rank's visible slices are drawn: `place(slice, x0, x1, top, tall)`. */
   layOut(rank, place) {
     const [above, high] = this.rowOf(rank);
     const seen = this.page.store.seen(rank, this.window.from, this.window.to);
@@ -908,14 +905,14 @@ class Timeline {
   /** Draw it, if it can be seen, and again while time alone changes it. */
   frame() {
     const { store, model, el } = this.page;
-    if (!el.offsetParent) return; // it is told when that changes
+    if (!el.offsetParent) return; // hidden; a ResizeObserver reports when that changes
     this.el.hidden = !store.rows.size;
     if (this.el.hidden) return;
     const { frozen } = model.get("board");
     this.now = this.page.now();
     const flows = this.window.update(store, this.now);
     this.drawCanvas();
-    // What was pointed at may have moved, or be gone.
+    // What was pointed at may have moved, or have been dropped.
     if (this.at && store.rows.get(this.at[RANK])?.at.get(this.at[NUMBER]) !== this.at) this.point(null);
     else this.drawPointed();
     const text = this.window.follow ? "Pause" : frozen ? "▶ End" : "▶ Live";
@@ -929,7 +926,7 @@ class Timeline {
   /** The colours of the page's theme: for a brush, and in `words` as pixels have them. */
   theme(brush) {
     const style = getComputedStyle(this.el);
-    const names = ["ink", "line", "bad", "warn", "busy", "ok", "held", "idle", "a", "b", "c", "d", "paper"];
+    const names = ["ink", "line", "bad", "warn", "busy", "ok", "paused", "idle", "a", "b", "c", "d", "paper"];
     const colours = Object.fromEntries(names.map((each) => [each, style.getPropertyValue(`--ddpb-${each}`).trim() || "gray"]));
     const key = Object.values(colours).join() + style.fontFamily;
     if (this.colours?.key === key) return this.colours;
@@ -941,14 +938,14 @@ class Timeline {
     };
     // Lines too thin for a pattern have its mean colour.
     const words = { wait: word(`color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`) };
-    for (const name of ["held", "bad", "a", "b", "c", "d"]) words[name] = word(colours[name]);
+    for (const name of ["paused", "bad", "a", "b", "c", "d"]) words[name] = word(colours[name]);
     return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), font: style.fontFamily });
   }
 
   drawCanvas() {
     const size = this.page.model.get("board").world_size;
     const ratio = (this.ratio = window.devicePixelRatio || 1);
-    this.odd = [];
+    this.shown = [];
     this.rowHeight = rowHeight(size);
     this.width = Math.max(200, this.canvas.parentElement.clientWidth);
     this.gutter = this.width < 500 ? 26 : 36;
@@ -962,25 +959,25 @@ class Timeline {
     brush.setTransform(ratio, 0, 0, ratio, 0, 0);
     brush.clearRect(0, 0, this.width, bottom + 18);
     const colours = this.theme(brush);
-    const lanes = this.lanes();
+    const rows = this.boardRows();
     brush.font = `11px ${colours.font}`;
     brush.save();
     brush.beginPath();
     brush.rect(this.gutter, 0, this.width - this.gutter, bottom);
     brush.clip();
     if (this.rowHeight > 2) this.drawRows(brush, colours, size);
-    else this.drawLines(brush, colours, size, lanes);
+    else this.drawLines(brush, colours, size, rows);
     this.drawMarks(brush, colours);
     brush.restore();
     this.drawAxis(brush, colours, bottom);
-    this.drawLabels(brush, colours, size, lanes);
+    this.drawLabels(brush, colours, size, rows);
   }
 
   drawRows(brush, colours, size) {
-    brush.strokeStyle = colours.held;
+    brush.strokeStyle = colours.paused;
     brush.setLineDash([3, 2]);
     const fill = (name, x0, x1, top, tall) => {
-      if (name === "held") return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
+      if (name === "paused") return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
       brush.fillStyle = colours[name];
       brush.fillRect(x0, top, x1 - x0, tall);
     };
@@ -994,10 +991,10 @@ class Timeline {
   }
 
   /**
-   * Rows of about a pixel, written as pixels: much less work than rectangles for a thousand ranks.
-   * Of ranks that share a line that of the smallest lane is drawn: it is the odd one.
+   * Ranks of about a pixel, written as pixels: much less work than rectangles for a thousand ranks.
+   * Of ranks that share a line the one in the smallest row of the board is drawn: the exception.
    */
-  drawLines(brush, colours, size, lanes) {
+  drawLines(brush, colours, size, rows) {
     const { ratio } = this;
     const left = Math.round(this.gutter * ratio);
     const [wide, high] = [this.canvas.width - left, Math.ceil(size * this.rowHeight * ratio)];
@@ -1009,14 +1006,14 @@ class Timeline {
       const [from, to] = [inside(x0), inside(Math.max(x1, x0 + 1 / ratio))];
       for (let y = line; y < end; y++) pixels.fill(colours.words[name], y * wide + from, y * wide + to);
     };
-    const countOf = (rank) => lanes.get(rank)?.count ?? Infinity;
+    const countOf = (rank) => rows.get(rank)?.count ?? Infinity;
     for (let rank = 0, next = 0; rank < size; rank = next) {
       line = this.lineOf(rank);
-      let odd = rank;
-      while (++next < size && this.lineOf(next) === line) if (countOf(next) < countOf(odd)) odd = next;
+      let rarest = rank;
+      while (++next < size && this.lineOf(next) === line) if (countOf(next) < countOf(rarest)) rarest = next;
       end = Math.max(line + 1, this.lineOf(next));
-      this.odd[line] = odd;
-      this.layOut(odd, (slice, x0, x1) => this.drawSlice(fill, slice, x0, x1));
+      this.shown[line] = rarest;
+      this.layOut(rarest, (slice, x0, x1) => this.drawSlice(fill, slice, x0, x1));
     }
     brush.putImageData(this.image, left, 0);
   }
@@ -1040,27 +1037,27 @@ class Timeline {
     brush.globalCompositeOperation = "source-over";
   }
 
-  /** The lane of each rank. */
-  lanes() {
-    const { lanes } = this.page.board;
-    if (this.lanesOf?.lanes !== lanes) {
-      const pairs = lanes.flatMap((lane) => parseRanks(lane.ranks).map((rank) => [rank, lane]));
-      this.lanesOf = { lanes, of: new Map(pairs) };
+  /** The board's row of each rank. */
+  boardRows() {
+    const { rows } = this.page.board;
+    if (this.byRank?.rows !== rows) {
+      const pairs = rows.flatMap((row) => parseRanks(row.ranks).map((rank) => [rank, row]));
+      this.byRank = { rows, of: new Map(pairs) };
     }
-    return this.lanesOf.of;
+    return this.byRank.of;
   }
 
-  drawLabels(brush, colours, size, lanes) {
+  drawLabels(brush, colours, size, rows) {
     const step = 2 ** Math.ceil(Math.log2(Math.max(1, 11 / this.rowHeight)));
     brush.textAlign = "right";
     brush.textBaseline = "middle";
     const middle = (rank) => rank * this.rowHeight + Math.max(this.rowHeight, 10) / 2;
-    const apart = this.rowHeight > 2 ? 1 : 0; // thinner ones of a lane make one bar
+    const apart = this.rowHeight > 2 ? 1 : 0; // thinner ranks of a row make one bar
     let began = 0;
     for (let rank = 1; rank <= size; rank++) {
-      const lane = lanes.get(began);
-      if (!apart && rank < size && lanes.get(rank) === lane) continue;
-      brush.fillStyle = colours[lane && lookOf(lane).tone] ?? colours.idle;
+      const row = rows.get(began);
+      if (!apart && rank < size && rows.get(rank) === row) continue;
+      brush.fillStyle = colours[row && lookOf(row).tone] ?? colours.idle;
       brush.fillRect(this.gutter - 5, began * this.rowHeight, 3, Math.max((rank - began) * this.rowHeight - apart, 0.6));
       began = rank;
     }
@@ -1068,9 +1065,9 @@ class Timeline {
     for (let rank = 0; rank < size; rank += step) brush.fillText(String(rank), this.gutter - 8, middle(rank));
     if (step === 1) return;
     // Where there is no room for all numbers, those of ranks in trouble stand above the others.
-    const troubled = [...lanes.keys()].filter((rank) => ["culprit", "late", "dead", "failed"].includes(lanes.get(rank).role));
+    const troubled = [...rows.keys()].filter((rank) => ["culprit", "late", "dead", "failed"].includes(rows.get(rank).role));
     for (const rank of troubled.slice(0, 12)) {
-      brush.fillStyle = colours[lookOf(lanes.get(rank)).tone];
+      brush.fillStyle = colours[lookOf(rows.get(rank)).tone];
       brush.fillRect(0, middle(rank) - 7, this.gutter - 5, 14);
       brush.fillStyle = colours.paper;
       brush.fillText(String(rank), this.gutter - 8, middle(rank));
@@ -1081,21 +1078,21 @@ class Timeline {
   drawSlice(fill, slice, x0, x1, top, tall) {
     const phase = PHASES[slice[PHASE]];
     const kind = this.page.store.kinds[slice[KIND]];
-    const meeting = slice[MEETING];
+    const collective = slice[COLLECTIVE];
     let from = x0;
-    if (phase === "held") fill("held", x0, x1, top, tall);
+    if (phase === "paused") fill("paused", x0, x1, top, tall);
     else if (phase === "issued") fill("wait", x0, x1, top, tall);
     else if (phase === "done") {
-      if (meeting?.size > 1 && this.x(meeting.last) > x0 + 1) from = Math.min(this.x(meeting.last), x1);
+      if (collective?.size > 1 && this.x(collective.last) > x0 + 1) from = Math.min(this.x(collective.last), x1);
       if (from > x0) fill("wait", x0, from, top, tall);
       fill(TONES[kind?.[OPERATION]] ?? "d", from, Math.max(x1, from + 1.5), top, tall);
     } else fill("bad", x0, Math.max(x1, x0 + 3), top, tall);
     return from;
   }
 
-  /** Arrow heads at those that came last: on top, so that one rank of a thousand is seen. */
+  /** Arrow heads at the last to arrive: on top, so that one rank of a thousand is seen. */
   drawMarks(brush, colours) {
-    for (const { size, first, last, lastRank } of this.page.store.meetings.values()) {
+    for (const { size, first, last, lastRank } of this.page.store.collectives.values()) {
       if (size < 2 || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
       const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
       brush.beginPath();
@@ -1114,7 +1111,7 @@ class Timeline {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     const kind = this.page.store.kinds[slice[KIND]];
     if (!kind || tall < 10 || right - left < 40) return;
-    const text = ({ held: "‖ ", issued: "… ", done: "" }[PHASES[slice[PHASE]]] ?? "✗ ") + kind[OPERATION];
+    const text = ({ paused: "‖ ", issued: "… ", done: "" }[PHASES[slice[PHASE]]] ?? "✗ ") + kind[OPERATION];
     brush.textAlign = "left";
     brush.textBaseline = "middle";
     const room = right - left - 8;
@@ -1129,9 +1126,9 @@ class Timeline {
   }
 }
 
-// ------------------------ the door
+// ---- the entry
 
-/** Run `act`; what goes wrong is shown, and the picture without scripts comes back. */
+/** Run `act`; an error is shown, and the picture without scripts comes back. */
 function guarded(el, page, act) {
   try {
     act();
@@ -1147,36 +1144,36 @@ function guarded(el, page, act) {
 }
 
 export default () => {
-  const store = new Store(); // of one model: a view that is made again finds it
+  const store = new Store(); // of one model, shared by its views
   const pages = new Set();
 
-  function hear(model, message) {
+  function receive(model, message) {
     if (message.kind === "slices") {
       store.resize(model.get("board").world_size);
       if (!store.take(message)) pages.values().next().value?.send({ kind: "hello" });
     }
-    for (const each of pages) {
-      each.hear(message.now);
-      if (message.kind === "past" && message.view === each.view && !each.timeline.window.follow) {
-        each.past = message.board;
-        each.draw();
+    for (const page of pages) {
+      page.received(message.now);
+      if (message.kind === "past" && message.view === page.view && !page.timeline.window.follow) {
+        page.past = message.board;
+        page.draw();
       }
-      each.timeline.touch();
+      page.timeline.touch();
     }
   }
 
   return {
     initialize({ model }) {
-      model.on("msg:custom", (message) => hear(model, message));
+      model.on("msg:custom", (message) => receive(model, message));
     },
 
     render({ model, el }) {
       let page = null;
       let alive = true;
-      const names = ["board", "findings", "standings", "actions", "measuring", "busy", "said"];
+      const names = ["board", "findings", "locations", "actions", "benchmark", "busy", "answers"];
       const guard = (act) => alive && (alive = guarded(el, page, act));
       const draw = () => guard(() => {
-        page.hear(model.get("board").now);
+        page.received(model.get("board").now);
         page.draw();
       });
       guard(() => {
@@ -1189,7 +1186,7 @@ export default () => {
         page.send({ kind: "hello" });
       });
       const clock = setInterval(() => guard(() => page.tick()), 1000);
-      // Also when it comes into view after it was hidden.
+      // Also when it becomes visible after it was hidden.
       const sized = new ResizeObserver(() => guard(() => {
         page.timeline.touch();
         page.drawWires();

@@ -1,4 +1,4 @@
-"""The one place for ipykernel's private parts: a page's messages while a cell runs.
+"""ipykernel's private parts, all of them: a page's messages while a cell runs.
 
 A cell that waits for ranks blocks the kernel's loop, and with it what the board's buttons say;
 ipykernel 7's threads for such messages help only in some versions of it. So a waiting cell reads

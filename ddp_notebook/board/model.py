@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ddp_notebook.model import (
+    Board,
+    BoardRow,
     Diagnosis,
     Finding,
-    Lane,
-    Ranks,
     Role,
-    Snapshot,
+    StackLocation,
     Stage,
-    Standing,
     Status,
     format_ranks,
 )
 from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.views.findings_text import only_wait, plain, preformatted, sentence, symbol
 
-MOST_LANES = 128
+MOST_ROWS = 128
 MOST_FINDINGS = 8
 MOST_EVIDENCE = 40
 MOST_CHARACTERS = 600
-"""Of a text in a lane or a line of code; evidence and remedies may be four times as long."""
+"""Of a text in a row or a line of code; evidence and remedies may be four times as long."""
+
+_ROW_FIELDS = tuple(field.name for field in fields(BoardRow) if field.name != "age_s")
 
 STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
 """The stages of set-up, which a page is told once."""
@@ -53,55 +54,59 @@ class Action:
     why_not: str = ""
 
 
-def board_json(
-    headline: str, notes: Sequence[str], snapshot: Snapshot, lanes: Sequence[Lane], epoch_ns: int
-) -> dict[str, Any]:
-    """The lanes and what stands above and below them."""
-    shown = lanes[:MOST_LANES]
+def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
+    """The rows and what stands above and below them."""
     return {
-        "headline": _line(headline),
-        "world_size": snapshot.world_size,
-        "ended": bool(snapshot.ended),
-        "lanes": [_lane(lane, epoch_ns) for lane in shown],
-        "left_out": format_ranks(rank for lane in lanes[MOST_LANES:] for rank in lane.ranks),
-        "notes": [_line(note, 4 * MOST_CHARACTERS) for note in notes],
+        "headline": _line(board.headline),
+        "world_size": board.snapshot.world_size,
+        "ended": bool(board.snapshot.ended),
+        "rows": [_row(row, epoch_ns) for row in board.rows[:MOST_ROWS]],
+        "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
+        "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes],
     }
 
 
-def _lane(lane: Lane, epoch_ns: int) -> dict[str, Any]:
-    entering = lane.entering.number if lane.entering is not None else 0
-    stopped = lane.status in (Status.FAILED, Status.DEAD)
-    return {
-        "ranks": format_ranks(lane.ranks),
-        "first": lane.ranks[0],
-        "count": len(lane.ranks),
-        "role": lane.role.value,
-        "status": lane.status.value,
-        "passed": entering - 1 if entering else lane.stage.number if lane.stage else 0,
-        "entering": entering,
-        "stopped": stopped,
-        "text": _line(lane.text),
-        "waits_for": format_ranks(lane.waits_for),
-        "since": _micros(lane.since_ns, epoch_ns),
-        "heard": _micros(lane.heard_ns, epoch_ns),
-        "where": _line(lane.where),
+def _row(row: BoardRow, epoch_ns: int) -> dict[str, Any]:
+    """All fields of a row but its age, which changes all the time, and what follows from them."""
+    wire = {
+        name.replace("_ns", "_us"): _value(name, getattr(row, name), epoch_ns)
+        for name in _ROW_FIELDS
     }
+    derived = {"stages_passed": row.stages_passed, "gone": row.gone, "process": _line(row.process)}
+    return {**wire, **derived, "first": row.ranks[0], "count": len(row.ranks)}
 
 
-def measuring_json(what: str, done: float) -> dict[str, Any]:
-    """The benchmark that goes on: of what, and how much of it is done, 0 to 1."""
+def _value(name: str, value: Any, epoch_ns: int) -> Any:
+    """A row's field for the page: rank sets as text, stages as numbers, times since the epoch."""
+    if name.endswith("_ns"):
+        return _micros(value, epoch_ns)
+    match value:
+        case tuple():
+            return format_ranks(value)
+        case Stage():
+            return value.number
+        case None:
+            return 0
+        case str():
+            return _line(value)
+        case _:
+            return value
+
+
+def benchmark_json(what: str, done: float) -> dict[str, Any]:
+    """The running benchmark: of what, and how much of it is done, 0 to 1."""
     return {"what": _line(what), "percent": round(100 * done)}
 
 
 def findings_json(diagnosis: Diagnosis | None) -> list[dict[str, Any]]:
     """The findings, the one that counts most first."""
-    found = diagnosis.findings if diagnosis is not None else ()
-    return [_finding(each) for each in found[:MOST_FINDINGS]]
+    findings = diagnosis.findings if diagnosis is not None else ()
+    return [_finding(finding) for finding in findings[:MOST_FINDINGS]]
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
     remedy = "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS]
-    evidence = [_line(each, 4 * MOST_CHARACTERS) for each in finding.evidence[:MOST_EVIDENCE]]
+    evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
     return {
         "category": finding.category.value,
         "symbol": symbol(finding),
@@ -115,64 +120,55 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def standings_json(standings: Sequence[Standing]) -> list[dict[str, Any]]:
-    """The lines at which ranks stand."""
+def locations_json(locations: Sequence[StackLocation]) -> list[dict[str, Any]]:
+    """The lines in which ranks are."""
     return [
         {
-            "ranks": format_ranks(each.ranks),
-            "place": _line(each.place),
-            "callers": [_line(caller) for caller in each.callers],
-            "lines": [[number, _code(text)] for number, text in each.lines],
-            "line": each.line,
+            "ranks": format_ranks(location.ranks),
+            "call_site": _line(location.call_site),
+            "callers": [_line(caller) for caller in location.callers],
+            "lines": [[number, _code(text)] for number, text in location.lines],
+            "line": location.line,
         }
-        for each in standings
+        for location in locations
     ]
 
 
 def actions_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
     """The buttons."""
-    return [
-        {
-            "name": each.name,
-            "label": each.label,
-            "magic": each.magic,
-            "takes_ranks": each.takes_ranks,
-            "why_not": each.why_not,
-        }
-        for each in actions
-    ]
+    return [asdict(action) for action in actions]
 
 
 def actions(
-    lanes: Sequence[Lane], running: bool, in_run: bool, measuring: bool = False
+    rows: Sequence[BoardRow], running: bool, in_run: bool, measuring: bool = False
 ) -> tuple[Action, ...]:
-    """What can be done with the ranks as they stand. `in_run`: they are in a cell or a script;
+    """What can be done with the ranks as they are. `in_run`: they are in a cell or a script;
     `measuring`: in a benchmark.
     """
     if not running:
         return ()
+    why = Action("why", "Why?", "%ddp_why")
+    where = Action("where", "Where?", "%ddp_where", True)
     if measuring:
-        return (
-            Action("cancel", "Cancel", INTERRUPT),
-            Action("why", "Why?", "%ddp_why"),
-            Action("where", "Where?", "%ddp_where", True),
-        )
-    held = _ranks_of(lanes, {Role.HELD})
-    blocked = [lane for lane in lanes if lane.status in (Status.RUNNING, Status.SETTING_UP)]
-    dead = _ranks_of(lanes, {Role.DEAD}) or _with_status(lanes, Status.DEAD)
-    no_step = "" if held else "no rank is held; %ddp_init --step or %%ddp --step collective hold"
-    give_up = blocked or _with_status(lanes, Status.PAUSED)
+        return (Action("cancel", "Cancel", INTERRUPT), why, where)
+    paused = any(row.role is Role.PAUSED for row in rows)
+    no_step = "" if paused else _NO_STEP
     end = "end" if in_run else Stage.VERIFIED.value
+    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
     restart = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
+    can_abort = any(row.status in _BLOCKED for row in rows)
     return (
         Action("step", "Step", "%ddp_step", True, no_step),
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
-        Action("why", "Why?", "%ddp_why"),
-        Action("where", "Where?", "%ddp_where", True),
-        Action("abort", "Abort", "%ddp_abort", False, "" if give_up else "no rank is blocked"),
+        why,
+        where,
+        Action("abort", "Abort", "%ddp_abort", False, "" if can_abort else "no rank is blocked"),
         Action("restart", "Restart", restart, True, "" if dead else CHOOSE_RANKS),
     )
 
+
+_BLOCKED = (Status.RUNNING, Status.SETTING_UP, Status.PAUSED)
+_NO_STEP = "no rank is paused; %ddp_init --step and %%ddp --step collective pause them"
 
 INTERRUPT = "interrupt the cell: I, I"
 """What the button that cancels a benchmark does as it is done by hand: the keys of Jupyter."""
@@ -181,22 +177,14 @@ CHOOSE_RANKS = "choose the ranks to restart: click them"
 """Not all of them by one click: their variables would be gone."""
 
 
-def _ranks_of(lanes: Sequence[Lane], roles: set[Role]) -> Ranks:
-    return tuple(rank for lane in lanes if lane.role in roles for rank in lane.ranks)
-
-
-def _with_status(lanes: Sequence[Lane], status: Status) -> Ranks:
-    return tuple(rank for lane in lanes if lane.status is status for rank in lane.ranks)
-
-
-def said_json(said: Mapping[str, Any]) -> dict[str, Any]:
+def answer_json(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What a button gave, as text of bounded length."""
-    text = strip_ansi(str(said["text"]))
-    cut = len(text) > _SAID_CHARACTERS
-    return {**said, "text": text[:_SAID_CHARACTERS] + ("\n… (cut)" if cut else "")}
+    text = strip_ansi(str(answer["text"]))
+    cut = len(text) > _MOST_ANSWER_CHARACTERS
+    return {**answer, "text": text[:_MOST_ANSWER_CHARACTERS] + ("\n… (cut)" if cut else "")}
 
 
-_SAID_CHARACTERS = 20_000
+_MOST_ANSWER_CHARACTERS = 20_000
 
 
 def _micros(at_ns: int, epoch_ns: int) -> int:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model
 from ddp_notebook.board.kernel_messages import widget_messages
 from ddp_notebook.board.timeline import Timeline, died_ns
 from ddp_notebook.board.timeline_svg import bars
 from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
-from ddp_notebook.state.board import board as arranged
-from ddp_notebook.state.lanes import Picture, as_of, lanes, standing_at
+from ddp_notebook.state.board_rows import BoardFacts, board_of
+from ddp_notebook.state.collective_table import collectives_at
+from ddp_notebook.state.stack_locations import locations
 
 if TYPE_CHECKING:
-    from ddp_notebook.archive.replay import Replay
     from ddp_notebook.board.widget import BoardWidget
 
 
@@ -29,31 +31,34 @@ def can_show_widgets(shell: Any) -> bool:
     return all(importlib.util.find_spec(name) for name in ("anywidget", "ipywidgets"))
 
 
+def widget_class() -> type[BoardWidget]:
+    """The widget's class; the first call takes as long as a board may take to appear.
+
+    Imported here and not above: anywidget is optional, and %load_ext would wait half a second.
+    """
+    from ddp_notebook.board.widget import BoardWidget
+
+    return BoardWidget
+
+
 def prepare_widgets(kernel: Any) -> None:
-    """Have pages answered while cells run, and import what widgets need, in the background: that
-    takes longer than a board may."""
+    """Have pages answered while cells run, and load what widgets need in the background."""
     handle = widget_messages(kernel)
     if handle is not None:
         do_meanwhile(handle)
-
-    def work() -> None:
-        import ddp_notebook.board.widget  # noqa: F401
-
-    threading.Thread(target=work, name="ddp-widgets", daemon=True).start()
+    threading.Thread(target=widget_class, name="ddp-widgets", daemon=True).start()
 
 
 def past_message(
-    asked: Mapping[str, Any], snapshot: Snapshot, collectives: Collectives, epoch_ns: int
+    question: Mapping[str, Any], snapshot: Snapshot, collectives: Collectives, epoch_ns: int
 ) -> dict[str, Any]:
-    """The lanes as they were when `snapshot` was the state, for the page that asked."""
+    """The rows as they were when `snapshot` was the state, for the page that asked."""
     pending = snapshot.with_status(Status.RUNNING)
-    drawn = lanes(Picture(snapshot, collectives, pending))
-    board = arranged(snapshot)
-    shown = model.board_json(board.headline, (), snapshot, drawn, epoch_ns)
+    board = replace(board_of(BoardFacts(snapshot, collectives, pending)), notes=())
     return {
         "kind": "past",
-        "view": str(asked.get("view", "")),
-        "board": {**shown, "now": asked["at"], "frozen": True},
+        "view": str(question.get("view", "")),
+        "board": {**model.board_json(board, epoch_ns), "now": question["at"], "frozen": True},
     }
 
 
@@ -61,43 +66,36 @@ class ReplayBoard:
     """A saved run in the same widget, with nothing to press."""
 
     def __init__(self, replay: Replay, diagnosis: Diagnosis | None) -> None:
-        from ddp_notebook.board.widget import BoardWidget
-
         saved = replay.saved
         self._replay = replay
         self._epoch_ns = saved.began_ns
         self._end_us = (saved.snapshot.taken_ns - self._epoch_ns) // 1000
         self._timeline = Timeline(self._epoch_ns, saved.world_size)
-        records = [each for issued in saved.collectives.of.values() for each in issued]
+        records = [record for issued in saved.collectives.of.values() for record in issued]
         self._timeline.take(saved.run or 1, records)
         self._timeline.end(died_ns(saved.snapshot))
         pending = saved.snapshot.with_status(Status.RUNNING)
-        sources = saved.case.sources if saved.case is not None else {}
-        picture = Picture(saved.snapshot, saved.collectives, pending, diagnosis, sources)
-        shown, drawn = arranged(saved.snapshot), lanes(picture)
-        self.bars = bars(self._timeline, [lane.ranks for lane in drawn])
+        board = board_of(BoardFacts(saved.snapshot, saved.collectives, pending, diagnosis))
+        self.bars = bars(self._timeline, [row.ranks for row in board.rows])
         """The last collectives, for where the script does not run."""
-        board = model.board_json(
-            f"{replay.name}: {shown.headline}",
-            shown.notes,
-            saved.snapshot,
-            drawn,
-            self._epoch_ns,
-        )
-        evidence = saved.case.ranks if saved.case is not None else ()
-        paths = {each.rank: each.path for each in evidence if each.path}
-        self.widget: BoardWidget = BoardWidget(
-            self._heard,
-            board={**board, "began": 0, "frozen": True, "now": self._end_us},
+        named = replace(board, headline=f"{replay.name}: {board.headline}")
+        shown = model.board_json(named, self._epoch_ns)
+        reports = saved.case.ranks if saved.case is not None else ()
+        sources = saved.case.sources if saved.case is not None else {}
+        paths = {report.rank: report.path for report in reports if report.path}
+        self.widget: BoardWidget = widget_class()(
+            self._on_message,
+            board={**shown, "began": 0, "frozen": True, "now": self._end_us},
             findings=model.findings_json(diagnosis),
-            standings=model.standings_json(standing_at(paths, sources)),
+            locations=model.locations_json(locations(paths, sources)),
         )
 
-    def _heard(self, content: Mapping[str, Any]) -> None:
+    def _on_message(self, content: Mapping[str, Any]) -> None:
+        """Answer a page."""
         if content.get("kind") == "hello":
             self.widget.tell(self._timeline.whole(), self._end_us)
         elif content.get("kind") == "at" and isinstance(content.get("at"), int):
             at_ns = self._epoch_ns + 1000 * int(content["at"])
             snapshot = self._replay.at(max(0, content["at"]) / 1e6).snapshot
-            known = as_of(self._replay.collectives, at_ns)
+            known = collectives_at(self._replay.collectives, at_ns)
             self.widget.tell(past_message(content, snapshot, known, self._epoch_ns), content["at"])

@@ -1,4 +1,4 @@
-"""What a live board shows of a session: asked many times a second, without asking the ranks."""
+"""What a live board shows of a session: read often, without asking the ranks."""
 
 from __future__ import annotations
 
@@ -11,37 +11,31 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.board.tails import Tails
 from ddp_notebook.errors import DDPError
-from ddp_notebook.model import (
-    Collective,
-    Collectives,
-    Diagnosis,
-    RankState,
-    Snapshot,
-    Status,
-)
+from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Snapshot, Status
+from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.fold import state_at
-from ddp_notebook.state.lanes import Picture
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.runs.stall_detector import Watchman
+    from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
 _LOOK_AFTER_S = 0.5
-"""Nothing must have moved for so long before the ranks are asked why."""
+"""The ranks are asked why when nothing has changed for this long."""
 _LOOK_AFTER_IN_SETUP_S = 1.2
-"""A picture of ranks that are about to meet looks like one of ranks that do not come."""
+"""Ranks that are about to meet look for a moment like ranks of which some are missing."""
 
 
-_timeless = attrgetter(
+_rank_key = attrgetter(
     *(f.name for f in fields(RankState) if f.name not in ("cell", "heard_ns", "since_ns"))
 )
-"""What is shown of a rank, but for how long ago it was."""
-_beside_ranks = attrgetter(
+"""What is shown of a rank, its ages apart."""
+_session_key = attrgetter(
     *(f.name for f in fields(Snapshot) if f.name not in ("ranks", "taken_ns"))
 )
+"""What is shown of the session beside its ranks, its age apart."""
 
 
-class Live:
+class BoardSource:
     """Follows a session. For one thread at a time."""
 
     def __init__(self, session: Session) -> None:
@@ -58,25 +52,24 @@ class Live:
         """The number of the run that is followed; 0 for none."""
         return self._tails.run
 
-    def look(self) -> tuple[Picture, tuple[Collective, ...]]:
-        """The picture now, and the collectives that are new in it, or have changed."""
+    def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
+        """What is known now, and the collectives that are new in it, or have changed."""
         session = self._session
-        snapshot, run, processes = session.record.snapshot, session.current, session._processes
+        snapshot, run, logs = session.record.snapshot, session.current, session.logs
         news: tuple[Collective, ...] = ()
-        if run is not None and processes is not None:
-            # The rings' files are closed from another thread when the session ends.
+        if run is not None and logs is not None:
+            # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
-                news = self._tails.follow(processes.rings, run)
-        bringup = session._bringup
-        picture = Picture(
+                news = self._tails.follow(logs, run)
+        facts = BoardFacts(
             snapshot,
             self._tails.collectives if run is not None else Collectives(),
             run.pending if run is not None else (),
             self._diagnosis(snapshot, bool(news)),
             run.sources if run is not None else {},
-            bringup.store if bringup is not None else "session",
+            session.store,
         )
-        return picture, news
+        return facts, news
 
     def key(self) -> object:
         """Another one whenever a board would show something else, but for how long ago it was.
@@ -84,13 +77,13 @@ class Live:
         Takes some microseconds; a look takes a thousand.
         """
         session = self._session
-        snapshot, run, processes = session.record.snapshot, session.current, session._processes
+        snapshot, run, logs = session.record.snapshot, session.current, session.logs
         written: tuple[tuple[int, int], ...] = ()
-        if run is not None and processes is not None:
+        if run is not None and logs is not None:
             with contextlib.suppress(ValueError):
                 # Of a run without collectives nothing is drawn, whichever it is.
-                written = tuple(each for each in processes.rings.written(run.ranks) if each[1])
-        known = (*map(_timeless, snapshot.ranks), _beside_ranks(snapshot))
+                written = tuple(each for each in logs.written(run.ranks) if each[1])
+        known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
         return known, pending, written, self._found, session.measuring
 
@@ -99,35 +92,35 @@ class Live:
         now, kept = self._session.record.kept()
         return now if at_ns >= now.taken_ns else state_at(kept.start, kept.moments, at_ns)
 
-    def found(self, diagnosis: Diagnosis) -> None:
-        """Somebody asked why, and this is the answer."""
+    def diagnosed(self, diagnosis: Diagnosis) -> None:
+        """The user asked why; `diagnosis` is the answer."""
         self._found = diagnosis
 
     # -- what is wrong -----------------------------------------------------------------
 
     def _diagnosis(self, snapshot: Snapshot, moved: bool) -> Diagnosis | None:
         """What was found about the state as it is; found anew when it does not change."""
-        watchman = self._watchman()
+        detector = self._detector()
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
             self._key, self._still_since_s = key, time.monotonic()
             self._asked, self._found = False, None
-            self._old = watchman.latest if watchman is not None else None
-        if watchman is not None:
-            if watchman.latest is not self._old:
-                self._found = watchman.latest
+            self._old = detector.latest if detector is not None else None
+        if detector is not None:
+            if detector.latest is not self._old:
+                self._found = detector.latest
         elif not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot):
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
 
-    def _watchman(self) -> Watchman | None:
+    def _detector(self) -> StallDetector | None:
         """Who looks already whether the ranks get on."""
         run = self._session.current
-        return run.watchman if run is not None and run.in_hand else None
+        return run.detector if run is not None else None
 
     def _may_be_wrong(self, snapshot: Snapshot) -> bool:
-        if not snapshot.ranks or snapshot.ended or self._session._processes is None:
+        if not snapshot.ranks or snapshot.ended or not self._session.running:
             return False
         if self._session.measuring is not None:
             return False  # what is asked would be measured too

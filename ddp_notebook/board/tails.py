@@ -1,4 +1,4 @@
-"""What the ranks issue while they issue it: the new ends of their rings, again and again."""
+"""What the ranks issue while they issue it: the new ends of their collective logs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from ddp_notebook.model import Collective, Collectives, Ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.collective_logs import Rings
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.runs.run import CellRun
 
 _KEPT = 256
-"""Records of each rank that are kept to say where it stands."""
+"""Records of each rank that are kept to describe what it does."""
 _AT_ONCE = 512
-"""Of more new records of a rank than this, the oldest are passed over."""
+"""If a rank has more new records than this, the oldest are skipped."""
 
 _MAY_CHANGE = 64
 """Only so many of the newest records are looked at again."""
@@ -29,11 +29,11 @@ class Tails:
         self._next: dict[int, int] = {}
         self._groups: dict[str, Ranks] = {}
 
-    def follow(self, rings: Rings, run: CellRun) -> tuple[Collective, ...]:
+    def follow(self, logs: CollectiveLogs, run: CellRun) -> tuple[Collective, ...]:
         """What is new in `run`, or has changed, since it was asked for last."""
         if run.cell != self.run:
             self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
-        found = rings.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
+        found = logs.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
         self._groups.update(found.groups)
         news = [each for rank, records in found.of.items() for each in self._new(rank, records)]
         return tuple(news)
@@ -52,7 +52,7 @@ class Tails:
         for number in list(kept)[: max(0, len(kept) - _KEPT)]:
             del kept[number]
         end = max(kept, default=-1) + 1
-        # Of a work that nobody waits for it is never seen that it is done.
+        # Work that no code waits for is never seen to be done: it stays pending here.
         pending = [n for n, each in kept.items() if n >= end - _MAY_CHANGE and not each.over]
         self._next[rank] = min([*pending, end])
         return news

@@ -1,4 +1,4 @@
-"""The collectives as slices for the live board's timeline: what is new, or all that is kept.
+"""The collectives as slices for the live board's timeline: the new ones, or all.
 
 A slice is ``[rank, number, kind, slot, issued, done, phase]``; times are microseconds since
 `epoch_ns`, `done` 0 for not yet. What is the same of many (operation, shape, line, bucket) is a

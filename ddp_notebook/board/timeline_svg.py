@@ -1,4 +1,4 @@
-"""The last collectives as bars: what a page without scripts has in place of the timeline.
+"""The last collectives as bars: the timeline of pages without scripts.
 
 A table with a drawing in each row: where drawings are taken out, as in a notebook that is not
 trusted and on GitHub, their titles stay as words. Colours are middle tones, for light and dark

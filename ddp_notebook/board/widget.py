@@ -1,7 +1,7 @@
-"""The live board as a widget: one class, one script, one style sheet, nothing to load.
+"""The live board as a widget: one class, one script, one style sheet.
 
 Importing this needs anywidget. The class knows nothing of sessions: it holds what is drawn, and
-passes on what the page says.
+passes on the messages of the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
-    """What the page draws; see `board_model` for the shapes. Safe to set from any thread.
+    """What the page draws; `board.model` makes it. Safe to set from any thread.
 
     `still` names the picture without scripts that stands below it in the notebook: while the
     script draws, it hides that; wherever the script does not run, the picture is what is seen.
@@ -34,18 +34,20 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     stages = traitlets.List(STAGES).tag(sync=True)
     board = traitlets.Dict().tag(sync=True)
     findings = traitlets.List().tag(sync=True)
-    standings = traitlets.List().tag(sync=True)
+    locations = traitlets.List().tag(sync=True)
     actions = traitlets.List().tag(sync=True)
-    measuring = traitlets.Dict().tag(sync=True)
-    """The benchmark that goes on, if one does."""
+    benchmark = traitlets.Dict().tag(sync=True)
+    """The running benchmark, if there is one."""
     busy = traitlets.List().tag(sync=True)
     """The magics that buttons have started and that are not done."""
-    said = traitlets.List().tag(sync=True)
+    answers = traitlets.List().tag(sync=True)
     """What the last of them gave, the newest first."""
 
-    def __init__(self, heard: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
+    def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
         super().__init__(still=uuid.uuid4().hex[:12], **values)
-        self.on_msg(lambda _, content, __: heard(content) if isinstance(content, dict) else None)
+        self.on_msg(
+            lambda _, content, __: on_message(content) if isinstance(content, dict) else None
+        )
 
     def paint(self, board: Mapping[str, Any], now_us: int) -> None:
         """Show `board`, if it is not what is shown already. `now_us` is when this is."""

@@ -32,7 +32,7 @@ from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import QUIET, Ranks
 
 ExitCallback = Callable[[int, int, int], None]
@@ -170,7 +170,7 @@ class IPyParallelCluster:
             )
         )
         # Before any engine is started: the hub publishes registrations once.
-        self._client = self._wait(self._cluster.connect_client(timeout=stretched(60)))
+        self._client = self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
         check_private_api(self._client)
 
     def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
@@ -205,7 +205,7 @@ class IPyParallelCluster:
         began_s = time.monotonic()
         ask_again_s = time.monotonic() + _ASK_AGAIN_S
         while missing := tuple(rank for rank in sorted(ranks) if not self._is_registered(rank)):
-            if time.monotonic() - began_s > stretched(timeout_s) or give_up():
+            if time.monotonic() - began_s > scaled_for_load(timeout_s) or give_up():
                 return missing
             if time.monotonic() > ask_again_s:
                 # The hub says once that an engine is there, and on a busy machine that can be
@@ -231,7 +231,7 @@ class IPyParallelCluster:
         """A fresh client; nothing may be under way on the one before."""
         before, self._client = (
             self._client,
-            self._wait(self._cluster.connect_client(timeout=stretched(60))),
+            self._wait(self._cluster.connect_client(timeout=scaled_for_load(60))),
         )
         self._views.clear()
         before.close(linger=0)
@@ -375,7 +375,7 @@ class IPyParallelCluster:
 
         The request is on its way on another thread, and a new engine can be quicker.
         """
-        deadline = time.monotonic() + stretched(_FORGOTTEN_WITHIN_S)
+        deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
         while self._engine(rank) is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
@@ -389,7 +389,7 @@ class IPyParallelCluster:
         began_s = time.monotonic()
         while not wait([future], _LOOK_AT_LOAD_S).done:
             waited_s = time.monotonic() - began_s
-            if waited_s > stretched(timeout_s):
+            if waited_s > scaled_for_load(timeout_s):
                 future.cancel()
                 raise SessionLost(
                     f"The ipyparallel controller did not answer within {waited_s:.0f} s. "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import json
 import secrets
 import threading
 import time
@@ -15,7 +14,8 @@ from typing import Any
 
 import zmq
 
-from ddp_notebook.model import Event, EventsLost, decode
+from ddp_notebook.model import Event, EventsLost, decode_events
+from ddp_notebook.model.codec import DecodeError
 
 _POLL_MS = 200
 
@@ -77,9 +77,12 @@ class Listener:
         if not hmac.compare_digest(signature, expected):
             return []
         now_ns = time.monotonic_ns()
+        try:
+            received = decode_events(payload, now_ns)
+        except DecodeError:  # they count as lost when the next ones come
+            return []
         events: list[Event] = []
-        for wire in json.loads(payload):
-            event = decode({**wire, "heard_ns": now_ns})
+        for event in received:
             missing = event.seq - self._next_seq.get(event.rank, event.seq)
             if missing > 0:
                 events.append(EventsLost(rank=event.rank, count=missing, heard_ns=now_ns))

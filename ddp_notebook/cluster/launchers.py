@@ -7,7 +7,6 @@ what each child calls reach them as traits, set by `cluster/cluster.py`.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from traitlets import Any as AnyTrait
 from traitlets import List as ListTrait
 
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 
 _POLL_S = 0.005
 
@@ -113,9 +113,3 @@ class ForkServerControllerLauncher(ForkServerMixin, ipp.LocalControllerLauncher)
             await asyncio.sleep(_POLL_S)
         info: Mapping[str, Any] = await super().get_connection_info(timeout)
         return info
-
-
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with `extra`, without what is only true of a notebook kernel."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JPY_")}
-    return {**kept, **extra}

@@ -63,7 +63,7 @@ def doing(evidence: RankReport) -> str:
         case Activity.BUSY:
             return f"busy: {evidence.doing}" if evidence.doing else "busy"
         case Activity.HELD:
-            return f"held {evidence.doing}" if evidence.doing else "held by you"
+            return f"paused {evidence.doing}" if evidence.doing else "paused (by %ddp_step)"
         case Activity.FAILED:
             first = evidence.error_text.strip().splitlines()
             error = first[0] if first else evidence.error_type

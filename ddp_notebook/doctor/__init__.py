@@ -1,18 +1,17 @@
-"""Whether DDP can work here, looked at before anything starts.
+"""Whether DDP can work here, checked before anything starts.
 
-    examination.py  all checks, in order: what `%ddp_doctor` calls
-    variables.py    environment variables left over, wrong or known to bite
-    network.py      ports, host names, interfaces
-    software.py     versions, backends, whether the ranks agree
-    gpus.py         which GPUs there are, and whether ranks can have them
-    machine.py      memory, processes, cores, clock, folders
-    facts.py        asks the system and a fresh Python
-    containers.py   limits of the container
+examine.py    makes all checks in order: what `%ddp_doctor` calls
+facts.py      what the checks need to know, asked of the system and of a fresh Python
+gpus.py       checks of GPUs: which there are, and whether ranks can have them
+machine.py    checks of memory, processes, cores, clock, folders
+network.py    checks of ports, host names, interfaces
+software.py   checks of versions, backends, and whether the ranks agree
+variables.py  checks of environment variables: left over, wrong, or known to make trouble
 
-A check is a function of facts: it gets what is so and returns a `Check`. Only facts.py and
-containers.py look at the machine.
+A check is a function of facts that returns a `Check` (model/doctor.py), so a test needs no broken
+machine. Only facts.py looks at the machine.
 """
 
-from ddp_notebook.doctor.examination import examine
+from ddp_notebook.doctor.examine import examine
 
 __all__ = ["examine"]

@@ -1,6 +1,6 @@
-"""Asks the system, and a fresh Python, what the checks need. Nothing is changed.
+"""What the checks need to know, asked of the system and of a fresh Python. Changes nothing.
 
-What another system than Linux does not tell is None.
+What only Linux tells is None on other systems.
 """
 
 from __future__ import annotations
@@ -17,23 +17,32 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ddp_notebook.doctor.gpus import Gpu
-from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder
+from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder, Limit
 from ddp_notebook.doctor.network import Holder, Interface, Lookup, Ports
 from ddp_notebook.launch.devices import nvidia_smi
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 TORCH_TIMEOUT_S = 90.0
 """How long a fresh Python may take to import torch; a cold disk takes a minute."""
 _LOOKUP_TIMEOUT_S = 5.0
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_UNLIMITED = 2**60
+"""Version 1 of control groups writes no limit as a number a little below 2**63."""
 _INITS = {"systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "launchd"}
-"""What process 1 is called where it is nobody's job."""
+"""Names of process 1 where it is an init system and not a job itself."""
 
 _ASK_TORCH = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
@@ -46,9 +55,9 @@ _ASK_TORCH = (
 
 
 def torch_facts(timeout_s: float = TORCH_TIMEOUT_S) -> dict[str, Any]:
-    """What `agent.facts.gather` finds in a fresh Python: this one never imports torch.
+    """What `rank.inspect.facts.gather` returns in a fresh Python: this one never imports torch.
 
-    When that Python fails or is not done in time, `torch_error` says so.
+    When that Python fails or takes too long, `torch_error` says so.
     """
     command = [sys.executable, "-c", _ASK_TORCH, json.dumps(sys.path)]
     try:
@@ -69,12 +78,12 @@ def torch_facts(timeout_s: float = TORCH_TIMEOUT_S) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             facts: dict[str, Any] = json.loads(lines[-1])
             return facts
-    last = (asked.stderr.strip().splitlines() or ["no word"])[-1]
+    last = (asked.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     return {"torch_error": f"a Python that imports it ends with {asked.returncode}: {last}"}
 
 
 def installed_version(distribution: str) -> str:
-    """The version of an installed distribution, empty when it is not there. Imports nothing."""
+    """The version of a distribution, empty when it is not installed. Imports nothing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -82,7 +91,7 @@ def installed_version(distribution: str) -> str:
 
 
 def modules_of(folder: Path) -> Iterator[str]:
-    """The names of modules that a Python started in `folder` finds there first."""
+    """The names of the modules that a Python started in `folder` would import from there."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.suffix == ".py":
@@ -114,36 +123,35 @@ def _mib(text: str) -> int:
 
 
 def connections() -> Sequence[Any] | None:
-    """All TCP and UDP sockets of the machine, as psutil has them; None where one may not see."""
-    try:
-        found: Sequence[Any] = psutil.net_connections("inet")
-    except (psutil.Error, OSError):
-        return None
-    return found
+    """All TCP and UDP sockets of the machine, as from psutil; None where that is forbidden."""
+    with contextlib.suppress(psutil.Error, OSError):
+        sockets: Sequence[Any] = psutil.net_connections("inet")
+        return sockets
+    return None
 
 
 def local_ports(sockets: Sequence[Any] | None) -> Ports | None:
-    """The range the system takes ports from; None where it does not say (not on Linux)."""
+    """The range that the system takes free ports from; None on other systems than Linux."""
     try:
         first, last = (int(word) for word in _RANGE_FILE.read_text().split())
     except (OSError, ValueError):
         return None
     if sockets is None:
         return Ports(first, last, None)
-    used = {each.laddr.port for each in sockets if each.laddr}
+    used = {connection.laddr.port for connection in sockets if connection.laddr}
     return Ports(first, last, sum(first <= port <= last for port in used))
 
 
 def holders_of(port: int, sockets: Sequence[Any] | None) -> tuple[Holder, ...]:
-    """The processes that have `port`; listeners alone if there are any."""
-    found = {}
-    for each in sockets or ():
-        if each.laddr and each.laddr.port == port and each.type == socket.SOCK_STREAM:
-            listens = each.status == psutil.CONN_LISTEN
-            if listens or each.pid not in found:
-                found[each.pid] = Holder(each.pid, _command(each.pid), listens)
-    listeners = tuple(holder for holder in found.values() if holder.listens)
-    return listeners or tuple(found.values())
+    """The processes that hold TCP port `port`; only listeners if there are any."""
+    holders = {}
+    for sock in sockets or ():
+        if sock.laddr and sock.laddr.port == port and sock.type == socket.SOCK_STREAM:
+            listens = sock.status == psutil.CONN_LISTEN
+            if listens or sock.pid not in holders:
+                holders[sock.pid] = Holder(sock.pid, _command(sock.pid), listens)
+    listeners = tuple(holder for holder in holders.values() if holder.listens)
+    return listeners or tuple(holders.values())
 
 
 def _command(pid: int | None) -> str:
@@ -153,12 +161,12 @@ def _command(pid: int | None) -> str:
 
 
 def try_port(port: int) -> int:
-    """0 when `port` can be had on every address of this host, else the errno of the attempt.
+    """0 when `port` can be bound on every address of this host, else the errno of the attempt.
 
-    It is bound as torch's store binds it, and let go without listening.
+    It is bound as torch's store binds it, and closed without listening.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        if sys.platform != "win32":  # there it would take a port that another has
+        if sys.platform != "win32":  # there it would take another process's port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -168,7 +176,7 @@ def try_port(port: int) -> int:
 
 
 def try_loopback() -> str:
-    """Why two sockets of this host cannot reach each other over 127.0.0.1; empty if they can."""
+    """Why a connection over 127.0.0.1 fails; empty if it succeeds."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(_LOOKUP_TIMEOUT_S)
@@ -180,28 +188,29 @@ def try_loopback() -> str:
 
 
 def look_up(name: str, timeout_s: float = _LOOKUP_TIMEOUT_S) -> Lookup:
-    """The addresses of a host name. A resolver that does not answer in time is an error."""
+    """The addresses of a host name; `error` if the resolver fails or does not answer in time."""
     answers: list[Lookup] = []
 
     def ask() -> None:
         began = time.monotonic()
         try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # UnicodeError: it can be no host name at all
+            answer = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a possible host name
             why = getattr(error, "strerror", None) or str(error)
             answers.append(Lookup(name, error=why))
             return
-        addresses = tuple(dict.fromkeys(str(each[4][0]) for each in found))
+        addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in answer))
         answers.append(Lookup(name, addresses, took_s=time.monotonic() - began))
 
-    asking = threading.Thread(target=ask, name="ddp-look-up", daemon=True)
-    asking.start()
-    asking.join(timeout_s)
+    # getaddrinfo has no timeout of its own.
+    thread = threading.Thread(target=ask, name="ddp-look-up", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
     return answers[0] if answers else Lookup(name, error=f"no answer within {timeout_s:g} s")
 
 
 def interfaces() -> Mapping[str, Interface]:
-    """The network interfaces by name, with their IP addresses; none where one may not see."""
+    """The network interfaces by name, with their IP addresses; none where that is forbidden."""
     families = (socket.AF_INET, socket.AF_INET6)
     try:
         addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
@@ -211,9 +220,9 @@ def interfaces() -> Mapping[str, Interface]:
         name: Interface(
             up=name in states and bool(states[name].isup),
             addresses=tuple(
-                each.address.partition("%")[0]
-                for each in addresses.get(name, ())
-                if each.family in families
+                address.address.partition("%")[0]
+                for address in addresses.get(name, ())
+                if address.family in families
             ),
         )
         for name in sorted({*addresses, *states})
@@ -224,31 +233,30 @@ def interfaces() -> Mapping[str, Interface]:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping."""
+    """Memory that is available without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def resource_limit(name: str) -> tuple[int | None, int | None]:
     """Soft and hard limit of this process, as ``RLIMIT_NOFILE``; None where there is none."""
     try:
-        resource: Any = import_module("resource")
         limits = resource.getrlimit(getattr(resource, name))
-    except (ImportError, AttributeError, OSError):
+    except (AttributeError, OSError):  # another system's limit, or Windows: no such module
         return None, None
     soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
     return soft, hard
 
 
 def process_limit() -> tuple[int | None, int]:
-    """RLIMIT_NPROC, None where it does not bind, and the threads this user has now."""
+    """RLIMIT_NPROC, None where there is no limit, and how many threads this user has now."""
     soft, _ = resource_limit("RLIMIT_NPROC")
-    if soft is None or os.geteuid() == 0:  # the kernel does not hold the administrator to it
+    if soft is None or os.geteuid() == 0:  # the kernel does not apply it to root
         return None, 0
-    mine = os.getuid()
+    user = os.getuid()
     threads = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.uids().real == mine:
+            if process.uids().real == user:
                 threads += process.num_threads()
     return soft, threads
 
@@ -263,15 +271,15 @@ def shared_memory() -> tuple[int, int] | None:
 
 
 def package_made_s() -> float:
-    """When the package's files were made: seconds since 1970."""
+    """When the package was installed, in seconds since 1970."""
     return Path(__file__).stat().st_mtime
 
 
 def temporary_folder() -> Folder:
-    """The temporary folder, and whether something can be written there."""
+    """The temporary folder, and whether it can be written to."""
     try:
         path = tempfile.gettempdir()
-    except OSError as error:  # none of those Python knows can be written to
+    except OSError as error:  # Python tried several and can write to none
         return Folder(os.environ.get("TMPDIR", ""), str(error), 0, None)
     try:
         with tempfile.TemporaryFile(dir=path) as file:
@@ -290,23 +298,92 @@ def _free_files(path: str) -> int | None:
 
 
 def earlier_ranks() -> tuple[EarlierRank, ...] | None:
-    """Processes with RANK in their environment whose parent has ended, of those one may see.
+    """Processes with RANK in their environment whose parent has ended, as far as one may look.
 
-    They are the children of process 1 then, or of the user's own systemd. Where process 1
-    may be a job itself, as in a container, it cannot be told: None.
+    Such processes are children of process 1, or of the user's systemd. None where process 1 may
+    be a job itself, as in a container: there they cannot be recognized.
     """
     processes = list(psutil.process_iter(["pid", "ppid", "name"]))
-    inits = {each.info["pid"] for each in processes if each.info["name"] in _INITS}
+    inits = {process.info["pid"] for process in processes if process.info["name"] in _INITS}
     if 1 not in inits:
         return None
-    orphans = (each for each in processes if each.info["ppid"] in inits)
+    orphans = (process for process in processes if process.info["ppid"] in inits)
     return tuple(filter(None, map(_as_rank, orphans)))
 
 
 def _as_rank(process: Any) -> EarlierRank | None:
-    """A process as a rank; None when it is none, or may not be looked at."""
+    """A process as a rank; None when it is none, or one may not look."""
     with contextlib.suppress(psutil.Error, OSError):
         environment = process.environ()
         if {"RANK", "WORLD_SIZE"} <= environment.keys() and process.pid != os.getpid():
             return EarlierRank(process.pid, environment["RANK"], " ".join(process.cmdline()))
     return None
+
+
+# --------------------------------------------------------------------------- containers
+
+
+def container_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> Limit | None:
+    """The tightest limit that a container, or any control group, sets on memory; None without.
+
+    Memory that only caches files counts as free: the kernel releases it when needed.
+    """
+    limits = []
+    for folder in _cgroups(root, membership, "memory"):
+        allowed = _read_number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _read_number(folder, "memory.current", "memory.usage_in_bytes")
+        if allowed is not None and used is not None and allowed < _UNLIMITED:
+            limits.append(Limit(allowed, max(0, used - _cached(folder))))
+    return min(limits, key=lambda limit: limit.left, default=None)
+
+
+def container_processes(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> Limit | None:
+    """The tightest limit on processes and threads together; None without one."""
+    limits = []
+    for folder in _cgroups(root, membership, "pids"):
+        allowed, used = _read_number(folder, "pids.max"), _read_number(folder, "pids.current")
+        if allowed is not None and used is not None:
+            limits.append(Limit(allowed, used))
+    return min(limits, key=lambda limit: limit.left, default=None)
+
+
+def _cgroups(root: Path, membership: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of those around it, in versions 1 and 2.
+
+    Inside a container the path may be the host's, which does not exist here; the mount itself
+    is the container's folder then.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / controller if controllers else root
+        parts = [part for part in path.split("/") if part]
+        if ".." in parts:
+            parts = []
+        for depth in range(len(parts), -1, -1):
+            yield base.joinpath(*parts[:depth])
+
+
+def _read_number(folder: Path, *names: str) -> int | None:
+    """The number in the first of the files that exists; None for ``max`` or no file."""
+    for name in names:
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _cached(folder: Path) -> int:
+    """Bytes of file cache that can be released; version 1 counts subfolders as ``total_``."""
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+        sizes = {name: int(size) for name, size in (line.split() for line in lines)}
+    except (OSError, ValueError):
+        return 0
+    return sizes.get("total_inactive_file", sizes.get("inactive_file", 0))

@@ -12,7 +12,7 @@ from ddp_notebook.model import format_bytes
 from ddp_notebook.model.doctor import Check
 
 _LITTLE_FREE = 0.1
-"""Less than this share of a GPU's memory free: somebody else works there."""
+"""Less than this share of a GPU's memory free: another process uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Gpu:
 def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | None) -> Check:
     """CUDA_VISIBLE_DEVICES, if it is set, names GPUs that exist, each once.
 
-    `usable` is how many torch can use, None where it was not asked: nvidia-smi may be
-    absent although there are GPUs.
+    `usable` is how many torch can use, None where it was not asked. `gpus` may be empty although
+    torch can use some: a container may lack the driver's management library.
     """
     name = "CUDA_VISIBLE_DEVICES"
     if value is None:
@@ -38,20 +38,20 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
     named = [part.strip() for part in value.split(",") if part.strip() not in ("", "-1")]
     if not named:
         return Check.ok(name, f"{value!r} hides all GPUs")
-    there = ", ".join(gpu.index for gpu in gpus) or "none"
-    remedy = f"Name each GPU once, of those there are ({there}), or unset it."
-    known = [_find(part, gpus) for part in named]
-    seen = [gpu for gpu in known if gpu]
-    twice = sorted({gpu for gpu in seen if seen.count(gpu) > 1} or _repeated(named))
+    indices = ", ".join(gpu.index for gpu in gpus) or "none"
+    remedy = f"Name each GPU once, of those there are ({indices}), or unset it."
+    indexed = [_find(part, gpus) for part in named]
+    twice = sorted(_repeated([index for index in indexed if index]) or _repeated(named))
     if twice:
         return Check.failure(
             name, f"{value} names GPU {twice[0]} twice: CUDA then has none", remedy
         )
-    unknown = [part for part, gpu in zip(named, known, strict=True) if gpu is None]
+    unknown = [part for part, gpu in zip(named, indexed, strict=True) if gpu is None]
     if unknown and (gpus or usable == 0):
         return Check.failure(
             name,
-            f"{value} names GPU {unknown[0]}, but there is: {there}; CUDA drops it and all after",
+            f"{value} names GPU {unknown[0]}, but there is: {indices}; CUDA ignores it and all "
+            "after it",
             remedy,
         )
     return Check.ok(name, value)
@@ -60,7 +60,7 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
 def _find(named: str, gpus: Sequence[Gpu]) -> str | None:
     """The index of the GPU that `named` means: an index, or the beginning of a UUID."""
     if named.startswith("MIG-"):
-        return named  # a part of a GPU: nvidia-smi lists those elsewhere
+        return named  # a part of a GPU, which is not listed
     for gpu in gpus:
         if named == gpu.index or (named.startswith("GPU-") and gpu.uuid.startswith(named)):
             return gpu.index
@@ -74,7 +74,7 @@ def _repeated(named: Sequence[str]) -> set[str]:
 def check_devices(
     world_size: int, backend: str, pool: Sequence[str], facts: Mapping[str, Any]
 ) -> Check:
-    """Which rank would get which device. `pool` are the GPUs ranks may have, `facts` torch's."""
+    """Which rank would get which device. `pool` is the GPUs for ranks, `facts` is torch's."""
     name = "devices"
     trouble = _torch_trouble(facts) if pool else ""
     on_cpus = f"%ddp_init --world-size {world_size} --device cpu"
@@ -97,23 +97,23 @@ def check_devices(
     return Check.ok(name, f"{shown}; {plan.backend}")
 
 
-def _too_few_for_nccl(name: str, world_size: int, there: int, on_cpus: str) -> Check:
-    if not there:
+def _too_few_for_nccl(name: str, world_size: int, gpus: int, on_cpus: str) -> Check:
+    if not gpus:
         return Check.failure(
             name, "nccl needs a GPU per rank, and no GPU is visible", f"Use gloo: {on_cpus}"
         )
     return Check.failure(
         name,
-        f"nccl needs a GPU per rank: {world_size} ranks, {there} GPU{'s' if there > 1 else ''}",
-        f"%ddp_init --world-size {there} --backend nccl, or share GPUs with gloo: "
+        f"nccl needs a GPU per rank: {world_size} ranks, {gpus} GPU{'s' if gpus > 1 else ''}",
+        f"%ddp_init --world-size {gpus} --backend nccl, or share GPUs with gloo: "
         f"%ddp_init --world-size {world_size} --device cuda",
     )
 
 
 def _torch_trouble(facts: Mapping[str, Any]) -> str:
-    """Why this torch cannot use the GPUs there are; empty when it can, or that is not known."""
+    """Why this torch cannot use the GPUs; empty when it can, or when that is not known."""
     if not facts.get("torch"):
-        return ""  # that is said elsewhere
+        return ""  # another check says so
     if not facts.get("cuda_build"):
         return f"torch {facts['torch']} was built without CUDA"
     if facts.get("devices") == 0:
@@ -122,7 +122,7 @@ def _torch_trouble(facts: Mapping[str, Any]) -> str:
 
 
 def check_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Check, ...]:
-    """The GPUs have room, and their numbers mean the same to CUDA as to nvidia-smi."""
+    """The GPUs have free memory, and CUDA numbers them as the driver does."""
     return tuple(_gpu_checks(gpus, environment)) if gpus else ()
 
 
@@ -134,7 +134,7 @@ def _gpu_checks(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Iterator
             "GPU memory",
             f"GPU {', '.join(gpu.index for gpu in full)} nearly full: "
             f"{format_bytes(first.used_bytes)} of {format_bytes(first.total_bytes)} in use",
-            "nvidia-smi shows by whom; leave them out: %ddp_init --gpus "
+            "nvidia-smi shows which process uses it. Leave it out: %ddp_init --gpus "
             + (",".join(gpu.index for gpu in gpus if gpu not in full) or "…"),
         )
     else:
@@ -143,7 +143,7 @@ def _gpu_checks(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Iterator
     if len(names) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         yield Check.warning(
             "GPU numbers",
-            f"{', '.join(names)}: CUDA numbers the fastest 0, nvidia-smi by slot; --gpus may get "
-            "another one than you mean",
+            f"{', '.join(names)}: CUDA numbers the fastest 0, nvidia-smi by slot, so --gpus may "
+            "mean another one than you expect",
             f"Before {sys.executable} starts: export CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )

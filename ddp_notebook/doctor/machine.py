@@ -1,4 +1,4 @@
-"""Checks of the machine: memory, files, processes, cores, clock, folders. Functions of facts."""
+"""Checks of the machine: memory, open files, processes, cores, clock, folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ddp_notebook.doctor.containers import Limit
 from ddp_notebook.model import format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
 
@@ -18,53 +17,66 @@ _MIB = 2**20
 _GIB = 2**30
 
 RANK_BYTES = 300 * _MIB
-"""What a rank wants: Python, torch, an engine, and room for a small model."""
+"""What a rank needs: Python, torch, an engine, and room for a small model."""
 _BARE_RANK_BYTES = 100 * _MIB
-"""What a forked rank takes before any model: 60 to 95 MiB were measured."""
+"""What a forked rank takes without a model: 60 to 95 MiB were measured."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, not written to
 
 _RANK_ADDRESSES = 5 * _GIB // 4
 """Address space a rank on CPUs needs for torch and its threads: 1.1 GiB was too little."""
-_EASY_ADDRESSES = 64 * _GIB
+_AMPLE_ADDRESSES = 64 * _GIB
 """CUDA reserves many times the memory it uses; threads reserve their stacks."""
 
 _RANK_THREADS = 16
-"""Threads of a rank beside the first of those that compute: 13 were measured."""
+"""Threads of a rank besides those that compute: 13 were measured."""
 _SESSION_THREADS = 40
-"""Threads of the controller, the store keeper, the fork server and of what the kernel adds."""
+"""Threads of the controller, the store process, the fork server, and more in the kernel."""
 
 _SOCKET_NAME = "/ddp_notebook-xxxxxxxx/beacon.sock"
 """The longest path of a socket that a session makes in the temporary folder."""
 
 _CENTURY_S = 100 * 365.25 * 86400
-"""A wall clock so far after the package was made is wrong."""
+"""A wall clock that is so far after the package was made is wrong."""
 
 
 # --------------------------------------------------------------------------- memory
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit of the container and how much of it is used: bytes, or processes and threads."""
+
+    allowed: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """How much is left, 0 when nothing is."""
+        return max(0, self.allowed - self.used)
+
+
 def check_memory(world_size: int, available_bytes: int, limit: Limit | None) -> Check:
-    """Memory for the ranks: what the machine has free, or what the container leaves."""
+    """Memory for the ranks: what is available, or what the container's limit leaves."""
     name = "memory"
-    left, found = available_bytes, f"{format_bytes(available_bytes)} available"
+    left_bytes, found = available_bytes, f"{format_bytes(available_bytes)} available"
     if limit is not None and limit.left < available_bytes:
-        left = limit.left
-        found = f"{format_bytes(left)} left of the container's {format_bytes(limit.allowed)}"
-    wanted = f"{world_size} rank{'s' if world_size > 1 else ''} want about "
-    wanted += format_bytes(world_size * RANK_BYTES)
-    fits = max(1, left // RANK_BYTES)
-    remedy = "End what is not needed (%ddp_shutdown in other notebooks, idle kernels)"
-    remedy += f", or take fewer ranks: -n {fits}" if fits < world_size else ", or add memory."
-    if left < world_size * _BARE_RANK_BYTES:
-        return Check.failure(name, f"{found}; {wanted}, without any model", remedy)
-    if left < world_size * RANK_BYTES:
-        return Check.warning(name, f"{found}; {wanted}, without a model of any size", remedy)
+        left_bytes = limit.left
+        found = f"{format_bytes(left_bytes)} left of the container's {format_bytes(limit.allowed)}"
+    needed = "1 rank needs about " if world_size == 1 else f"{world_size} ranks need about "
+    needed += format_bytes(world_size * RANK_BYTES)
+    fits = max(1, left_bytes // RANK_BYTES)
+    remedy = "Free memory (%ddp_shutdown in other notebooks, idle kernels)"
+    remedy += f", or start fewer ranks: -n {fits}" if fits < world_size else ", or add memory."
+    if left_bytes < world_size * _BARE_RANK_BYTES:
+        return Check.failure(name, f"{found}; {needed}, even without a model", remedy)
+    if left_bytes < world_size * RANK_BYTES:
+        return Check.warning(name, f"{found}; {needed}, with a small model", remedy)
     return Check.ok(name, found)
 
 
 def check_address_space(soft_bytes: int | None) -> Check:
-    """RLIMIT_AS (None: no limit), which counts what is reserved and not what is used."""
+    """RLIMIT_AS (None: no limit). It counts memory that is reserved, used or not."""
     name = "address space"
     if soft_bytes is None:
         return Check.ok(name, "no limit")
@@ -72,23 +84,23 @@ def check_address_space(soft_bytes: int | None) -> Check:
     remedy = "In the shell that starts Jupyter: ulimit -v unlimited"
     if soft_bytes < _RANK_ADDRESSES:
         return Check.failure(name, f"{found}: too little for torch and its threads", remedy)
-    if soft_bytes < _EASY_ADDRESSES:
+    if soft_bytes < _AMPLE_ADDRESSES:
         return Check.warning(name, f"{found}; threads and CUDA reserve much more", remedy)
     return Check.ok(name, found)
 
 
 def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Check:
-    """The shared memory of Linux, as (total, free) bytes, None where it is missing.
+    """The shared memory of Linux, as (total, free) bytes; None where it is missing.
 
-    The workers of a DataLoader and NCCL pass data through it; gloo does not.
+    DataLoader workers and NCCL pass data through it; gloo does not.
     """
     name = SHARED_MEMORY
-    more = "In Docker: docker run --shm-size=2g, or --ipc=host. Else: sudo mount -o remount,size=2g"
-    more += " /dev/shm"
+    more = "In Docker: docker run --shm-size=2g, or --ipc=host. Otherwise: sudo mount -o "
+    more += "remount,size=2g /dev/shm"
     if size is None:
         return Check.warning(
             name,
-            "missing: workers of a DataLoader cannot start",
+            "missing: DataLoader workers cannot start",
             "sudo mount -t tmpfs tmpfs /dev/shm",
         )
     total, free = size
@@ -100,11 +112,11 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
     if free < 32 * _MIB <= total:
         return Check.warning(
             name,
-            f"{found}: workers of a DataLoader will die of it",
+            f"{found}: DataLoader workers will crash",
             "See what fills it: ls /dev/shm",
         )
     if total < 256 * _MIB:
-        return Check.warning(name, f"{found}: too little for workers of a DataLoader", more)
+        return Check.warning(name, f"{found}: too little for DataLoader workers", more)
     return Check.ok(name, found)
 
 
@@ -112,7 +124,7 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
 
 
 def files_needed(world_size: int) -> int:
-    """Open files of the process that has most, the controller: measured, and some more."""
+    """Open files of the process that has most, the controller: as measured, and some to spare."""
     return 64 + 6 * world_size
 
 
@@ -140,21 +152,21 @@ def check_processes(
 ) -> Check:
     """Room for the processes and threads of the ranks, each with `threads` that compute.
 
-    `soft` is RLIMIT_NPROC (None: no limit, or it does not bind this user), of which the
-    user's processes have `used` threads; `limit` is the container's.
+    `soft` is RLIMIT_NPROC (None: no limit for this user), `used` how many threads the user has
+    already; `limit` is the container's.
     """
     name = "processes"
     needed = _SESSION_THREADS + world_size * (_RANK_THREADS + threads)
-    rooms = []
+    limits = []
     if soft is not None:
         remedy = "In the shell that starts Jupyter: ulimit -u unlimited"
-        rooms.append((max(0, soft - used), f"{soft:,} (ulimit -u)", remedy))
+        limits.append((max(0, soft - used), f"{soft:,} (ulimit -u)", remedy))
     if limit is not None:
-        remedy = "In Docker: docker run --pids-limit=-1; else raise pids.max of the cgroup."
-        rooms.append((limit.left, f"the container's {limit.allowed:,}", remedy))
-    if not rooms:
+        remedy = "In Docker: docker run --pids-limit=-1; else raise pids.max of the control group."
+        limits.append((limit.left, f"the container's {limit.allowed:,}", remedy))
+    if not limits:
         return Check.ok(name, "no limit")
-    left, allowed, remedy = min(rooms)
+    left, allowed, remedy = min(limits)
     found = f"room for {left:,} threads of {allowed}"
     if left < needed:
         return Check.failure(name, f"{found}; {world_size} ranks take about {needed:,}", remedy)
@@ -164,7 +176,7 @@ def check_processes(
 
 
 def threads_of(text: str | None) -> int:
-    """OMP_NUM_THREADS as a number; 0 when it is not set or is none. A list's first counts."""
+    """OMP_NUM_THREADS as a number, of a list the first; 0 when it is not set or no number."""
     first = (text or "").split(",")[0].strip()
     return int(first) if re.fullmatch(r"\d{1,6}", first) else 0
 
@@ -172,7 +184,7 @@ def threads_of(text: str | None) -> int:
 def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | None) -> Check:
     """Cores for the threads of all ranks. `asked` is --threads-per-rank, 0 for the default.
 
-    OMP_NUM_THREADS counts for what is started without %ddp_init, which sets it itself.
+    OMP_NUM_THREADS matters for scripts that are started here; %ddp_init sets it for its ranks.
     """
     name = "cores"
     if omp_num_threads and not threads_of(omp_num_threads):
@@ -190,10 +202,10 @@ def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | 
     threads = asked or threads_of(omp_num_threads) or cores // world_size
     if world_size * threads > cores:
         whose = "--threads-per-rank" if asked else "OMP_NUM_THREADS"
-        found = f"{world_size} ranks × {threads} threads ({whose}) on {cores}: they get in each "
-        found += "other's way"
+        found = f"{world_size} ranks × {threads} threads ({whose}) on {cores}: they slow each "
+        found += "other down"
         return Check.warning(
-            name, found, f"{cores // world_size} threads a rank; %ddp_init's default"
+            name, found, f"Use {cores // world_size} threads a rank, as %ddp_init does by default."
         )
     return Check.ok(name, f"{cores} for {world_size} rank{'s' if world_size > 1 else ''}")
 
@@ -202,16 +214,16 @@ def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | 
 
 
 def check_clock(now_s: float, made_s: float, readings: Sequence[float]) -> Check:
-    """The wall clock is past the time the package's files were made, the other never goes back.
+    """The wall clock is not before the package was made; the monotonic clock never goes back.
 
-    `now_s` and `made_s` are seconds since 1970; `readings` are of the monotonic clock.
+    `now_s` and `made_s` are seconds since 1970, `readings` are of the monotonic clock.
     """
     name = "clock"
     shown = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now_s)) + " UTC"
     if any(later < earlier for earlier, later in pairwise(readings)):
         return Check.failure(
             name,
-            "the monotonic clock goes back, so no time-out can be trusted",
+            "the monotonic clock goes back, so no timeout can be trusted",
             "Restart the machine; in a virtual machine, change its clock source.",
         )
     if now_s < made_s - 86400 or now_s > made_s + _CENTURY_S:
@@ -226,9 +238,9 @@ def check_clock(now_s: float, made_s: float, readings: Sequence[float]) -> Check
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The temporary folder. `trouble` is why nothing can be written there, empty if it can.
+    """The temporary folder. `trouble` is why it cannot be written to, else empty.
 
-    `free_files` is how many files more it can hold, None where that is not counted.
+    `free_files` is how many more files it can hold, None where the file system has no limit.
     """
 
     path: str
@@ -238,7 +250,7 @@ class Folder:
 
 
 def check_temporary_folder(folder: Folder, longest_socket: int) -> Check:
-    """The session's folder can be made there. `longest_socket` is the system's limit, in bytes."""
+    """The session's folder can be made there. `longest_socket` is the limit of a path, in bytes."""
     name = "temporary folder"
     other = "Before Jupyter starts: export TMPDIR=/tmp (or another folder)"
     if folder.trouble:
@@ -253,11 +265,11 @@ def check_temporary_folder(folder: Folder, longest_socket: int) -> Check:
     found = f"{folder.path}, {format_bytes(folder.free_bytes)} free"
     clean = f"See what fills it: du -sh {shlex.quote(folder.path)}/*. {other}"
     if folder.free_files is not None and folder.free_files < 100:
-        return Check.failure(name, f"{found}, but no more than {folder.free_files} files", clean)
+        return Check.failure(name, f"{found}, but only {folder.free_files} more files", clean)
     if folder.free_bytes < 16 * _MIB:
         return Check.failure(name, found, clean)
     if folder.free_bytes < 512 * _MIB:
-        return Check.warning(name, f"{found}: little for logs and long output", clean)
+        return Check.warning(name, f"{found}: little for logs and output", clean)
     return Check.ok(name, found)
 
 
@@ -265,35 +277,36 @@ def check_temporary_folder(folder: Folder, longest_socket: int) -> Check:
 
 
 def check_fork(forks: bool, platform: str) -> Check:
-    """Ranks can be forked, which takes milliseconds; elsewhere they start as processes."""
+    """How ranks start: forked, in milliseconds, or as new processes where forking is not safe."""
     name = "starting ranks"
     if forks:
         return Check.ok(name, "they are forked")
     system = {"darwin": "macOS", "win32": "Windows"}.get(platform, platform)
     return Check.ok(
-        name, f"as ordinary processes: {system} forbids forking. It takes seconds and more memory"
+        name, f"as new processes: forking is not safe on {system}. It takes seconds and more memory"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierRank:
-    """A process with RANK in its environment whose parent is gone."""
+    """A process with RANK in its environment whose parent has ended."""
 
     pid: int
     rank: str
     command: str
 
 
-def check_earlier_ranks(found: Sequence[EarlierRank]) -> Check:
-    """No rank of an earlier job goes on without the one that started it."""
+def check_earlier_ranks(processes: Sequence[EarlierRank]) -> Check:
+    """No rank of an earlier job still runs although its launcher has ended."""
     name = "earlier ranks"
-    if not found:
+    if not processes:
         return Check.ok(name, "none is left over")
-    ranks = [int(each.rank) for each in found if each.rank.isdecimal()]
-    first = found[0]
+    numbers = [int(process.rank) for process in processes if process.rank.isdecimal()]
+    ranks = name_ranks(numbers) if numbers else "ranks"
+    first, pids = processes[0], " ".join(str(process.pid) for process in processes)
     return Check.warning(
         name,
-        f"{name_ranks(ranks) if ranks else 'ranks'} of a job whose launcher is gone still "
-        f"{'runs' if len(found) == 1 else 'run'}, such as pid {first.pid} ({first.command[:80]})",
-        f"If that job should be over: kill {' '.join(str(each.pid) for each in found)}",
+        f"{ranks} of a job whose launcher has ended still "
+        f"{'runs' if len(processes) == 1 else 'run'}, pid {first.pid} ({first.command[:80]})",
+        f"If that job should be over: kill {pids}",
     )

@@ -1,4 +1,4 @@
-"""Checks of the network: ports, host names, interfaces. All of them functions of facts."""
+"""Checks of the network: ports, host names, interfaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLOW_LOOKUP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds a port. `pid` is None where the system does not tell."""
+    """A process that holds a port. `pid` is None where the system does not say."""
 
     pid: int | None
     command: str
@@ -29,7 +29,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports the system chooses from, both included, and how many of them are in use.
+    """The range that the system takes free ports from, ends included, and how many are in use.
 
     `in_use` is None where that cannot be counted.
     """
@@ -46,7 +46,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a host name resolves to. `error` is empty when it does."""
+    """What a host name resolves to; `error` is why it does not, else empty."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -70,17 +70,17 @@ def check_port(
 ) -> Check:
     """The port of the store can be listened on.
 
-    `asked_by` names the option or the variable it comes from; `refused` is the errno of
-    the attempt, 0 when it went well. `holders` are the processes known to have the port.
+    `asked_by` names the option or the variable it comes from; `refused` is the errno of the
+    attempt, 0 if it succeeded. `holders` are the processes known to hold the port.
     """
     name = f"port {port}"
     elsewhere = (
-        "Leave --master-port out (a free port is chosen), or give another one."
+        "Leave --master-port out (%ddp_init chooses a free port), or give another one."
         if asked_by == "--master-port"
         else f"Give another {asked_by}, or unset it: %ddp_init chooses a free port."
     )
     if refused == errno.EADDRINUSE:
-        who = ", ".join(str(holder) for holder in holders) or "a process that cannot be seen"
+        who = ", ".join(str(holder) for holder in holders) or "a process that cannot be identified"
         pids = sorted({holder.pid for holder in holders if holder.pid})
         end = f" If it is a job of yours that should be over: kill {pids[0]}" if pids else ""
         return Check.failure(name, f"{asked_by} is in use by {who}", elsewhere + end)
@@ -92,30 +92,30 @@ def check_port(
         why = errno.errorcode.get(refused, str(refused))
         return Check.failure(name, f"{asked_by} cannot be listened on ({why})", elsewhere)
     if ports is not None and ports.first <= port <= ports.last:
-        among = f"{ports.first}-{ports.last}"
-        return Check.ok(name, f"free now; it is one of {among}, which any connection may be given")
+        span = f"{ports.first}-{ports.last}"
+        return Check.ok(name, f"free now; any connection may get it (it is one of {span})")
     return Check.ok(name, "free")
 
 
 def ports_needed(world_size: int) -> int:
     """Ports that a session of so many ranks takes from the system's range.
 
-    Measured: a rank has some ten connections to what the session runs, and with gloo one to
+    Measured: a rank has about ten connections to the session's processes, and with gloo one to
     each other rank, for which one of the two needs a port.
     """
     return 16 + world_size * (12 + world_size // 2)
 
 
 def check_ports(ports: Ports, world_size: int) -> Check:
-    """Enough of the ports the system chooses from are free."""
+    """Enough ports of the system's range are free."""
     name, needed = "free ports", ports_needed(world_size)
     remedy = (
-        "Widen the range: sudo sysctl net.ipv4.ip_local_port_range='32768 60999', and see what "
+        "Widen the range: sudo sysctl net.ipv4.ip_local_port_range='32768 60999'. See what "
         "holds the ports: ss -tanp"
     )
     span = f"{ports.first}-{ports.last}"
     if ports.in_use is None:
-        free, found = ports.count, f"{ports.count:,} in {span} (how many are in use is not known)"
+        free, found = ports.count, f"{ports.count:,} in {span} (how many are in use is unknown)"
     else:
         free = ports.count - ports.in_use
         found = f"{max(free, 0):,} of {ports.count:,} in {span}, {ports.in_use:,} in use"
@@ -128,7 +128,7 @@ def check_ports(ports: Ports, world_size: int) -> Check:
 
 
 def check_loopback(trouble: str) -> Check:
-    """Processes of this host reach each other; `trouble` is why not, empty when they do."""
+    """Processes of this host reach each other; `trouble` is why not, else empty."""
     name = "loopback"
     if trouble:
         return Check.failure(
@@ -136,14 +136,14 @@ def check_loopback(trouble: str) -> Check:
             f"no connection over 127.0.0.1: {trouble}",
             "Look at the firewall and at: ip addr show lo (it must be UP with 127.0.0.1)",
         )
-    return Check.ok(name, "a connection over 127.0.0.1 to a port the system chose works")
+    return Check.ok(name, "a connection over 127.0.0.1 to a port that the system chose works")
 
 
 # --------------------------------------------------------------------------- names
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads nowhere but to this host."""
+    """Whether an address only reaches this host itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -151,27 +151,25 @@ def is_loopback(address: str) -> bool:
 
 
 def check_host_name(lookup: Lookup, own: Collection[str], several_hosts: bool) -> Check:
-    """This host's name leads to it. `own` are the addresses of its interfaces, if known.
+    """This host's name resolves to it. `own` are the addresses of its interfaces, if known.
 
-    On one host ranks meet over 127.0.0.1, and a name that leads there is as good as any;
-    it is wrong when `several_hosts` are meant, which would be told to connect to themselves.
+    A loopback address is as good as any on one host. With `several_hosts` it is wrong: the other
+    hosts would connect to themselves.
     """
     name = "host name"
     shown = f"{lookup.name} resolves to {', '.join(lookup.addresses)}"
-    remedy = "Say which interface to use: GLOO_SOCKET_IFNAME=eth0 (ip addr lists them)"
+    remedy = "Name the interface to use: GLOO_SOCKET_IFNAME=eth0 (ip addr lists them)"
     if lookup.error:
         return Check.warning(
             name,
             f"{lookup.name} does not resolve ({lookup.error}): gloo falls back to loopback, so "
-            "ranks meet on this host alone",
-            f"Add it to /etc/hosts, or say which interface to use: {remedy.partition(': ')[2]}",
+            "only ranks of this host can connect",
+            f"Add it to /etc/hosts, or: {remedy}",
         )
     if all(is_loopback(address) for address in lookup.addresses):
         if several_hosts:
-            return Check.warning(
-                name, f"{shown}: other hosts would be told to connect to themselves", remedy
-            )
-        return Check.ok(name, f"{shown}, which will do on one host")
+            return Check.warning(name, f"{shown}: other hosts would connect to themselves", remedy)
+        return Check.ok(name, f"{shown}, which is enough on one host")
     if own and not set(lookup.addresses) & set(own):
         return Check.warning(name, f"{shown}, which is no address of this host", remedy)
     if lookup.took_s > _SLOW_LOOKUP_S:
@@ -218,8 +216,8 @@ def check_interfaces(
 ) -> tuple[Check, ...]:
     """The interfaces that variables name exist, are up and have an address.
 
-    gloo and TensorPipe want names as they are. NCCL's may be prefixes. A variable of NCCL
-    is a warning, and not a failure, unless `nccl_wanted`.
+    gloo and TensorPipe need full names; NCCL takes prefixes. A wrong variable of NCCL is only a
+    warning unless `nccl_wanted`.
     """
     checks = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
@@ -228,8 +226,8 @@ def check_interfaces(
             checks.append(_interface_check(variable, environment, trouble, interfaces, nccl_wanted))
     if checks:
         return tuple(checks)
-    usable = sorted(name for name, each in interfaces.items() if each.up and each.addresses)
-    return (Check.ok("interfaces", f"{', '.join(usable) or 'none'} up; no variable chooses one"),)
+    usable = ", ".join(_usable(interfaces)) or "none"
+    return (Check.ok("interfaces", f"{usable} up; no variable chooses one"),)
 
 
 def _interface_check(
@@ -242,15 +240,15 @@ def _interface_check(
     value = environment[variable]
     if not trouble:
         return Check.ok(variable, value)
-    up = sorted(name for name, each in interfaces.items() if each.up and each.addresses)
-    remedy = f"Unset {variable}, or name one of: {', '.join(up) or 'none is up'}"
+    usable = ", ".join(_usable(interfaces)) or "none is up"
+    remedy = f"Unset {variable}, or name one of: {usable}"
     if variable.startswith("NCCL") and not nccl_wanted:
-        return Check.warning(variable, f"{value}: {trouble} (read by NCCL alone)", remedy)
+        return Check.warning(variable, f"{value}: {trouble} (only NCCL reads it)", remedy)
     return Check.failure(variable, f"{value}: {trouble}", remedy)
 
 
 def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Interface]) -> str:
-    """Why what `value` names cannot be used, empty when it can."""
+    """Why the interfaces that `value` names cannot be used; empty when they can."""
     if variable.startswith("NCCL"):
         chosen = nccl_interfaces(value, interfaces)
         if not chosen:
@@ -261,14 +259,19 @@ def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Inter
     names = value.split(",") if variable.startswith("GLOO") else [value]
     for name in names:
         if name not in interfaces:
-            form = "; ^ and = are NCCL's way of writing" if name[:1] in ("^", "=") else ""
+            form = "; only NCCL reads ^ and =" if name[:1] in ("^", "=") else ""
             return f"there is no interface {name!r}{form}"
         if _unusable(interfaces[name]):
             return f"{name} {_unusable(interfaces[name])}"
     return ""
 
 
+def _usable(interfaces: Mapping[str, Interface]) -> list[str]:
+    return sorted(name for name, interface in interfaces.items() if not _unusable(interface))
+
+
 def _unusable(interface: Interface) -> str:
+    """Why it cannot be used; empty when it can."""
     if not interface.up:
         return "is down"
     return "" if interface.addresses else "has no address"
@@ -277,8 +280,8 @@ def _unusable(interface: Interface) -> str:
 def nccl_interfaces(value: str, names: Iterable[str]) -> tuple[str, ...]:
     """The interfaces that NCCL_SOCKET_IFNAME chooses among `names`.
 
-    Written ``eth`` (every name that begins so), ``=eth0`` (that very name), ``^docker``
-    (all but those), ``^=docker0``; a comma between several, the sign once before all.
+    ``eth`` means every name that starts so, ``=eth0`` exactly that name, ``^docker`` all names
+    but those, ``^=docker0`` all but that one. Commas separate several; the sign stands once.
     """
     rest, exclude = (value[1:], True) if value.startswith("^") else (value, False)
     rest, exact = (rest[1:], True) if rest.startswith("=") else (rest, False)

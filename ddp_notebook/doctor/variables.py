@@ -1,4 +1,4 @@
-"""Checks of environment variables: left over, wrong, or known to bite."""
+"""Checks of environment variables: left over, wrong, or known to make trouble."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddp_notebook.model.doctor import Check
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-_BESIDE = (
+_MORE_OF_TORCHRUN = (
     *("LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE"),
 )
@@ -19,36 +19,38 @@ _PAIRS = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 
 def check_rendezvous(environment: Mapping[str, str]) -> Check:
-    """The variables of a rendezvous: not set here, before ranks are started.
+    """The rendezvous variables are not set in the environment that ranks are started from.
 
-    `%ddp_init` gives its ranks their own. But a script that is started here takes these:
-    a failure when no group can be built with them.
+    `%ddp_init` sets them for its ranks, but a script that is started here reads these. It is a
+    failure when no process group can be built with them.
     """
     name = "rendezvous variables"
-    left = [each for each in (*RENDEZVOUS, *_BESIDE) if each in environment]
+    left = [v for v in (*RENDEZVOUS, *_MORE_OF_TORCHRUN) if v in environment]
     if not left:
         return Check.ok(name, "none is set")
-    wrong = list(_wrong(environment))
+    wrong = list(_mistakes(environment))
     if wrong:
-        found = f"{'; '.join(wrong)}. No script started here can build a group with that"
+        found = f"{'; '.join(wrong)}. No script started here can build a process group"
         return Check.failure(name, found, _removal(left))
-    shown = " ".join(f"{each}={environment[each]}" for each in left)
-    whose = "of the torchrun job around us" if "TORCHELASTIC_RUN_ID" in environment else "left over"
+    shown = " ".join(f"{name}={environment[name]}" for name in left)
+    in_job = "TORCHELASTIC_RUN_ID" in environment
+    whose = "set by torchrun, which started this process" if in_job else "left over"
     return Check.warning(
         name,
-        f"{whose}: {shown}. %ddp_init gives its ranks their own; a script started here takes these",
+        f"{whose}: {shown}. %ddp_init sets them anew for its ranks; a script started here reads "
+        "these",
         _removal(left),
     )
 
 
 def port_of(environment: Mapping[str, str]) -> int:
-    """MASTER_PORT as a port; 0 when it is not set or is none."""
+    """MASTER_PORT as a number; 0 when it is not set or not a port."""
     text = environment.get("MASTER_PORT", "").strip()
     return int(text) if re.fullmatch(r"\d{1,5}", text) and int(text) <= 65535 else 0
 
 
-def _wrong(environment: Mapping[str, str]) -> Iterator[str]:
-    """What cannot work, one clause each."""
+def _mistakes(environment: Mapping[str, str]) -> Iterator[str]:
+    """What cannot work, a clause for each mistake."""
     if not environment.get("MASTER_ADDR", "here").strip():
         yield "MASTER_ADDR is empty"
     numbers: dict[str, int] = {}
@@ -64,7 +66,7 @@ def _wrong(environment: Mapping[str, str]) -> Iterator[str]:
         yield f"MASTER_PORT={numbers['MASTER_PORT']} is not a port (1 to 65535)"
     for name in _COUNTS:
         if numbers.get(name) == 0:
-            yield f"{name}=0 is a group of nobody"
+            yield f"{name} must be at least 1, not 0"
     for rank, size in _PAIRS:
         if 0 < numbers.get(size, 0) <= numbers.get(rank, 0):
             last = numbers[size] - 1
@@ -72,7 +74,7 @@ def _wrong(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _removal(names: Sequence[str]) -> str:
-    """How to be rid of variables, in a shell and in a notebook."""
+    """How to unset variables, in a shell and in a notebook."""
     others = ", and likewise the others" if len(names) > 1 else ""
     return (
         f"Before Jupyter starts: unset {' '.join(names)}. "
@@ -80,16 +82,16 @@ def _removal(names: Sequence[str]) -> str:
     )
 
 
-# --------------------------------------------------------------------------- known to bite
+# --------------------------------------------------------------------------- known trouble
 
 
-class _Bite(NamedTuple):
-    """A variable, the values that bite (a predicate), what then happens, what to do."""
+class _Trouble(NamedTuple):
+    """A variable that makes trouble: with which values, what happens then, what to do."""
 
     name: str
-    bites: Callable[[str], bool]
-    happens: str
-    remedy: str = ""
+    with_value: Callable[[str], bool]
+    effect: str
+    remedy: str
 
 
 def _set(value: str) -> bool:
@@ -104,45 +106,45 @@ def _binds(value: str) -> bool:
     return value.strip().lower() not in ("", "false", "disabled", "none", "0")
 
 
-def _renamed(name: str) -> _Bite:
-    return _Bite(
+def _renamed(name: str) -> _Trouble:
+    return _Trouble(
         name,
         lambda _: True,
-        f"the old name of TORCH_{name}, which torch complains about and will cease to read",
+        f"the old name of TORCH_{name}: torch warns of it and will stop reading it",
         f"Set TORCH_{name} instead and unset {name}.",
     )
 
 
-def _pinned(name: str) -> _Bite:
-    return _Bite(
+def _pinned(name: str) -> _Trouble:
+    return _Trouble(
         name,
         _binds,
-        "every rank binds its threads to the same cores, and the others stay idle",
+        "every rank binds its threads to the same cores, and the other cores stay idle",
         f"Unset {name}.",
     )
 
 
-_BITES = (
-    _Bite(
+_TROUBLES = (
+    _Trouble(
         "TORCH_DISTRIBUTED_DEBUG",
         _detail,
-        "DDP on gloo dies of it (segmentation fault), and small collectives take several "
+        "DDP on gloo crashes with it (segmentation fault), and small collectives take several "
         "times as long",
         "Set it to INFO or unset it.",
     ),
-    _Bite(
+    _Trouble(
         "TORCHELASTIC_USE_AGENT_STORE",
-        lambda value: value == "True",  # torch compares with this very text
+        lambda value: value == "True",  # torch compares with exactly this text
         "left over from a torchrun job: rank 0 of a script started here opens no store, and "
         "all ranks wait for one",
-        "Unset it. %ddp_init sets it for its ranks, whose store the session keeps.",
+        "Unset it. %ddp_init sets it for its ranks, because the session hosts their store.",
     ),
-    _Bite(
+    _Trouble(
         "CUDA_LAUNCH_BLOCKING",
         _set,
-        "every kernel is waited for: communication cannot overlap with computing, and times "
-        "say nothing",
-        "Unset it unless you look for the line of a CUDA error.",
+        "every CUDA kernel runs synchronously: communication cannot overlap with computation, "
+        "and timings mean nothing",
+        "Unset it unless you are looking for the line of a CUDA error.",
     ),
     _renamed("NCCL_ASYNC_ERROR_HANDLING"),
     _renamed("NCCL_BLOCKING_WAIT"),
@@ -153,11 +155,11 @@ _BITES = (
 )
 
 
-def check_bites(environment: Mapping[str, str]) -> tuple[Check, ...]:
-    """A warning for each variable that is known to bite; a single ok when there is none."""
-    found = tuple(
-        Check.warning(bite.name, f"{environment[bite.name]}: {bite.happens}", bite.remedy)
-        for bite in _BITES
-        if bite.name in environment and bite.bites(environment[bite.name])
+def check_known_trouble(environment: Mapping[str, str]) -> tuple[Check, ...]:
+    """A warning for each variable that is known to make trouble; a single ok if there is none."""
+    warnings = tuple(
+        Check.warning(name, f"{environment[name]}: {effect}", remedy)
+        for name, with_value, effect, remedy in _TROUBLES
+        if name in environment and with_value(environment[name])
     )
-    return found or (Check.ok("other variables", "none that is known to bite"),)
+    return warnings or (Check.ok("other variables", "none that is known to make trouble"),)

@@ -1,9 +1,11 @@
-"""The fault lab: what goes wrong in set-up, each as data that can be injected, seen and repaired.
+"""The fault lab: mistakes that are made when a process group is set up, as data.
 
 fault.py      what a fault is
-catalogue.py  every fault: what is changed on which rank, what should be found, two sentences
-two_hosts.py  those that need a second host
-jobs/         training scripts with a mistake in them; with DDP_FAULT=0 they are right
+catalogue.py  all of them, one entry each
+jobs/         the scripts of some of them; with DDP_FAULT=0 they have no mistake
+
+A new fault is a new entry of catalogue.py, and a script if it is one; `session/tools/fault_lab.py`
+injects it.
 """
 
 from ddp_notebook.faults.catalogue import FAULTS

@@ -1,4 +1,4 @@
-"""What a fault is."""
+"""What a fault of the lab is, as a value."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from textwrap import indent
 
 from ddp_notebook.model import Category
 
@@ -13,6 +14,15 @@ ALL = -1
 """In place of a rank: every rank."""
 OTHERS = -2
 """In place of a rank: every rank but 0."""
+
+_MODEL = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 8)
+{change}model = Net()
+"""
 
 
 class Kind(StrEnum):
@@ -23,53 +33,66 @@ class Kind(StrEnum):
     SCRIPT = "script"
     """A script on the ranks, with the mistake in it."""
     MODEL = "model"
-    """A model that is built differently on one rank, on its way into DDP."""
+    """A model that is built differently on rank 1 and then wrapped in DDP."""
     HOSTS = "hosts"
     """A script on ranks of two hosts, with a mistake in their network or their environment."""
 
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """What is wrong with the second of two hosts, on which rank 1 is, or with the way to it."""
+    """What is wrong with the second of two hosts, which rank 1 is on, or with the way to it."""
 
     name: str = "lab-1"
     """The second host's name; the first is lab-0."""
     drops: str = ""
-    """What a firewall on the first host drops: store, ranks, or nothing."""
+    """What a firewall on the first host drops: ``store``, ``ranks``, or empty for nothing."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `settings` may hold ``{held_port}`` (another process listens there),
-    ``{free_port}`` (nobody does; another one for each rank) and ``{world_size}``.
-
-    `culprits` are the ranks that must be found, `(ALL,)` or `(OTHERS,)`. `passes`: it mends
-    itself, the ranks are only late. `simulated` says what is not real about it.
-    """
+    """One fault. What each field is for depends on `kind`, its default is for all others."""
 
     name: str
+    """As the user types it."""
     title: str
     lesson: str
     """Two sentences for a learner: what happens, and why."""
     category: Category
+    """Of the finding that the diagnosis must begin with."""
     culprits: tuple[int, ...]
+    """The ranks that finding must name; `(ALL,)` and `(OTHERS,)` stand for several."""
     kind: Kind = Kind.SETTINGS
-    settings: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    store: str = "session"
-    init_method: str = "env"
-    job: str = ""
-    variant: str = ""
     min_ranks: int = 2
     passes: bool = False
+    """The ranks are only late: set-up succeeds in the end."""
     simulated: str = ""
+    """What is not real about it; empty when all of it is."""
+
+    settings: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Environment variables per rank, for `Kind.SETTINGS` and `Kind.HOSTS`.
+
+    Values may hold ``{held_port}`` (another process listens there), ``{free_port}`` (no process
+    does; a different one for each rank) and ``{world_size}``.
+    """
+    store: str = "session"
+    """Who hosts the store: ``session``, or ``rank0`` as in a plain script."""
+    job: str = ""
+    """The script for `Kind.SCRIPT` and `Kind.HOSTS`: a file of jobs/ without its suffix."""
     hosts: TwoHosts = TwoHosts()
     """For `Kind.HOSTS`."""
+    change: str = ""
+    """For `Kind.MODEL`: what rank 1 does at the end of the model's ``__init__``."""
 
     def culprits_of(self, world_size: int) -> tuple[int, ...]:
-        """The ranks that must be found among `world_size`."""
+        """`culprits` among `world_size` ranks."""
         if self.culprits in ((ALL,), (OTHERS,)):
             return tuple(range(int(self.culprits == (OTHERS,)), world_size))
         return self.culprits
+
+    def model_source(self, *, faulty: bool) -> str:
+        """The cell that makes ``model`` on every rank, with the mistake or without."""
+        change = f"if rank == 1:\n{indent(self.change, '    ')}\n" if faulty else ""
+        return _MODEL.format(change=indent(change, " " * 8))
 
 
 def job_path(name: str) -> Path:

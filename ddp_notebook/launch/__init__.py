@@ -1,13 +1,15 @@
-"""Starting processes: the fork server, what its children do, devices, addresses.
+"""Starting processes: the fork server, what its children do first, devices, addresses.
 
-addresses.py      Where the processes of one session meet: addresses and ports that no other wil
-child.py          The first things a child of the fork server does, before anything of ours or t
-client.py         The session's end of the fork server: start it, have it spawn and signal, hear
-devices.py        Which GPUs there are, and which rank gets which: decided before any rank start
-environment.py    The environment that a rank's process starts with.
-forkserver.py     The fork server: one process per host that has torch loaded and starts ranks i
-labhosts.py       Hosts of the fault lab: network namespaces with an address and a host name eac
-shared_memory.py  Shared memory that killed processes leave behind: what nobody else can take aw
-siblings.py       Fork servers of one user that would be alike share their memory: one forks the
-timeouts.py       How long to wait for a process that starts, on a machine that has more to do t
+addresses.py           addresses and ports for a session that no other process will take
+child.py               what a child of the fork server does first
+client.py              the session's end of the fork server: spawn, signal, hear of exits
+devices.py             which GPUs there are, and which rank gets which
+environment.py         the environment variables that a child starts with
+fork_server.py         the process per host that has torch loaded and forks ranks in milliseconds
+network_namespaces.py  the fault lab's hosts: network namespaces with an address and a name each
+preload.py             what the fork server imports before it forks
+process_groups.py      what a dead process leaves running: listed and killed
+shared_fork_server.py  notebooks of one user share a loaded fork server
+shared_memory.py       shared memory that killed processes leave in /dev/shm: found and removed
+timeouts.py            timeouts that grow with the machine's load
 """

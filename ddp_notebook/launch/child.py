@@ -1,4 +1,4 @@
-"""The first things a child of the fork server does, before anything of ours or the user's runs.
+"""What a child of the fork server does first: output, environment, random seeds, its calls.
 
 A child is described by a `spec`, a JSON object:
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
+import json
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -28,29 +30,30 @@ def die_with_parent(parent_pid: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before we asked
+    if os.getppid() != parent_pid:  # it died before the call: no signal will come
         os._exit(1)
 
 
 def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     """Turn this process into the one `spec` describes: session, output, environment, folder."""
     if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
-        os.setsid()  # Ctrl-C in a terminal is the notebook's; what a rank starts is known by it
+        # Ctrl-C in a terminal goes to the notebook alone, and what a rank starts is found by it.
+        os.setsid()
     die_with_parent(parent_pid)
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.close(nothing)
+    os.close(null)
     os.environ.clear()
     os.environ.update(spec["env"])
     os.chdir(spec["cwd"])
 
 
 def reseed() -> None:
-    """Give a forked child its own random numbers where a new process would have them."""
+    """Seed a forked child's random numbers anew, where a new process would have its own."""
     random.seed()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
@@ -59,25 +62,30 @@ def reseed() -> None:
         torch.default_generator.seed()
 
 
+def load(name: str) -> ModuleType:
+    """Import a module by name, as what runs in a child must be named: it is of a higher layer."""
+    return importlib.import_module(name)
+
+
 def call(name: str, arguments: Mapping[str, Any]) -> Any:
     """Call the function written ``package.module:function``."""
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)(**arguments)
+    return getattr(load(module), function)(**arguments)
 
 
 def run(spec: Mapping[str, Any]) -> NoReturn:
-    """Make the calls of `spec` and leave the process, whatever they do."""
+    """Make the calls of `spec` and end the process, whatever they do."""
     code = 0
     try:
         for name, arguments in spec["calls"]:
             call(name, arguments)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:  # noqa: BLE001  # the process ends here: say why in its log
+    except BaseException:  # noqa: BLE001  # the process ends here; its log says why
         traceback.print_exc()
         code = 1
     finally:
-        # What a normal exit would do, without running the fork server's own frames again.
+        # As a normal exit does, without unwinding into the fork server's own frames.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
@@ -101,8 +109,6 @@ def main() -> NoReturn:
 
     Standard input stays open as the lifeline to the fork server.
     """
-    import json
-
     line = bytearray()
     while not line.endswith(b"\n"):
         chunk = os.read(0, 1)

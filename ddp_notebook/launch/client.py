@@ -1,4 +1,4 @@
-"""The session's end of the fork server: start it, have it spawn and signal, hear of exits."""
+"""The session's end of the fork server: starts it, has it spawn and signal, hears of exits."""
 
 from __future__ import annotations
 
@@ -11,58 +11,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from ddp_notebook.errors import SessionLost
-from ddp_notebook.launch.siblings import Sibling, ask, listen, meeting_point
-from ddp_notebook.launch.timeouts import stretched
-
-ENGINE_MODULES = (
-    "ipyparallel.engine.app",
-    "ipyparallel.engine.kernel",
-    "ipyparallel.controller.app",
-    "ipykernel.kernelapp",
-    "ipykernel.control",
-    "ipykernel.debugger",  # half of the time an engine takes to start
-    "ipykernel.comm.manager",
-    "IPython.core.completer",
-    "IPython.core.completerlib",
-    "IPython.core.oinspect",
-    "IPython.extensions.storemagic",
-    "IPython.core.magics",
-    "zmq.asyncio",
-    "psutil",
-)
-TORCH_MODULES = (
-    "torch",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "torch.utils.data.distributed",
-    "ddp_notebook.rank.setup.stages",
-    "ddp_notebook.rank.cells.runner",
-    "ddp_notebook.rank.setup.store_process",
-    "ddp_notebook.rank.bench.collectives_task",
-    "ddp_notebook.rank.bench.floors",
-    "ddp_notebook.rank.bench.loop",
-    # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
-    "torch._dynamo",
-)
-LATER_MODULES = ("matplotlib.font_manager", "matplotlib.figure", "matplotlib.pyplot")
-"""Imported when nothing else is to do, in steps: a command waits for the end of a step.
-
-The backend itself must be loaded where the shell is.
-"""
+from ddp_notebook.launch import shared_fork_server
+from ddp_notebook.launch.shared_fork_server import ForkedServer
+from ddp_notebook.launch.timeouts import scaled_for_load
 
 ExitHandler = Callable[[int], None]
 
-_SIBLING_WITHIN_S = 10.0
-"""On a quiet machine; the server that is asked may have begun to load torch just now."""
+_FORKED_WITHIN_S = 10.0
+"""On an idle machine; the server that is asked may just have begun to load torch."""
+_LOST = "The process that starts ranks (fork server) has ended. Start again: %ddp_init"
 _BOOT = (
     "import json, sys; a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
-    "from ddp_notebook.launch.forkserver import main; main(**a)"
+    "from ddp_notebook.launch.fork_server import main; main(**a)"
 )
 
 
@@ -74,10 +39,8 @@ def can_fork() -> bool:
 class ForkServerClient:
     """One fork server, started on construction and warm when `ready` is done.
 
-    `mode` is fork, or process where ranks are ordinary processes. `ready` is a Future of
-    the server's own report. `on_lost` callbacks run when the fork server is gone.
-
-    Where another notebook has a server that is like what ours would be, that one forks ours.
+    `mode` is fork, or process where ranks are ordinary processes. `ready` is a Future of the
+    server's own report. Where another notebook has an equal server, that one forks ours.
     """
 
     def __init__(self, mode: str) -> None:
@@ -93,32 +56,32 @@ class ForkServerClient:
         self._closing = False
         self._lock = threading.Lock()
         self._unsent: list[bytes] | None = None
-        """What is to be sent as soon as a sibling is there; None when things can be sent."""
+        """Commands to send once the forked server reports; None as soon as they can be sent."""
         self._process = self._begin()
         threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
 
-    def _begin(self) -> subprocess.Popen[bytes] | Sibling:
-        point = meeting_point(_python_path()) if self.mode == "fork" else ""
-        door = listen(point)
-        if point and door is None and (sibling := ask(point)) is not None:
+    def _begin(self) -> subprocess.Popen[bytes] | ForkedServer:
+        address = shared_fork_server.address(sys.path) if self.mode == "fork" else ""
+        listener = shared_fork_server.listen(address)
+        # Another server listens at the address already: it forks ours.
+        if address and listener is None and (server := shared_fork_server.request(address)):
             self._unsent = []
-            return sibling
+            return server
         try:
-            return self._start(point, door)
+            return self._start(address, listener)
         finally:
-            if door is not None:
-                door.close()
+            if listener is not None:
+                listener.close()
 
-    def _start(self, point: str = "", door: socket.socket | None = None) -> subprocess.Popen[bytes]:
-        """A server of our own; at `door` others ask it for theirs."""
-        fork = self.mode == "fork"
+    def _start(
+        self, address: str = "", listener: socket.socket | None = None
+    ) -> subprocess.Popen[bytes]:
+        """A server of our own, which other notebooks reach at `address`."""
         arguments = {
             "mode": self.mode,
-            "preload": [*ENGINE_MODULES, *TORCH_MODULES] if fork else [],
-            "later": list(LATER_MODULES) if fork else [],
-            "python_path": _python_path(),
-            "point": point,
-            "door": -1 if door is None else door.fileno(),
+            "python_path": sys.path,  # so that ranks import what the notebook can import
+            "address": address,
+            "listener": -1 if listener is None else listener.fileno(),
         }
         return subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(arguments)],
@@ -126,12 +89,12 @@ class ForkServerClient:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=() if door is None else (door.fileno(),),
+            pass_fds=() if listener is None else (listener.fileno(),),
         )
 
     @property
     def pid(self) -> int:
-        """The fork server's process; 0 as long as another one has yet to fork it."""
+        """The fork server's process; 0 until another server has forked it."""
         return self._process.pid
 
     @property
@@ -152,27 +115,27 @@ class ForkServerClient:
             code = self._exit_codes.pop(pid, None)
             if code is None:
                 self._exit_handlers[pid] = on_exit
-                self._hold(pid)
-        if code is not None:  # it ended before we could ask to be told
+                self._open_pidfd(pid)
+        if code is not None:  # it ended before the handler was there
             on_exit(code)
         return pid
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a child that this fork server started.
 
-        Directly where the system has file descriptors of processes (Linux), for the fork server
-        may be importing; a pid alone may be another process's by now.
+        Where there are pidfds (Linux) directly, because the fork server may be busy importing. A
+        pid alone would not do: it may be another process's by now.
         """
         with self._lock:
-            held = self._pidfds.get(pid)
-            if held is not None:
+            pidfd = self._pidfds.get(pid)
+            if pidfd is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(held, number)
+                    signal.pidfd_send_signal(pidfd, number)
                 return
         self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
 
     def own(self, path: str) -> None:
-        """Have `path` removed when this process is gone."""
+        """Have the folder `path` removed when this process is gone."""
         self._send({"cmd": "own", "path": path})
 
     def on_lost(self, handler: Callable[[], None]) -> None:
@@ -197,15 +160,15 @@ class ForkServerClient:
             self._process.kill()
             self._process.wait()
 
-    def _hold(self, pid: int) -> None:
+    def _open_pidfd(self, pid: int) -> None:
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # it has just ended, or this kernel has none
                 self._pidfds[pid] = os.pidfd_open(pid)
 
-    def _let_go(self, pid: int) -> None:
-        held = self._pidfds.pop(pid, None)
-        if held is not None:
-            os.close(held)
+    def _close_pidfd(self, pid: int) -> None:
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is not None:
+            os.close(pidfd)
 
     def _send(self, command: Mapping[str, Any]) -> None:
         data = json.dumps(command).encode() + b"\n"
@@ -216,9 +179,7 @@ class ForkServerClient:
                 else:
                     self._write(data)
         except (OSError, ValueError) as error:
-            raise SessionLost(
-                "The fork server that starts ranks is gone. Start again: %ddp_init"
-            ) from error
+            raise SessionLost(_LOST) from error
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -226,12 +187,12 @@ class ForkServerClient:
         self._process.stdin.flush()
 
     def _read(self) -> None:
-        if isinstance(self._process, Sibling):
+        if isinstance(self._process, ForkedServer):
             with contextlib.suppress(OSError, ValueError):  # it is being closed
-                if self._process.answers(stretched(_SIBLING_WITHIN_S)):
+                if self._process.answers(scaled_for_load(_FORKED_WITHIN_S)):
                     self._listen()
             if not self.ready.done():
-                self._do_without_sibling()
+                self._start_own_server()
         self._listen()
         self._process.wait()
         self._gone()
@@ -242,31 +203,31 @@ class ForkServerClient:
             for line in self._process.stdout:
                 self._handle(json.loads(line))
 
-    def _do_without_sibling(self) -> None:
-        """Who was asked has ended, or does not get to it: start a server of our own."""
+    def _start_own_server(self) -> None:
+        """The other server has ended, or does not answer: start one of our own."""
         with self._lock:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
             if not self._closing:
-                with contextlib.suppress(OSError):  # then it is lost
+                with contextlib.suppress(OSError):  # the reader then finds it lost
                     self._process = self._start()
-                    self._send_rest()
+                    self._send_unsent()
 
-    def _send_rest(self) -> None:
-        """From here on things can be sent; the lock is held."""
+    def _send_unsent(self) -> None:
+        """Send what had to wait; from here on commands are sent at once. The lock is held."""
         unsent, self._unsent = self._unsent or [], None
-        with contextlib.suppress(OSError, ValueError):  # it is lost, or closed: the reader notices
+        with contextlib.suppress(OSError, ValueError):  # lost or closed: the reader notices
             self._write(b"".join(unsent))
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
             case "ready":
-                if isinstance(self._process, Sibling):
+                if isinstance(self._process, ForkedServer):
                     with self._lock:
-                        self._process.is_process(event["pid"])
-                        self._send_rest()
+                        self._process.set_pid(event["pid"])
+                        self._send_unsent()
                 self.ready.set_result(event)
             case "spawned":
                 self._spawned.pop(event["tag"]).set_result(event["pid"])
@@ -274,7 +235,7 @@ class ForkServerClient:
                 self._spawned.pop(event["tag"]).set_exception(OSError(event["text"]))
             case "exited":
                 with self._lock:
-                    self._let_go(event["pid"])
+                    self._close_pidfd(event["pid"])
                     handler = self._exit_handlers.pop(event["pid"], None)
                     if handler is None:
                         self._exit_codes[event["pid"]] = event["code"]
@@ -287,8 +248,8 @@ class ForkServerClient:
             handlers, self._lost_handlers = self._lost_handlers, []
             waiting = [*self._spawned.values()]
             for pid in list(self._pidfds):
-                self._let_go(pid)
-        lost = SessionLost("The fork server that starts ranks is gone. Start again: %ddp_init")
+                self._close_pidfd(pid)
+        lost = SessionLost(_LOST)
         futures: list[Future[Any]] = [self.ready, *waiting]
         for future in futures:
             if not future.done():
@@ -299,8 +260,3 @@ class ForkServerClient:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-
-
-def _python_path() -> Sequence[str]:
-    """This process's module path, so that ranks import what the notebook can import."""
-    return list(sys.path)

@@ -1,7 +1,7 @@
-"""Shared memory that killed processes leave behind: what nobody else can take away any more.
+"""Shared memory that killed processes leave in /dev/shm: found and removed.
 
-multiprocessing and torch remove the name of a semaphore or a page right after making it. A
-process that is killed in between leaves the file in /dev/shm until the machine restarts.
+multiprocessing and torch unlink a semaphore or a page right after making it. A process that is
+killed in between leaves the file until the machine restarts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from ddp_notebook.launch.process_groups import is_running
+
 FOLDER = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
-_LOOK_AGAIN_S = 0.05
-_MADE_WITHIN_S = 0.5
+_POLL_S = 0.05
+_MAKING_S = 0.5
+"""Younger files than this, in seconds, may still be in the making."""
 _HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
 _TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
@@ -26,85 +29,78 @@ def semaphore_prefix(session_folder: str) -> str:
 
 
 def remove_orphans(session_folders: Iterable[str], since_s: float, wait_s: float = 0.0) -> None:
-    """Remove what processes of these sessions left; `since_s` is when the first one began.
+    """Remove what processes of these sessions left; `since_s` is when the first one started.
 
-    Semaphores are known by their names, which are the session's own; pages of torch by the
-    number of the process that made them, which must be gone. For that it waits up to
-    `wait_s`: a process that was killed just now may still be on its way out.
+    Semaphores are known by their names, which hold the session's; pages of torch by the pid of
+    the process that made them, which must have ended. It waits up to `wait_s` for that: a process
+    that was killed just now may not have ended yet.
     """
     if not FOLDER.is_dir():
         return
-    _remove_semaphores(tuple(f"sem.{semaphore_prefix(each)[1:]}-" for each in session_folders))
+    _remove_semaphores(tuple(f"sem.{semaphore_prefix(folder)[1:]}-" for folder in session_folders))
     deadline = time.monotonic() + wait_s
     while _remove_pages(since_s) + _remove_half_made(since_s) and time.monotonic() < deadline:
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
 def _remove_semaphores(prefixes: tuple[str, ...]) -> None:
     inodes = set()
-    for path, status in _mine():
+    for path, status in _own_files():
         if prefixes and path.name.startswith(prefixes):
             inodes.add(status.st_ino)
     # While the C library makes a semaphore, it has a second name of six characters.
-    for path, status in _mine():
+    for path, status in _own_files():
         if status.st_ino in inodes:
             _unlink(path)
 
 
 def _remove_half_made(since_s: float) -> int:
-    """Remove semaphores that a process was killed over while the C library made them.
+    """Remove semaphores whose process was killed while the C library made them.
 
-    They have no name of a session yet. What no process has mapped after a moment is nobody's.
-    How many there are that are too young to tell.
+    They do not have the session's name yet; one that no process has mapped after a moment is
+    nobody's. Returns how many are too young to tell.
     """
-    latest_s = time.time() - _MADE_WITHIN_S
-    every = {
+    latest_s = time.time() - _MAKING_S
+    candidates = {
         status.st_ino: (path, status.st_ctime < latest_s)
-        for path, status in _mine()
+        for path, status in _own_files()
         if _HALF_MADE.fullmatch(path.name) and since_s <= status.st_ctime
     }
-    found = {inode: path for inode, (path, old) in every.items() if old}
-    if found:
+    unmapped = {inode: path for inode, (path, old) in candidates.items() if old}
+    if unmapped:
         for maps in Path("/proc").glob("[0-9]*/maps"):
             with contextlib.suppress(OSError, ValueError):
                 for line in maps.read_text().splitlines():
                     if str(FOLDER) in line:
-                        found.pop(int(line.split()[4]), None)
-    for path in found.values():
+                        unmapped.pop(int(line.split()[4]), None)
+    for path in unmapped.values():
         _unlink(path)
-    return sum(not old for _, old in every.values())
+    return sum(not old for _, old in candidates.values())
 
 
 def _remove_pages(since_s: float) -> int:
-    """Remove torch's pages of processes that are gone; how many there are of live ones."""
-    left = 0
-    for path, status in _mine():
+    """Remove torch's pages of processes that have ended; how many there are of live ones."""
+    live = 0
+    for path, status in _own_files():
         match = _TORCH.fullmatch(path.name)
         if match and status.st_ctime >= since_s:
-            if _lives(int(match[1])):
-                left += 1
+            if is_running(int(match[1])):
+                live += 1
             else:
                 _unlink(path)
-    return left
+    return live
 
 
-def _mine() -> list[tuple[Path, os.stat_result]]:
-    found = []
+def _own_files() -> list[tuple[Path, os.stat_result]]:
+    """This user's files there, each with its status."""
+    files = []
     with contextlib.suppress(OSError):
         for path in FOLDER.iterdir():
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if status.st_uid == os.getuid():
-                    found.append((path, status))
-    return found
-
-
-def _lives(pid: int) -> bool:
-    """True for a process that has not ended; one that nobody has reaped yet has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except (OSError, IndexError):
-        return False
+                    files.append((path, status))
+    return files
 
 
 def _unlink(path: Path) -> None:

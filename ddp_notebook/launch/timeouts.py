@@ -1,18 +1,20 @@
-"""How long to wait for a process that starts, on a machine that has more to do than it can."""
+"""Timeouts that grow with the machine's load: how long to wait for a process that starts."""
 
 from __future__ import annotations
 
 import os
 
-_MOST = 8.0
+_MAX_FACTOR = 8.0
 
 
-def stretched(seconds: float) -> float:
-    """`seconds` of a quiet machine, on this one as it is now: times the tasks per core.
+def scaled_for_load(seconds: float) -> float:
+    """Scale a timeout, in seconds, meant for an idle machine: times the tasks per core, up to 8.
 
-    From the load average of the last minute (getloadavg(3)), and at most eight times as many.
-    A room of learners who start at once gets through; what is dead is seen otherwise.
+    The load is the average of the last minute (getloadavg(3)). So a room of learners who all
+    start at once gets through; it costs nothing, because a process that died is detected by its
+    exit and not by the timeout.
     """
     if not hasattr(os, "getloadavg"):  # Windows
         return seconds
-    return seconds * min(_MOST, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    load_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return seconds * min(_MAX_FACTOR, max(1.0, load_per_core))

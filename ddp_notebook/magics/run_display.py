@@ -11,9 +11,9 @@ from ddp_notebook.errors import Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.model import Event, Pulse, Status, name_ranks
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.registry import Detached
+from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.run import CellResult, CellRun
-from ddp_notebook.state.board import FOLD_FROM
+from ddp_notebook.state.board_rows import FOLD_FROM
 from ddp_notebook.state.output import split_errors
 from ddp_notebook.views import findings
 from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion

@@ -1,6 +1,6 @@
 """Values everything else is made of. Standard library only; each can be written as JSON and read.
 
-board.py           The ranks as the live board draws them: a lane each, or one for several in th
+board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
 case.py            What is known of each rank while set-up runs: the facts that findings are mad
 codec.py           Values of the model as JSON and back, by the types of their fields.
 collective_log.py  The file in which a rank writes down its collectives, as both ends know it.
@@ -9,14 +9,14 @@ ddp.py             DDP's construction as values: its stages, what a model is mad
 diagnosis.py       Findings: what is wrong with a job, whose doing it is, and what to do about i
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and what to
 events.py          What ranks say: events, and their form on the wire.
-ranks.py           The field's words: rank sets, stages, what a rank is at, kinds of output, siz
+ranks.py           Rank sets, and how they, sizes and long texts are written for a person.
 stacks.py          Where ranks are: the Python stack of each, and all of them as one tree.
-stages.py          What a step of set-up, or of DDP's construction, gives: who arrived where, wh
-state.py           What events add up to, and how it is arranged for drawing.
+stages.py          The stages of set-up, and the table that a step of the debugger gives.
+state.py           What events add up to: the state of each rank, of the session, and its output.
 training.py        What a rank knows of its training when a run is over: replicas, optimizers, s
 """
 
-from ddp_notebook.model.board import Lane, Role, Standing
+from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
 from ddp_notebook.model.case import (
     Activity,
     Case,
@@ -25,8 +25,6 @@ from ddp_notebook.model.case import (
     RankReport,
     StoreFile,
     Worker,
-    evidence_from_json,
-    evidence_to_json,
 )
 from ddp_notebook.model.collectives import (
     DEFAULT_GROUP,
@@ -35,23 +33,20 @@ from ddp_notebook.model.collectives import (
     Part,
     Phase,
     Place,
-    collective_from_json,
-    collective_to_json,
 )
 from ddp_notebook.model.diagnosis import (
     Category,
     Diagnosis,
     Finding,
-    diagnosis_from_json,
-    finding_from_json,
 )
 from ddp_notebook.model.events import (
-    EVENT_KINDS,
+    SESSION,
     CellFinished,
     CellStarted,
     Event,
     EventsLost,
     Output,
+    OutputKind,
     Progress,
     Pulse,
     RankExited,
@@ -62,16 +57,12 @@ from ddp_notebook.model.events import (
     StageStarted,
     StoreFailed,
     StoreOpened,
-    decode,
-    encode,
+    decode_events,
+    encode_events,
 )
 from ddp_notebook.model.ranks import (
     QUIET,
-    SESSION,
-    OutputKind,
     Ranks,
-    Stage,
-    Status,
     cut,
     format_bytes,
     format_ranks,
@@ -85,19 +76,15 @@ from ddp_notebook.model.stacks import (
     Local,
     RankStack,
     StackTree,
-    rank_stack_from_json,
-    rank_stack_to_json,
-    stack_tree_from_json,
 )
-from ddp_notebook.model.stages import StepRow, StepTable
+from ddp_notebook.model.stages import Stage, StepRow, StepTable
 from ddp_notebook.model.state import (
-    Board,
-    BoardRow,
     Moment,
     OutputGroup,
     OutputItem,
     RankState,
     Snapshot,
+    Status,
 )
 from ddp_notebook.model.training import (
     LoaderFacts,
@@ -107,8 +94,6 @@ from ddp_notebook.model.training import (
     RunFacts,
     SamplerFacts,
     TensorDigest,
-    facts_from_json,
-    facts_to_json,
 )
 
 __all__ = [
@@ -118,8 +103,6 @@ __all__ = [
     "Part",
     "Phase",
     "Place",
-    "collective_from_json",
-    "collective_to_json",
     "LoaderFacts",
     "OptimizerFacts",
     "ParallelFacts",
@@ -127,19 +110,14 @@ __all__ = [
     "RunFacts",
     "SamplerFacts",
     "TensorDigest",
-    "facts_from_json",
-    "facts_to_json",
-    "evidence_to_json",
-    "evidence_from_json",
     "StoreFile",
     "Worker",
     "Case",
     "RankReport",
     "Probe",
     "InitArguments",
-    "Lane",
     "Role",
-    "Standing",
+    "StackLocation",
     "Activity",
     "Board",
     "BoardRow",
@@ -149,7 +127,6 @@ __all__ = [
     "CellStarted",
     "Diagnosis",
     "Doing",
-    "EVENT_KINDS",
     "Event",
     "EventsLost",
     "Finding",
@@ -181,16 +158,11 @@ __all__ = [
     "Status",
     "StoreFailed",
     "StoreOpened",
-    "decode",
-    "diagnosis_from_json",
-    "encode",
-    "finding_from_json",
+    "decode_events",
+    "encode_events",
     "cut",
     "format_bytes",
     "format_ranks",
     "name_ranks",
     "parse_ranks",
-    "rank_stack_from_json",
-    "rank_stack_to_json",
-    "stack_tree_from_json",
 ]

@@ -1,64 +1,104 @@
-"""The ranks as the live board draws them: a lane each, or one for several in the same place."""
+"""What `%ddp_status` returns: the session as rows of ranks in the same state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ddp_notebook.model.ranks import Ranks, Stage, Status
+from ddp_notebook.model.ranks import Ranks
+from ddp_notebook.model.stages import Stage
+from ddp_notebook.model.state import Snapshot, Status
 
 
 class Role(StrEnum):
-    """What a lane is in the whole picture: what the eye should find first."""
+    """The part that ranks play in the session as a whole: what the eye should find first."""
 
     CULPRIT = "culprit"
-    """A finding says that it is their doing."""
+    """A finding names them as the cause."""
     LATE = "late"
-    """The others wait for them, and they work."""
+    """They make progress, and the others wait for them."""
     DEAD = "dead"
     FAILED = "failed"
     SILENT = "silent"
-    """Not heard for longer than a live rank is ever quiet: nothing is known of them now."""
-    VICTIM = "victim"
-    """They only wait, for somebody whose doing it is."""
-    HELD = "held"
-    """They stand until they are stepped."""
+    """Their last message is too long ago for a live rank: their present state is unknown."""
+    PAUSED = "paused"
+    """They stay where they are until `%ddp_step`."""
     WAITING = "waiting"
-    BUSY = "busy"
+    """They wait for other ranks."""
+    RUNNING = "running"
     READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """One rank, or several in the same state. Times are the session's monotonic clock."""
+class BoardRow:
+    """One line of the board: one rank, or several in the same state.
+
+    Every view draws from this. Times ending in ``_ns`` are the session's monotonic clock.
+    """
 
     ranks: Ranks
-    role: Role
     status: Status
     stage: Stage | None
     """The last stage passed."""
     entering: Stage | None
     """The stage these ranks are in, if any."""
     text: str
-    """What they do, wait for or died of."""
+    """What they do, wait for, raised last, or died of."""
+    device: str
+    """Of several ranks only its kind: ``cuda``."""
+    pid: int
+    """0 when the row is of several ranks."""
+    host: str
+    age_s: float
+    """Seconds since the last message of the rank that has been quiet for longest."""
+    silent: bool
+    """True when that is longer than a live rank is ever quiet."""
+    role: Role = Role.READY
     waits_for: Ranks = ()
     since_ns: int = 0
-    """Since when they are at it; 0 for not known."""
+    """When they began what `text` says; 0 if unknown."""
     heard_ns: int = 0
-    """When the quietest of them was heard, if that is too long ago; 0 if not."""
-    where: str = ""
-    """Device, process and host, as far as they are the same."""
+    """When the quietest of silent ranks sent its last message; 0 if they are not silent."""
+
+    @property
+    def gone(self) -> bool:
+        """True when these ranks failed or died: they will do nothing more by themselves."""
+        return self.status in (Status.FAILED, Status.DEAD)
+
+    @property
+    def stages_passed(self) -> int:
+        """How many stages these ranks have passed; those that set up once more begin again."""
+        if self.entering is not None:
+            return self.entering.number - 1
+        return self.stage.number if self.stage else 0
+
+    @property
+    def process(self) -> str:
+        """Where these ranks run: ``cuda:1 · pid 4712 · node-17``, as far as it is known."""
+        parts = (self.device, f"pid {self.pid}" if self.pid else "", self.host)
+        return " · ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A line of the user's code and the ranks that stand at it."""
+class Board:
+    """The session at one moment, arranged for drawing. What `%ddp_status` returns."""
+
+    headline: str
+    rows: tuple[BoardRow, ...]
+    notes: tuple[str, ...]
+    """What was decided for the user, then what to do about what went wrong."""
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class StackLocation:
+    """A line of the user's code and the ranks that are in it."""
 
     ranks: Ranks
-    place: str
+    call_site: str
     """``cell 3:6 in save``."""
     callers: tuple[str, ...] = ()
-    """The lines through which they came there, the outermost first."""
+    """The lines that led there, the outermost first."""
     lines: tuple[tuple[int, str], ...] = ()
     """The line and those around it, numbered; as far as they are known."""
     line: int = 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from ddp_notebook.model.collectives import Collectives, Place
-from ddp_notebook.model.ddp import Fingerprint, fingerprint_from_json
+from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.model.ranks import Ranks
-from ddp_notebook.model.training import ReplicaFacts, replica_from_json
+from ddp_notebook.model.training import ReplicaFacts
 
 
 class Activity(StrEnum):
@@ -196,34 +194,3 @@ class Case:
     def where(self, *activities: Activity) -> Ranks:
         """The ranks with one of these activities."""
         return tuple(e.rank for e in self.ranks if e.activity in activities)
-
-
-_NESTED = {"arguments": InitArguments, "probe": Probe, "file": StoreFile}
-
-
-def evidence_to_json(evidence: RankReport) -> dict[str, Any]:
-    """A rank's evidence as a JSON object."""
-    return dataclasses.asdict(evidence)
-
-
-def evidence_from_json(wire: Mapping[str, Any]) -> RankReport:
-    """The evidence that `evidence_to_json` wrote. Raises TypeError or ValueError otherwise."""
-    fields = dict(wire)
-    fields["activity"] = Activity(fields["activity"])
-    for name, cls in _NESTED.items():
-        if name in fields:
-            fields[name] = cls(**fields[name])
-    if fields.get("model") is not None:
-        fields["model"] = fingerprint_from_json(fields["model"])
-    fields["path"] = tuple(Place(**each) for each in fields.get("path", ()))
-    fields["workers"] = tuple(map(_worker_from_json, fields.get("workers", ())))
-    fields["replicas"] = tuple(map(replica_from_json, fields.get("replicas", ())))
-    fields["listens"] = tuple(fields.get("listens", ()))
-    fields["reach"] = tuple(Probe(**probe) for probe in fields.get("reach", ()))
-    fields["addresses"] = {k: tuple(v) for k, v in fields.get("addresses", {}).items()}
-    return RankReport(**fields)
-
-
-def _worker_from_json(wire: Mapping[str, Any]) -> Worker:
-    place = wire.get("place")
-    return Worker(**{**wire, "place": Place(**place) if place is not None else None})

@@ -1,30 +1,48 @@
-"""Values of the model as JSON and back, by the types of their fields.
+"""Values as JSON and back, by the types of their fields: for the wire, saved runs and exports.
 
-For what is kept in a file and read again by another version, perhaps damaged: everything that
-is read is checked against the type it must have, and an error says where it stands. A field
-that has a default may be missing; one that is not known is passed over.
+A dataclass is an object with its fields, an Enum its value, a tuple a list, a mapping an object.
+`decode` checks everything against the type it must have, and its error says where it stands:
+a file may be damaged, or of another version. A field that has a default may be missing; one that
+is not known is passed over.
+
+Where a class is written in another way, the class itself says so, in one of three:
+
+- A field with ``metadata=OMIT_DEFAULT``: it is not written while it has its default.
+- A class variable ``kinds`` of a base class: its subclasses by their class variable ``kind``,
+  which is written first and says which of them to read.
+- A method ``to_wire() -> X`` and a class method ``from_wire(X)``: it is written as that X.
+
+Readers and writers are made once for each type: thousands of events a second pass through here.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar, Union, cast
 
 T = TypeVar("T")
-Reader = Callable[[Any], Any]
+Convert = Callable[[Any], Any]
 
-_UNENDING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON does not have, as the text that stands for them."""
+_AS_IT_IS = frozenset({str, int, bool, type(None)})
+"""Types that are the same in JSON."""
+_MISSING = object()
+
+OMIT_DEFAULT: Mapping[Any, Any] = types.MappingProxyType({"omit default": True})
+"""Metadata of a dataclass's field: it is not written while it has its default."""
 
 
-class Misfit(ValueError):
+class DecodeError(ValueError):
     """What was read is not of the type it must have; `str()` says where and why."""
 
     def __init__(self, why: str, place: str = "") -> None:
@@ -32,60 +50,174 @@ class Misfit(ValueError):
         self.why = why
         self.place = place
 
-    def inside(self, step: str) -> Misfit:
-        """The same misfit, seen from one level further out."""
+    def inside(self, step: str) -> DecodeError:
+        """The same error, seen from one level further out."""
         dot = "" if not self.place or self.place.startswith("[") else "."
-        return Misfit(self.why, f"{step}{dot}{self.place}")
+        return DecodeError(self.why, f"{step}{dot}{self.place}")
 
 
-def to_json(value: Any) -> Any:
-    """`value` as what `json.dumps` takes, also with ``allow_nan=False``."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if value is None or isinstance(value, str | int | float):
+def encode(value: Any) -> Any:
+    """`value` as what `json.dumps` takes. Raises TypeError for a value of no such type.
+
+    Inside a field of type Any nothing is looked at: that is JSON already.
+    """
+    return _writer_of_class(cast("Any", type(value)))(value)
+
+
+def decode(cls: type[T], wire: Any) -> T:
+    """The value of type `cls` that `encode` wrote. Raises DecodeError for anything else."""
+    return cast("T", _reader(cast("Any", cls))(wire))
+
+
+def dumps(wire: Any) -> str:
+    """`wire` as a text of strict JSON: a number that JSON does not have becomes a text."""
+    try:
+        return json.dumps(wire, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # rare, and only inside fields of type Any
+        return json.dumps(_finite(wire), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(wire: Any) -> Any:
+    if isinstance(wire, float):
+        return _number(wire)
+    if isinstance(wire, dict):
+        return {_finite(key): _finite(item) for key, item in wire.items()}
+    return [_finite(item) for item in wire] if isinstance(wire, list | tuple) else wire
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+# -- writing: None in place of a writer means that the value is written as it is --------------
+
+
+@cache
+def _writer_of_class(cls: type) -> Convert:
+    """What writes a value whose type is known from the value alone."""
+    if dataclasses.is_dataclass(cls):
+        return _write_dataclass(cls)
+    if issubclass(cls, Mapping):
+        return lambda value: {str(encode(key)): encode(item) for key, item in value.items()}
+    if issubclass(cls, tuple | list):
+        return lambda value: [encode(item) for item in value]
+    if issubclass(cls, Enum):
+        return attrgetter("value")
+    if issubclass(cls, float):
+        return _number
+    if issubclass(cls, str | int | types.NoneType):
+        return lambda value: value
+    raise TypeError(f"a {cls.__name__} cannot be written as JSON")
+
+
+@cache
+def _writer(kind: Any) -> Convert | None:
+    """What writes a value of the declared type `kind`."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind in _AS_IT_IS:
+        return None
+    if kind is float:
+        return _number
+    if origin in (Union, types.UnionType):
+        return _write_optional(_writer(_not_none(inner)))
+    if origin is tuple:
+        return _write_tuple([_writer(each) for each in inner if each is not Ellipsis], inner)
+    if origin in (dict, collections.abc.Mapping):
+        return _write_mapping(*inner)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return attrgetter("value")
+    return encode if "kinds" in vars(kind) else _write_dataclass(kind)
+
+
+def _number(value: float) -> float | str:
+    if math.isfinite(value):
         return value
-    if isinstance(value, Mapping):
-        return {str(to_json(key)): to_json(each) for key, each in value.items()}
-    if isinstance(value, Sequence):
-        return [to_json(each) for each in value]
-    names = _names(cast("Any", type(value)))
-    return {name: to_json(getattr(value, name)) for name in names}
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def from_json(cls: type[T], wire: Any) -> T:
-    """The value of type `cls` that `to_json` wrote. Raises Misfit for anything else."""
-    return cast("T", reader_of(cast("Any", cls))(wire))
+def _write_optional(write: Convert | None) -> Convert | None:
+    return write and (lambda value: None if value is None else write(value))
+
+
+def _write_tuple(writers: list[Convert | None], inner: tuple[Any, ...]) -> Convert:
+    if inner[-1] is not Ellipsis:
+        return lambda value: [
+            write(item) if write else item for write, item in zip(writers, value, strict=True)
+        ]
+    write_item = writers[0]
+    return (lambda value: [write_item(item) for item in value]) if write_item else list
+
+
+def _write_mapping(key_kind: Any, kind: Any) -> Convert:
+    write = _writer(kind)
+    if key_kind is not str:
+        return lambda value: {
+            str(encode(key)): write(item) if write else item for key, item in value.items()
+        }
+    return (lambda value: {key: write(item) for key, item in value.items()}) if write else dict
+
+
+def _write_dataclass(cls: Any) -> Convert:
+    if hasattr(cls, "to_wire"):
+        return lambda value: encode(value.to_wire())
+    fields = dataclasses.fields(cls)
+    names = [field.name for field in fields]
+    omitted = [(f.name, f.default) for f in fields if f.metadata == OMIT_DEFAULT]
+    if hasattr(cls, "kinds"):
+        names.insert(0, "kind")
+    values_of: Callable[[Any], Iterable[Any]] = (
+        attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, n) for n in names]
+    )
+    # Made when first needed: a class may hold others of its own type.
+    writers: list[tuple[str, Convert]] | None = None
+
+    def write(value: Any) -> dict[str, Any]:
+        nonlocal writers
+        if writers is None:
+            made = [(field.name, _writer(_hints(cls)[field.name])) for field in fields]
+            writers = [(name, convert) for name, convert in made if convert is not None]
+        wire = dict(zip(names, values_of(value), strict=True))
+        for name, convert in writers:
+            wire[name] = convert(wire[name])
+        for name, default in omitted:
+            if getattr(value, name) == default:
+                del wire[name]
+        return wire
+
+    return write
+
+
+# -- reading -----------------------------------------------------------------------------------
 
 
 @cache
-def _names(cls: type) -> tuple[str, ...]:
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"a {cls.__name__} cannot be written as JSON")
-    return tuple(field.name for field in dataclasses.fields(cls))
-
-
-@cache
-def reader_of(kind: Any) -> Reader:
+def _reader(kind: Any) -> Convert:
     """What reads a value of a type: a dataclass, an Enum, a container of such, a plain value."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return lambda wire: wire
     if origin in (Union, types.UnionType):
-        return _one_of(inner)
+        read = _reader(_not_none(inner))
+        return lambda wire: None if wire is None else read(wire)
     if origin is tuple:
-        return _tuple(inner)
+        return _read_tuple(inner)
     if origin in (dict, collections.abc.Mapping):
-        return _mapping(*inner)
+        return _read_mapping(*inner)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _enum(kind)
+        return _read_enum(kind)
     if dataclasses.is_dataclass(kind):
-        return _dataclass(cast("type", kind))
-    return _plain(kind)
+        return _read_kind(kind) if "kinds" in vars(kind) else _read_dataclass(kind)
+    return _read_plain(kind)
 
 
-def _plain(kind: type) -> Reader:
+def _not_none(kinds: Iterable[Any]) -> Any:
+    """The X of ``X | None``, the one union that the model uses."""
+    (kind,) = (each for each in kinds if each is not types.NoneType)
+    return kind
+
+
+def _read_plain(kind: type) -> Convert:
     wanted = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     named = wanted.get(kind, "null")
     accepted = {int, float} if kind is float else {kind}
@@ -94,104 +226,124 @@ def _plain(kind: type) -> Reader:
         # By the very type: a bool is an int to Python, and to nobody else.
         if type(wire) in accepted:
             return wire
-        if kind is float and isinstance(wire, str) and wire in _UNENDING:
-            return _UNENDING[wire]
-        raise Misfit(f"must be {named}, not {_shown(wire)}")
+        if kind is float and isinstance(wire, str) and wire in _NOT_FINITE:
+            return _NOT_FINITE[wire]
+        raise DecodeError(f"must be {named}, not {_shown(wire)}")
 
     return read
 
 
-def _enum(kind: type[Enum]) -> Reader:
+def _read_enum(kind: type[Enum]) -> Convert:
+    members = {member.value: member for member in kind}
+
     def read(wire: Any) -> Any:
         try:
-            return kind(wire)
-        except ValueError:
-            raise Misfit(f"is {_shown(wire)}, which is no {kind.__name__.lower()}") from None
+            return members[wire]
+        except (KeyError, TypeError):
+            raise DecodeError(f"is {_shown(wire)}, which is no {kind.__name__.lower()}") from None
 
     return read
 
 
-def _one_of(kinds: Sequence[Any]) -> Reader:
-    """``X | None``, the one union that the model uses."""
-    (kind,) = (each for each in kinds if each is not types.NoneType)
-    read_one = reader_of(kind)
-    return lambda wire: None if wire is None else read_one(wire)
-
-
-def _tuple(inner: Sequence[Any]) -> Reader:
+def _read_tuple(inner: tuple[Any, ...]) -> Convert:
     """``tuple[X, ...]``, or ``tuple[X, Y]`` with just as many."""
     endless = inner[-1] is Ellipsis
-    readers = [reader_of(kind) for kind in inner if kind is not Ellipsis]
+    readers = [_reader(kind) for kind in inner if kind is not Ellipsis]
 
     def read(wire: Any) -> Any:
         if not isinstance(wire, list):
-            raise Misfit(f"must be a list, not {_shown(wire)}")
+            raise DecodeError(f"must be a list, not {_shown(wire)}")
         if not endless and len(wire) != len(readers):
-            raise Misfit(f"must be a list of {len(readers)}, not of {len(wire)}")
-        found = []
-        for number, each in enumerate(wire):
-            read_one = readers[0] if endless else readers[number]
+            raise DecodeError(f"must be a list of {len(readers)}, not of {len(wire)}")
+        values = []
+        for number, item in enumerate(wire):
             try:
-                found.append(read_one(each))
-            except Misfit as misfit:
-                raise misfit.inside(f"[{number}]") from None
-        return tuple(found)
+                values.append(readers[0 if endless else number](item))
+            except DecodeError as error:
+                raise error.inside(f"[{number}]") from None
+        return tuple(values)
 
     return read
 
 
-def _mapping(key_kind: Any, kind: Any) -> Reader:
-    read_one = reader_of(kind)
+def _read_mapping(key_kind: Any, kind: Any) -> Convert:
+    read_key = _read_number if key_kind is int else _reader(key_kind)
+    read_item = _reader(kind)
 
     def read(wire: Any) -> Any:
         if not isinstance(wire, dict):
-            raise Misfit(f"must be an object, not {_shown(wire)}")
-        found = {}
-        for key, each in wire.items():
+            raise DecodeError(f"must be an object, not {_shown(wire)}")
+        if kind is Any:
+            return wire
+        values = {}
+        for key, item in wire.items():
             try:
-                found[_key(key_kind, key)] = read_one(each)
-            except Misfit as misfit:
-                raise misfit.inside(key) from None
-        return found
+                values[read_key(key)] = read_item(item)
+            except DecodeError as error:
+                raise error.inside(key) from None
+        return values
 
     return read
 
 
-def _key(kind: Any, key: str) -> Any:
-    if kind is not int:
-        return key
+def _read_number(key: str) -> int:
     try:
         return int(key)
     except ValueError:
-        raise Misfit("must be a whole number") from None
+        raise DecodeError("must be a whole number") from None
 
 
-def _dataclass(cls: type) -> Reader:
-    # Looked up when first needed: a class may hold others of its own kind.
-    hints: dict[str, Any] = {}
+def _read_kind(cls: Any) -> Convert:
+    """A value of one of the subclasses in ``cls.kinds``, by its ``kind``."""
+
+    def read(wire: Any) -> Any:
+        kind = wire.get("kind") if isinstance(wire, dict) else None
+        subclass = cls.kinds.get(kind) if isinstance(kind, str) else None
+        if subclass is None:
+            raise DecodeError(f"is not an {cls.__name__.lower()}: {_shown(wire)}")
+        return _reader(subclass)(wire)
+
+    return read
+
+
+def _read_dataclass(cls: Any) -> Convert:
+    if hasattr(cls, "to_wire"):
+        return lambda wire: cls.from_wire(decode(_hints(cls.to_wire)["return"], wire))
     required = {
         field.name
         for field in dataclasses.fields(cls)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
+    kind = getattr(cls, "kind", None) if hasattr(cls, "kinds") else None
+    # Made when first needed: a class may hold others of its own type.
+    readers: list[tuple[str, Any, Convert]] | None = None
 
     def read(wire: Any) -> Any:
+        nonlocal readers
         if not isinstance(wire, dict):
-            raise Misfit(f"must be an object, not {_shown(wire)}")
-        if not hints:
-            known = typing.get_type_hints(cls)
-            hints.update({name: known[name] for name in _names(cls)})
-        missing = sorted(required - wire.keys())
-        if missing:
-            raise Misfit("is missing", missing[0])
-        found = {}
-        for name, kind in hints.items():
-            if name in wire:
+            raise DecodeError(f"must be an object, not {_shown(wire)}")
+        if kind is not None and wire.get("kind", kind) != kind:
+            raise DecodeError(f"is {_shown(wire.get('kind'))} and not {kind!r}", "kind")
+        if readers is None:
+            hints = {field.name: _hints(cls)[field.name] for field in dataclasses.fields(cls)}
+            readers = [(name, hint, _reader(hint)) for name, hint in hints.items()]
+        values = {}
+        for name, exact, read_one in readers:
+            value = wire.get(name, _MISSING)
+            if value is _MISSING:
+                if name in required:
+                    raise DecodeError("is missing", name)
+                continue
+            if type(value) is not exact:  # most are text and numbers, which need no call
                 try:
-                    found[name] = reader_of(kind)(wire[name])
-                except Misfit as misfit:
-                    raise misfit.inside(name) from None
-        return cls(**found)
+                    value = read_one(value)
+                except DecodeError as error:
+                    raise error.inside(name) from None
+            values[name] = value
+        try:
+            return cls(**values)
+        except ValueError as error:  # what its __post_init__ refuses
+            raise DecodeError(f"is not valid: {error}") from None
 
     return read
 

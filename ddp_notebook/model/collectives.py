@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
+from ddp_notebook.model import codec
+from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.ranks import Ranks
 
 DEFAULT_GROUP = "default"
@@ -124,17 +127,60 @@ class Collectives:
         """What `rank` issued, or is held before, and is not over."""
         return tuple(each for each in self.of.get(rank, ()) if not each.over)
 
+    def to_wire(self) -> CollectiveTable:
+        """As they are written in a file: the columns once, and each path once."""
+        paths: dict[tuple[Place, ...], int] = {}
+        rows = []
+        for issued in self.of.values():
+            for collective in issued:
+                row = list(_ROW(collective))
+                row[_PATH] = paths.setdefault(collective.path, len(paths))
+                rows.append(codec.encode(row))
+        return CollectiveTable(
+            tuple(self.of), _COLUMNS, tuple(rows), tuple(paths), self.groups, self.first
+        )
 
-def collective_to_json(collective: Collective) -> dict[str, Any]:
-    """A record as a JSON object."""
-    return dataclasses.asdict(collective)
+    @classmethod
+    def from_wire(cls, table: CollectiveTable) -> Collectives:
+        """What `to_wire` gave. Raises DecodeError."""
+        issued: dict[int, list[Collective]] = {rank: [] for rank in table.ranks}
+        for number, row in enumerate(table.rows):
+            try:
+                collective = table.collective(row)
+            except DecodeError as error:
+                raise error.inside(f"rows[{number}]") from None
+            issued[collective.rank].append(collective)
+        return cls({r: tuple(each) for r, each in issued.items()}, table.groups, table.first)
 
 
-def collective_from_json(wire: Mapping[str, Any]) -> Collective:
-    """The record that `collective_to_json` wrote. Raises TypeError or ValueError otherwise."""
-    fields = dict(wire)
-    fields["shape"] = tuple(fields["shape"])
-    fields["path"] = tuple(Place(**each) for each in fields["path"])
-    fields["part"] = Part(fields["part"]) if fields["part"] else None
-    fields["phase"] = Phase(fields["phase"])
-    return Collective(**fields)
+_COLUMNS = tuple(field.name for field in dataclasses.fields(Collective))
+_PATH = _COLUMNS.index("path")
+_ROW = attrgetter(*_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTable:
+    """Collectives as a table: there are thousands, and few distinct paths.
+
+    A row has a value for each of `columns`; in place of a path is its index in `paths`.
+    """
+
+    ranks: Ranks
+    columns: tuple[str, ...]
+    rows: tuple[Any, ...]
+    paths: tuple[tuple[Place, ...], ...]
+    groups: Mapping[str, Ranks]
+    first: Mapping[int, int]
+
+    def collective(self, row: Sequence[Any]) -> Collective:
+        """The collective of one of `rows`. Raises DecodeError."""
+        if not isinstance(row, list) or len(row) != len(self.columns):
+            raise DecodeError(f"must be a list of {len(self.columns)}")
+        wire = dict(zip(self.columns, row, strict=True))
+        path = wire.pop("path", None)
+        if not isinstance(path, int) or not 0 <= path < len(self.paths):
+            raise DecodeError("is not the index of a path", "path")
+        collective = dataclasses.replace(codec.decode(Collective, wire), path=self.paths[path])
+        if collective.rank not in self.ranks:
+            raise DecodeError(f"is of rank {collective.rank}, which is not there")
+        return collective

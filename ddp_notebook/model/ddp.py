@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 _DOCS = "https://docs.pytorch.org/docs/stable"
 
@@ -157,55 +155,3 @@ class RankFailure:
 
     kind: str
     text: str
-
-
-def fingerprint_from_json(wire: Mapping[str, Any]) -> Fingerprint:
-    """The fingerprint that a rank sent: ``{"parameters": [tensor, ...], "buffers": [...]}``."""
-    return Fingerprint(
-        tuple(_tensor(each) for each in wire["parameters"]),
-        tuple(_tensor(each) for each in wire["buffers"]),
-    )
-
-
-def _tensor(wire: Mapping[str, Any]) -> TensorInfo:
-    return TensorInfo(
-        name=wire["name"],
-        shape=tuple(wire["shape"]),
-        dtype=wire["dtype"],
-        requires_grad=wire["requires_grad"],
-        stride=tuple(wire["stride"]),
-        device=wire["device"],
-    )
-
-
-def synced_from_json(wire: Mapping[str, Any]) -> Synced:
-    """What a rank sent of its broadcast."""
-    return Synced(tuple(wire["before"]), tuple(wire["after"]), wire["bytes"])
-
-
-def plan_from_json(wire: Mapping[str, Any]) -> BucketPlan:
-    """The buckets that a rank computed."""
-    return BucketPlan(_buckets(wire["first"]), _buckets(wire["later"]), tuple(wire["limits"]))
-
-
-def reduction_from_json(wire: Mapping[str, Any]) -> Reduction:
-    """What a rank's DDP object knows."""
-    return Reduction(
-        steps=wire["steps"],
-        order=tuple(wire["order"]),
-        buckets=_buckets(wire["buckets"]),
-        rebuilt=wire["rebuilt"],
-        keeps=wire["keeps"],
-        idle=tuple(wire["idle"]),
-    )
-
-
-def failure_from_json(wire: Mapping[str, Any]) -> RankFailure:
-    """Why a rank did not pass a stage, as it sent it."""
-    return RankFailure(wire["failed"], wire["text"])
-
-
-def _buckets(wire: Sequence[Mapping[str, Any]] | None) -> tuple[Bucket, ...] | None:
-    if wire is None:
-        return None
-    return tuple(Bucket(tuple(each["parameters"]), each["bytes"]) for each in wire)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ddp_notebook.model import codec
 from ddp_notebook.model.ranks import Ranks, name_ranks
 
 
@@ -88,15 +89,8 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""
-        return {
-            "category": self.category.value,
-            "ranks": list(self.ranks),
-            "waiting": list(self.waiting),
-            "cause": self.cause,
-            "remedy": self.remedy,
-            "evidence": list(self.evidence),
-            "passing": self.passing,
-        }
+        wire: dict[str, Any] = codec.encode(self)
+        return wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,7 @@ class Diagnosis:
     def headline(self) -> str:
         """The diagnosis in one line."""
         if not self.findings:
-            return "Nothing is wrong, as far as can be seen."
+            return "No problem found."
         first = self.findings[0]
         who = name_ranks(first.ranks).capitalize() if first.ranks else "No rank in particular"
         return f"{who}: {first.cause}"
@@ -129,31 +123,9 @@ class Diagnosis:
         return {
             "headline": self.headline,
             "world_size": self.world_size,
-            "findings": [finding.to_json() for finding in self.findings],
-            "doing": {str(rank): text for rank, text in sorted((self.doing or {}).items())},
+            "findings": codec.encode(self.findings),
+            "doing": codec.encode(dict(sorted((self.doing or {}).items()))),
         }
 
     def __str__(self) -> str:
         return json.dumps(self.to_json(), indent=2)
-
-
-def finding_from_json(wire: Mapping[str, Any]) -> Finding:
-    """The finding that `Finding.to_json` wrote."""
-    return Finding(
-        category=Category(wire["category"]),
-        ranks=tuple(wire["ranks"]),
-        cause=wire["cause"],
-        remedy=wire["remedy"],
-        waiting=tuple(wire["waiting"]),
-        evidence=tuple(wire["evidence"]),
-        passing=wire["passing"],
-    )
-
-
-def diagnosis_from_json(wire: Mapping[str, Any]) -> Diagnosis:
-    """The diagnosis that `Diagnosis.to_json` wrote."""
-    return Diagnosis(
-        findings=tuple(finding_from_json(each) for each in wire["findings"]),
-        doing={int(rank): text for rank, text in wire["doing"].items()},
-        world_size=wire["world_size"],
-    )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ddp_notebook.model import codec
+
 
 class Verdict(StrEnum):
     """How a check ended, mildest first; the value is what is shown and exported."""
@@ -51,15 +53,6 @@ class Check:
     def failure(cls, name: str, found: str, remedy: str) -> Check:
         """A check that found what cannot work."""
         return cls(name, Verdict.FAILURE, found, remedy)
-
-    def to_json(self) -> dict[str, str]:
-        """The check as a JSON object."""
-        return {
-            "name": self.name,
-            "verdict": self.verdict.value,
-            "found": self.found,
-            "remedy": self.remedy,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +104,7 @@ class DoctorReport:
             "ok": self.ok,
             "worst": self.worst.value,
             "headline": self.headline,
-            "world_size": self.world_size,
-            "backend": self.backend,
-            "checks": [check.to_json() for check in self.checks],
+            **codec.encode(self),
         }
 
     def __str__(self) -> str:

@@ -1,18 +1,35 @@
-"""What ranks say: events, and their form on the wire."""
+"""Events: facts, each sent once by the rank that it is about, and a message of several of them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar
 
-from ddp_notebook.model.ranks import OutputKind, Stage
+from ddp_notebook.model import codec
+from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.model.stages import Stage
+
+SESSION = -1
+"""The `rank` of an event that no rank emitted: the session or its store process did."""
+
+
+class OutputKind(StrEnum):
+    """What an `Output` is."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    DISPLAY = "display"
+    RESULT = "result"
+    ERROR = "error"
+    CLEAR = "clear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A fact, said once by the rank it is about.
+    """A fact, sent once by the rank that it is about.
 
     `seq` counts a rank's events without gaps, so that a gap is known to be a loss.
     `time_ns` is the sender's wall clock; `heard_ns` is the session's monotonic clock when
@@ -20,10 +37,17 @@ class Event:
     """
 
     kind: ClassVar[str] = ""
+    """By which name it is written; each subclass has its own."""
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+    """The subclasses by `kind`: what the codec reads. A new event is a new subclass, no more."""
     rank: int
     seq: int = 0
     time_ns: int = 0
     heard_ns: int = 0
+
+    def __init_subclass__(cls) -> None:
+        # Called twice for each: a dataclass with slots is made anew, and the second one counts.
+        Event.kinds[cls.kind] = cls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,46 +206,17 @@ class StoreFailed(Event):
     pid: int = 0
 
 
-EVENT_KINDS: dict[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (
-        RankSpawned,
-        StageStarted,
-        StageFinished,
-        StageFailed,
-        StagePaused,
-        CellStarted,
-        CellFinished,
-        Output,
-        Pulse,
-        Progress,
-        RankExited,
-        EventsLost,
-        StoreOpened,
-        StoreFailed,
-    )
-}
+def encode_events(events: Iterable[Event]) -> bytes:
+    """A message with `events`; what a display holds that is no JSON is written as its repr."""
+    return json.dumps([codec.encode(event) for event in events], default=repr).encode()
 
 
-def encode(event: Event) -> dict[str, Any]:
-    """An event as a JSON object."""
-    fields = {
-        f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "heard_ns"
-    }
-    return {"kind": event.kind, **fields}
-
-
-def decode(wire: Mapping[str, Any]) -> Event:
-    """The event that `encode` wrote. Raises ValueError for anything else."""
-    fields = dict(wire)
-    cls = EVENT_KINDS.get(fields.pop("kind", ""))
-    if cls is None:
-        raise ValueError(f"not an event: {wire!r:.200}")
-    if "stage" in fields:
-        fields["stage"] = Stage(fields["stage"])
-    if "what" in fields:
-        fields["what"] = OutputKind(fields["what"])
+def decode_events(message: bytes, heard_ns: int) -> list[Event]:
+    """The events that `encode_events` wrote, heard at `heard_ns`. Raises DecodeError."""
     try:
-        return cls(**fields)
-    except TypeError as error:
-        raise ValueError(f"not a {cls.kind} event: {error}") from None
+        wires = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"is not JSON: {error}") from None
+    if not isinstance(wires, list) or not all(isinstance(wire, dict) for wire in wires):
+        raise DecodeError("must be a list of objects")
+    return [codec.decode(Event, {**wire, "heard_ns": heard_ns}) for wire in wires]

@@ -1,17 +1,13 @@
-"""The field's words: rank sets, stages, what a rank is at, kinds of output, sizes."""
+"""Rank sets, and how they, sizes and long texts are written for a person."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import TypeAlias
 
 Ranks: TypeAlias = tuple[int, ...]
 """A rank set: sorted, without repeats. Written ``0``, ``0,2``, ``1-3`` or ``all``."""
-
-SESSION = -1
-"""The `rank` of an event that no rank emitted: the session or its store keeper did."""
 
 QUIET = "ddp_notebook quiet"
 """Label of messages to an engine of whose begin and end it need not tell the world."""
@@ -60,101 +56,6 @@ def name_ranks(ranks: Iterable[int]) -> str:
     """A rank set in a sentence: ``rank 1``, ``ranks 0,2-3``."""
     members = tuple(ranks)
     return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
-
-
-class Stage(StrEnum):
-    """One step of bringing torch.distributed up, in order. The value is what a user types."""
-
-    LAUNCHED = "launched"
-    ENVIRONMENT = "environment"
-    STORE = "store"
-    RENDEZVOUS = "rendezvous"
-    PROCESS_GROUP = "process-group"
-    VERIFIED = "verified"
-
-    @property
-    def label(self) -> str:
-        """What is true of a rank that has passed this stage."""
-        return _STAGE_LABELS[self]
-
-    @property
-    def about(self) -> str:
-        """What happens in this stage, in one line."""
-        return _STAGE_ABOUT[self]
-
-    @property
-    def link(self) -> str:
-        """Where torch's documentation says more."""
-        return _STAGE_LINKS[self]
-
-    @property
-    def number(self) -> int:
-        """1 for the first stage."""
-        return list(Stage).index(self) + 1
-
-
-_STAGE_LABELS = {
-    Stage.LAUNCHED: "launched",
-    Stage.ENVIRONMENT: "environment checked",
-    Stage.STORE: "store reachable",
-    Stage.RENDEZVOUS: "joined rendezvous",
-    Stage.PROCESS_GROUP: "process group",
-    Stage.VERIFIED: "verified",
-}
-
-_STAGE_ABOUT = {
-    Stage.LAUNCHED: "A process runs for the rank; it has loaded torch and knows nothing yet.",
-    Stage.ENVIRONMENT: (
-        "The rank reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as env:// does."
-    ),
-    Stage.STORE: (
-        "The rank connects to the TCPStore, a small key-value server at MASTER_ADDR:MASTER_PORT."
-    ),
-    Stage.RENDEZVOUS: "The rank writes its key into the store and waits until every rank has.",
-    Stage.PROCESS_GROUP: (
-        "init_process_group: the ranks read each other's addresses from the store and connect."
-    ),
-    Stage.VERIFIED: "One all_reduce of all ranks, whose result is checked on every rank.",
-}
-_DOCS = "https://pytorch.org/docs/stable/"
-_STAGE_LINKS = {
-    Stage.LAUNCHED: f"{_DOCS}elastic/run.html",
-    Stage.ENVIRONMENT: f"{_DOCS}distributed.html#environment-variable-initialization",
-    Stage.STORE: f"{_DOCS}distributed.html#torch.distributed.TCPStore",
-    Stage.RENDEZVOUS: f"{_DOCS}distributed.html#distributed-key-value-store",
-    Stage.PROCESS_GROUP: f"{_DOCS}distributed.html#torch.distributed.init_process_group",
-    Stage.VERIFIED: f"{_DOCS}distributed.html#torch.distributed.all_reduce",
-}
-
-
-class Status(StrEnum):
-    """What a rank is at, in one word."""
-
-    STARTING = "starting"
-    """Its process is asked for; the rank has not spoken yet."""
-    SETTING_UP = "setting up"
-    """It is in a stage of set-up."""
-    PAUSED = "paused"
-    """It stands before a stage of set-up until it is stepped on."""
-    READY = "ready"
-    """Set up and waiting for a cell."""
-    RUNNING = "running"
-    """It runs a cell."""
-    FAILED = "failed"
-    """Its set-up failed; its variables live."""
-    DEAD = "dead"
-    """Its process is gone."""
-
-
-class OutputKind(StrEnum):
-    """What an `Output` is."""
-
-    STDOUT = "stdout"
-    STDERR = "stderr"
-    DISPLAY = "display"
-    RESULT = "result"
-    ERROR = "error"
-    CLEAR = "clear"
 
 
 def cut(text: str, most: int) -> str:

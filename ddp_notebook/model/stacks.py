@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_notebook.model import codec
 from ddp_notebook.model.case import Activity
+from ddp_notebook.model.codec import OMIT_DEFAULT
 from ddp_notebook.model.ranks import Ranks
 
 
@@ -17,7 +18,7 @@ class Local:
 
     name: str
     text: str
-    ranks: Ranks = ()
+    ranks: Ranks = field(default=(), metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,10 @@ class Frame:
     file: str
     line: int
     function: str
-    source: str = ""
-    module: str = ""
-    library: bool = False
-    locals: tuple[Local, ...] = ()
+    source: str = field(default="", metadata=OMIT_DEFAULT)
+    module: str = field(default="", metadata=OMIT_DEFAULT)
+    library: bool = field(default=False, metadata=OMIT_DEFAULT)
+    locals: tuple[Local, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Branch:
 
     ranks: Ranks
     frames: tuple[Frame, ...] = ()
-    doing: Doing | None = None
-    children: tuple[Branch, ...] = ()
+    doing: Doing | None = field(default=None, metadata=OMIT_DEFAULT)
+    children: tuple[Branch, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,8 @@ class StackTree:
 
     def to_json(self) -> dict[str, Any]:
         """The tree as a JSON object; `json.dumps` takes it as it is."""
-        return {
-            "world_size": self.world_size,
-            "branches": [_branch_to_json(branch) for branch in self.branches],
-        }
+        wire: dict[str, Any] = codec.encode(self)
+        return wire
 
     def __str__(self) -> str:
         return json.dumps(self.to_json(), indent=2)
@@ -124,90 +123,4 @@ def _of_rank(frame: Frame, rank: int) -> Frame:
         frame.module,
         frame.library,
         tuple(own),
-    )
-
-
-# -- JSON ------------------------------------------------------------------------------
-
-
-def stack_tree_from_json(wire: Mapping[str, Any]) -> StackTree:
-    """The tree that `StackTree.to_json` wrote. Raises KeyError, TypeError or ValueError."""
-    branches = tuple(_branch_from_json(branch) for branch in wire["branches"])
-    return StackTree(branches, wire["world_size"])
-
-
-def rank_stack_to_json(stack: RankStack) -> dict[str, Any]:
-    """A rank's stack as a JSON object."""
-    return {
-        "rank": stack.rank,
-        "doing": _doing_to_json(stack.doing),
-        "frames": [frame_to_json(frame) for frame in stack.frames],
-    }
-
-
-def rank_stack_from_json(wire: Mapping[str, Any]) -> RankStack:
-    """The stack that `rank_stack_to_json` wrote. Raises KeyError, TypeError or ValueError."""
-    frames = tuple(_frame_from_json(frame) for frame in wire["frames"])
-    return RankStack(wire["rank"], _doing_from_json(wire["doing"]), frames)
-
-
-def frame_to_json(frame: Frame) -> dict[str, Any]:
-    """A frame as a JSON object; what is empty is left out."""
-    found: dict[str, Any] = {
-        "file": frame.file,
-        "line": frame.line,
-        "function": frame.function,
-        "source": frame.source,
-        "module": frame.module,
-        "library": frame.library,
-        "locals": [_local_to_json(local) for local in frame.locals],
-    }
-    always = ("file", "line", "function")
-    return {key: value for key, value in found.items() if value or key in always}
-
-
-def _frame_from_json(wire: Mapping[str, Any]) -> Frame:
-    fields = dict(wire)
-    found = fields.pop("locals", ())
-    return Frame(**fields, locals=tuple(_local_from_json(local) for local in found))
-
-
-def _local_to_json(local: Local) -> dict[str, Any]:
-    named = {"name": local.name, "text": local.text}
-    return {**named, "ranks": list(local.ranks)} if local.ranks else named
-
-
-def _local_from_json(wire: Mapping[str, Any]) -> Local:
-    return Local(wire["name"], wire["text"], tuple(wire.get("ranks", ())))
-
-
-def _doing_to_json(doing: Doing) -> dict[str, str]:
-    return {
-        "activity": doing.activity.value,
-        "operation": doing.operation,
-        "text": doing.text,
-    }
-
-
-def _doing_from_json(wire: Mapping[str, str]) -> Doing:
-    return Doing(Activity(wire["activity"]), wire["operation"], wire["text"])
-
-
-def _branch_to_json(branch: Branch) -> dict[str, Any]:
-    end = {"doing": _doing_to_json(branch.doing)} if branch.doing is not None else {}
-    children = [_branch_to_json(child) for child in branch.children]
-    return {
-        "ranks": list(branch.ranks),
-        "frames": [frame_to_json(frame) for frame in branch.frames],
-        **end,
-        **({"children": children} if children else {}),
-    }
-
-
-def _branch_from_json(wire: Mapping[str, Any]) -> Branch:
-    return Branch(
-        ranks=tuple(wire["ranks"]),
-        frames=tuple(_frame_from_json(frame) for frame in wire["frames"]),
-        doing=_doing_from_json(wire["doing"]) if "doing" in wire else None,
-        children=tuple(_branch_from_json(child) for child in wire.get("children", ())),
     )

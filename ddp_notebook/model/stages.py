@@ -1,10 +1,76 @@
-"""What a step of set-up, or of DDP's construction, gives: who arrived where, who waits for whom."""
+"""The stages of set-up, and the table that a step of the debugger gives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ddp_notebook.model.ranks import Ranks
+
+
+class Stage(StrEnum):
+    """One step of bringing torch.distributed up, in order. The value is what a user types."""
+
+    LAUNCHED = "launched"
+    ENVIRONMENT = "environment"
+    STORE = "store"
+    RENDEZVOUS = "rendezvous"
+    PROCESS_GROUP = "process-group"
+    VERIFIED = "verified"
+
+    @property
+    def label(self) -> str:
+        """What is true of a rank that has passed this stage."""
+        return _STAGE_LABELS[self]
+
+    @property
+    def about(self) -> str:
+        """What happens in this stage, in one line."""
+        return _STAGE_ABOUT[self]
+
+    @property
+    def link(self) -> str:
+        """Where torch's documentation says more."""
+        return _STAGE_LINKS[self]
+
+    @property
+    def number(self) -> int:
+        """1 for the first stage."""
+        return list(Stage).index(self) + 1
+
+
+_STAGE_LABELS = {
+    Stage.LAUNCHED: "launched",
+    Stage.ENVIRONMENT: "environment checked",
+    Stage.STORE: "store reachable",
+    Stage.RENDEZVOUS: "joined rendezvous",
+    Stage.PROCESS_GROUP: "process group",
+    Stage.VERIFIED: "verified",
+}
+
+_STAGE_ABOUT = {
+    Stage.LAUNCHED: "A process runs for the rank; it has loaded torch and knows nothing yet.",
+    Stage.ENVIRONMENT: (
+        "The rank reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as env:// does."
+    ),
+    Stage.STORE: (
+        "The rank connects to the TCPStore, a small key-value server at MASTER_ADDR:MASTER_PORT."
+    ),
+    Stage.RENDEZVOUS: "The rank writes its key into the store and waits until every rank has.",
+    Stage.PROCESS_GROUP: (
+        "init_process_group: the ranks read each other's addresses from the store and connect."
+    ),
+    Stage.VERIFIED: "One all_reduce of all ranks, whose result is checked on every rank.",
+}
+_DOCS = "https://pytorch.org/docs/stable/"
+_STAGE_LINKS = {
+    Stage.LAUNCHED: f"{_DOCS}elastic/run.html",
+    Stage.ENVIRONMENT: f"{_DOCS}distributed.html#environment-variable-initialization",
+    Stage.STORE: f"{_DOCS}distributed.html#torch.distributed.TCPStore",
+    Stage.RENDEZVOUS: f"{_DOCS}distributed.html#distributed-key-value-store",
+    Stage.PROCESS_GROUP: f"{_DOCS}distributed.html#torch.distributed.init_process_group",
+    Stage.VERIFIED: f"{_DOCS}distributed.html#torch.distributed.all_reduce",
+}
 
 
 @dataclass(frozen=True, slots=True)

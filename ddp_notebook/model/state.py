@@ -1,13 +1,35 @@
-"""What events add up to, and how it is arranged for drawing."""
+"""What events add up to: the state of each rank, of the session, and its output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from ddp_notebook.model.events import Event
-from ddp_notebook.model.ranks import OutputKind, Ranks, Stage, Status
+from ddp_notebook.model.codec import OMIT_DEFAULT
+from ddp_notebook.model.events import Event, OutputKind
+from ddp_notebook.model.ranks import Ranks
+from ddp_notebook.model.stages import Stage
+
+
+class Status(StrEnum):
+    """What a rank is at, in one word."""
+
+    STARTING = "starting"
+    """Its process is asked for; the rank has not spoken yet."""
+    SETTING_UP = "setting up"
+    """It is in a stage of set-up."""
+    PAUSED = "paused"
+    """It stands before a stage of set-up until it is stepped on."""
+    READY = "ready"
+    """Set up and waiting for a cell."""
+    RUNNING = "running"
+    """It runs a cell."""
+    FAILED = "failed"
+    """Its set-up failed; its variables live."""
+    DEAD = "dead"
+    """Its process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +93,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class BoardRow:
-    """One line of the board: one rank, or several that are in the same state."""
-
-    ranks: Ranks
-    status: Status
-    stage: Stage | None
-    """The last stage passed."""
-    entering: Stage | None
-    """The stage these ranks are in, if any."""
-    text: str
-    """What they do, wait for, raised last, or died of."""
-    device: str
-    pid: int
-    """0 when the row is of several ranks."""
-    host: str
-    age_s: float
-    """Seconds since the quietest of them was heard."""
-    silent: bool
-    """True when that is longer than a live rank is ever quiet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """The session at one moment, arranged for drawing. What `%ddp_status` returns."""
-
-    headline: str
-    rows: tuple[BoardRow, ...]
-    notes: tuple[str, ...]
-    """What was decided for the user, then what to do about what went wrong."""
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
 class OutputItem:
     """A piece of a rank's output as it is shown: a run of text, a display, a result, a traceback.
 
@@ -135,6 +124,6 @@ class Moment:
     """
 
     at_ns: int
-    event: Event | None = None
-    state: Snapshot | None = None
-    until_ns: int = 0
+    event: Event | None = field(default=None, metadata=OMIT_DEFAULT)
+    state: Snapshot | None = field(default=None, metadata=OMIT_DEFAULT)
+    until_ns: int = field(default=0, metadata=OMIT_DEFAULT)

@@ -5,10 +5,7 @@ What should be the same on all ranks can be compared without sending it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ddp_notebook.model.collectives import Place
 
@@ -173,57 +170,3 @@ class RunFacts:
     parallels: tuple[ParallelFacts, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
-
-
-def facts_to_json(facts: RunFacts) -> dict[str, Any]:
-    """The facts as a JSON object, without what is as it is by default."""
-    return {
-        field.name: _to_json(getattr(facts, field.name))
-        for field in dataclasses.fields(facts)
-        if field.default is dataclasses.MISSING or getattr(facts, field.name) != field.default
-    }
-
-
-def _to_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return facts_to_json(value)  # type: ignore[arg-type]  # any of those here
-    return [_to_json(each) for each in value] if isinstance(value, tuple) else value
-
-
-def replica_from_json(wire: Mapping[str, Any]) -> ReplicaFacts:
-    """One replica of them."""
-    found: ReplicaFacts = _read(ReplicaFacts, wire)
-    return found
-
-
-def facts_from_json(wire: Mapping[str, Any]) -> RunFacts:
-    """The facts that `facts_to_json` wrote. Raises TypeError, KeyError or ValueError otherwise."""
-    found: RunFacts = _read(RunFacts, wire)
-    return found
-
-
-_PLACES = ("place", "bypass_place", "local_place", "bad_place", "nan_place")
-_LISTS: dict[str, Any] = {
-    "replicas": ReplicaFacts,
-    "optimizers": OptimizerFacts,
-    "samplers": SamplerFacts,
-    "loaders": LoaderFacts,
-    "parallels": ParallelFacts,
-    "parameters": TensorDigest,
-    "buffers": TensorDigest,
-    "gradients": TensorDigest,
-    "strangers": TensorDigest,
-    "state": TensorDigest,
-}
-
-
-def _read(cls: Any, wire: Mapping[str, Any]) -> Any:
-    fields = dict(wire)
-    for name, value in fields.items():
-        if name in _PLACES and value is not None:
-            fields[name] = Place(**value)
-        elif name in _LISTS and not (cls is OptimizerFacts and name == "replicas"):
-            fields[name] = tuple(_read(_LISTS[name], each) for each in value)
-        elif isinstance(value, list):
-            fields[name] = tuple(value)
-    return cls(**fields)

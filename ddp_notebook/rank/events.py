@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from ddp_notebook.model import Event, Pulse, encode
+from ddp_notebook.model import Event, Pulse, encode_events
 
 PULSE_S = 0.25
 """How often a rank with nothing else to say tells that it lives and what it does."""
@@ -132,7 +131,7 @@ class Beacon:
                 self._pending.clear()
             if not events or self._socket.closed:
                 return
-            payload = json.dumps([encode(event) for event in events], default=repr).encode()
+            payload = encode_events(events)
             signature = hashlib.blake2b(payload, key=self._key).digest()
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart([signature, payload], flags=zmq.NOBLOCK)

@@ -1,25 +1,27 @@
-"""Interrupts of the notebook while ranks run a cell.
+"""Waiting in the notebook's main thread: interrupts are noted, not raised; threads switch quickly.
 
 A KeyboardInterrupt can be raised anywhere: between sending a cell to rank 0 and to rank 1,
 or in a callback of the garbage collector, where Python swallows it. So while a cell runs
-an interrupt raises nothing; it is noted, and the loop that waits looks at the note.
+an interrupt raises nothing; it is noted, and the loop that waits checks for it.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOOK_EVERY_S = 0.05
-"""How often a waiting loop should look whether there was an interrupt."""
+"""How often a waiting loop should check for an interrupt."""
+_SWITCH_S = 0.0005
 
 _meanwhile: list[Callable[[], None]] = []
 
 
 def do_meanwhile(act: Callable[[], None]) -> None:
-    """Have `act` done whenever a loop of the main thread that waits for ranks looks for interrupts.
+    """Call `act` whenever a waiting loop of the main thread checks for interrupts.
 
     It must be quick and raise nothing.
     """
@@ -33,18 +35,37 @@ def noted() -> Iterator[Callable[[], bool]]:
 
     In another thread than the main one there are no interrupts, and nothing changes.
     """
-    came: list[int] = []
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    previous = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    previous = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
 
     def interrupted() -> bool:
         for act in _meanwhile:
             act()
-        return bool(came)
+        return bool(signals)
 
     try:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Within, Python switches threads every half millisecond: this thread only waits for others.
+
+    By default Python lets a thread run on for 5 ms when another one waits. With a message
+    passing through three threads, that was half of the time of a short cell. In a thread beside
+    the notebook's, which may wait for hours, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

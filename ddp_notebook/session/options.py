@@ -51,7 +51,7 @@ class InitOptions:
     step: bool = False
 
     def __post_init__(self) -> None:
-        _check_world_size(self.world_size)
+        check_world_size(self.world_size)
         for option, value, allowed in (
             ("--backend", self.backend, BACKENDS),
             ("--device", self.device, DEVICES),
@@ -146,14 +146,15 @@ def _container_quota(cpu_max: Path) -> float:
         return 1e9
 
 
-def _check_world_size(world_size: int) -> None:
+def check_world_size(world_size: int, command: str = "%ddp_init") -> None:
+    """Raises UsageMistake, with `command` to type instead, for a number of ranks that cannot be."""
     if world_size < 1:
         raise UsageMistake(
             f"World size {world_size} makes no sense: it is the number of ranks, 1 or more. "
-            "Type: %ddp_init --world-size 4"
+            f"Type: {command} --world-size 4"
         )
     if world_size > MAX_WORLD_SIZE:
         raise UsageMistake(
             f"World size {world_size:,} is more than one machine can hold: at most "
-            f"{MAX_WORLD_SIZE} ranks here. Type: %ddp_init --world-size 4"
+            f"{MAX_WORLD_SIZE} ranks here. Type: {command} --world-size 4"
         )

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Ranks, Status
-from ddp_notebook.model.ddp import RankFailure, failure_from_json
-from ddp_notebook.session.interrupts import noted
+from ddp_notebook.model.ddp import RankFailure
+from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.runs.wait import INTERRUPT_GRACE_S, quick_switches
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
@@ -28,6 +27,8 @@ OTHERS_GRACE_S = 2.0
 """How long the others may take to answer once a rank died or failed."""
 _LOOK_EVERY_S = 0.01
 _ANSWER_S = 10.0
+_STOP_WITHIN_S = 0.7
+"""How long interrupted ranks may take to answer, by default."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ def ask(
     arguments: Mapping[str, Any],
     give_up: Callable[[], bool] = lambda: False,
     cancelled: Callable[[], bool] = lambda: False,
-    interrupt_grace_s: float = INTERRUPT_GRACE_S,
+    interrupt_grace_s: float = _STOP_WITHIN_S,
 ) -> Answers:
     """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
     from a rank that cannot.
@@ -119,13 +120,13 @@ class _Gathering:
             states = self._record.snapshot.ranks
             return {r for r in self.answers.pending if states[r].status is Status.RUNNING}
 
-        told = running()
+        signalled = running()
         for rank in self.answers.pending:
             self._cluster.signal(rank, signal.SIGINT)
 
         def begun() -> bool:
-            for rank in running() - told:
-                told.add(rank)
+            for rank in running() - signalled:
+                signalled.add(rank)
                 self._cluster.signal(rank, signal.SIGINT)
             return False
 
@@ -160,6 +161,6 @@ class _Gathering:
             self.answers.failed[rank] = RankFailure("error", str(error))
             return
         if "failed" in value:
-            self.answers.failed[rank] = failure_from_json(value)
+            self.answers.failed[rank] = RankFailure(value["failed"], value["text"])
         else:
             self.answers.values[rank] = value

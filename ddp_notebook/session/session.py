@@ -1,187 +1,198 @@
-"""The session: one method per verb. Usable without a notebook."""
+"""The session: one method per verb, each handed to the part that does it. Needs no notebook."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import pickle
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.archive.format import SavedRun
-from ddp_notebook.archive.save import check_target, saved_run, write
-from ddp_notebook.errors import (
-    DDPError,
-    NoSession,
-    SessionLost,
-    SetupFailed,
-    UsageMistake,
-)
-from ddp_notebook.launch.client import ForkServerClient, can_fork
-from ddp_notebook.launch.devices import plan_devices, visible_gpus
-from ddp_notebook.model import (
-    Board,
-    Diagnosis,
-    Event,
-    RankExited,
-    Ranks,
-    name_ranks,
-)
-from ddp_notebook.session.guards import check_name, check_ranks
-from ddp_notebook.session.options import InitOptions
+from ddp_notebook.archive.replay import Replay
+from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.runs.cells import CellVerbs
-from ddp_notebook.session.runs.registry import Detached
-from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.session.runs.scripts import ScriptVerbs
-from ddp_notebook.session.runs.wait import stop_started
-from ddp_notebook.session.setup.set_up import SetupVerbs
-from ddp_notebook.session.tools.bench import BenchVerbs
-from ddp_notebook.session.tools.bench_steps import StepBenchVerbs
-from ddp_notebook.session.tools.measuring import Measuring
-from ddp_notebook.session.tools.where import Looking
-from ddp_notebook.state.board import board
+from ddp_notebook.session.runs.cells import Cells
+from ddp_notebook.session.runs.registry import RunRegistry
+from ddp_notebook.session.runs.scripts import Scripts
+from ddp_notebook.session.setup.set_up import SetUp
+from ddp_notebook.session.setup.stepping import Stepping
+from ddp_notebook.session.tools.bench import Bench
+from ddp_notebook.session.tools.bench_steps import StepBench
+from ddp_notebook.session.tools.ddp_construction import DdpConstruction
+from ddp_notebook.session.tools.fault_lab import FaultLab
+from ddp_notebook.session.tools.measuring import Benchmarks
+from ddp_notebook.session.tools.save import Save
+from ddp_notebook.session.tools.values import Values
+from ddp_notebook.session.tools.where import Where
+from ddp_notebook.session.tools.why import Why
 
 if TYPE_CHECKING:
-    from ddp_notebook.archive.replay import Replay
-    from ddp_notebook.faults import Fault
-    from ddp_notebook.session.processes.processes import Processes
-    from ddp_notebook.session.runs.script import ScriptRun
-    from ddp_notebook.session.setup.bring_up import BringUp
-    from ddp_notebook.session.tools.ddp_construction import Wrap
+    from ddp_notebook.archive.format import SavedRun
+    from ddp_notebook.bench.plan import Plan
+    from ddp_notebook.bench.steps.plan import StepPlan
+    from ddp_notebook.bench.steps.results import StepBenchResult
+    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable
+    from ddp_notebook.session.options import InitOptions, Settings
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.processes.lab_hosts import Placed
+    from ddp_notebook.session.runs.controller import RunController
+    from ddp_notebook.session.runs.detached import Detached
+    from ddp_notebook.session.runs.run import CellResult, CellRun
+    from ddp_notebook.session.tools import bench, bench_steps
+    from ddp_notebook.session.tools.bench_result import BenchResult
+    from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
+    from ddp_notebook.session.tools.fault_lab import FaultResult
+    from ddp_notebook.session.tools.measuring import Measuring
 
-_VALUE_TIMEOUT_S = 60.0
-_WARM_AFTER_S = 0.1
 
-
-class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, StepBenchVerbs):
+class Session:
     """Ranks, and what can be done with them.
 
-    `on_change` callbacks are called, from any thread, whenever something new is known;
-    they must be quick.
+    A facade: each part gets what it needs of the others here, and none knows the session.
+    `record.subscribe` tells of whatever changes, on any thread.
     """
 
     def __init__(self) -> None:
         self.record = Record()
-        self.runs: list[CellRun] = []
-        self.detached: Detached | None = None
-        self._processes: Processes | None = None
-        self._bringup: BringUp | None = None
-        self._script: ScriptRun | None = None
-        self.wrapping: Wrap | None = None
-        """The last model that was taken through DDP's construction."""
-        self.seen_late: Diagnosis | None = None
-        self.measuring: Measuring | None = None
-        self._last_fault: Fault | None = None
-        self._fork_server: ForkServerClient | None = None
-        self._gpus: tuple[str, ...] | None = None
-        self._cells = itertools.count(1)
-        self._lock = threading.RLock()
-        self._freeing = threading.RLock()
-        self._lost_reason = ""
-        self._owner_pid = os.getpid()
-        self.record.subscribe(self._watch)
+        self.pool = RankPool(self.record)
+        self._runs = RunRegistry(self.record, self.pool)
+        self._set_up = SetUp(self.record, self.pool, self._runs)
+        self._cells = Cells(self.pool, self._runs)
+        self._scripts = Scripts(self.pool, self._runs, self._set_up)
+        self._construction = DdpConstruction(self.record, self.pool, self._runs)
+        self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
+        self._values = Values(self.record, self.pool, self._runs)
+        self._where = Where(self.record, self.pool)
+        self._why = Why(self._runs, self._set_up)
+        self._save = Save(self.record, self._runs, self._why)
+        self._benchmarks = Benchmarks(self.record)
+        measured = (self.record, self.pool, self._runs, self._set_up, self._benchmarks)
+        self._bench = Bench(*measured)
+        self._step_bench = StepBench(*measured)
+        self._lab = FaultLab(
+            self.record,
+            self.pool,
+            self._set_up,
+            self._cells,
+            self._scripts,
+            self._construction,
+        )
 
-    # -- starting ----------------------------------------------------------------------
+    # -- starting ------------------------------------------------------------------------
 
     def warm(self) -> None:
         """Start the fork server in the background, so that `init` finds torch loaded."""
-
-        def work() -> None:
-            # Imported here and not above: ipyparallel takes longer than %load_ext may.
-            try:
-                from ddp_notebook.session.processes.processes import sweep_stale_folders
-            except RuntimeError:
-                if threading.main_thread().is_alive():
-                    raise
-                return  # Python ends already: nothing can be imported any more, nor is needed
-            sweep_stale_folders()
-            self._gpus = visible_gpus()
-
-        if can_fork():
-            self._warm_fork_server("fork")
-        # Not before %load_ext has returned: the two would take turns.
-        warming = threading.Timer(_WARM_AFTER_S, work)
-        warming.name, warming.daemon = "ddp-warm", True
-        warming.start()
+        self.pool.warm()
 
     def init(self, options: InitOptions) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.
 
         With `options.step` it returns before the first stage. Ranks whose set-up failed before
         are set up again in place. Raises UsageMistake when it cannot work as asked, SetupFailed
-        when set-up cannot come to its end; ranks that were started stay as they are.
+        when set-up cannot succeed; ranks that were started stay as they are.
         """
-        if self._processes is not None and not self._lost_reason:
-            if not self._half_way:
-                raise UsageMistake(
-                    f"{self.record.snapshot.world_size} ranks are running already. Fresh ranks: "
-                    "%ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
-                )
-            if options.same_processes(self._processes.options):
-                return self._set_up_again(options)
-        self._close_processes("New ranks were started.")
-        self._start(options)
-        return self._set_up(options)
+        return self._set_up.init(options)
 
-    def _start(self, options: InitOptions) -> None:
-        """Start the processes. When that fails nothing is left of them."""
-        available = self._gpus if self._gpus is not None else visible_gpus()
-        devices = plan_devices(
-            options.world_size, options.device, options.backend, options.gpus, available
-        )
-        self._lost_reason = ""
-        self.runs, self.detached = [], None
-        self.record.begin(
-            options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
-        )
-        mode = _launch_mode(options.launcher)
-        from ddp_notebook.session.processes.processes import Processes
-        from ddp_notebook.session.setup.bring_up import BringUp
+    def set_up(self, options: InitOptions) -> Board:
+        """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        return self._set_up.set_up(options)
 
-        try:
-            fork_server = self._warm_fork_server(mode)
-            self._fork_server = None  # from now on it is this session's, and ends with it
-            self._processes = Processes(options, devices, fork_server, self.record, self._lose)
-            self._bringup = BringUp(self._processes, self.record)
-            self._processes.start()
-        except (DDPError, OSError, KeyboardInterrupt) as error:
-            failed = self.status()
-            self._close_processes("The ranks could not be started.")
-            self.record.note(ended="set-up did not finish.")
-            if mode == "fork":
-                self._warm_fork_server(mode)  # for the next try
-            raise SetupFailed(_why(error), failed) from None
+    def make_ready(self) -> None:
+        """Free every rank and bring back the dead, so that all of them take calls."""
+        self._set_up.make_ready()
 
-    def _warm_fork_server(self, mode: str) -> ForkServerClient:
-        with self._lock:
-            warm = self._fork_server
-            if warm is not None and (not warm.alive or warm.mode != mode):
-                warm.close()
-                warm = None
-            if warm is None:
-                warm = self._fork_server = ForkServerClient(mode)
-            return warm
+    def restart(self, ranks: Ranks | None = None) -> Board:
+        """Give `ranks` (all, by default) new processes and build the group anew.
 
-    # -- looking -----------------------------------------------------------------------
+        The other ranks keep their processes and variables. Raises SetupFailed, and
+        UsageMistake when another rank is dead, or in a cell that somebody waits for.
+        """
+        return self._set_up.restart(ranks)
+
+    def abort(self, ranks: Ranks | None = None) -> Board:
+        """Free ranks that are blocked in set-up, a cell or a script; the board after it.
+
+        Ranks that nothing else frees get new processes, and so do those that died: its notes
+        say which, and why. When every rank had a process group, it is built anew.
+        """
+        return self._set_up.abort(ranks)
+
+    def shutdown(self) -> None:
+        """End the ranks and everything started for them. Does nothing when there is nothing."""
+        self.pool.shut_down()
+
+    # -- what is known without asking the ranks ------------------------------------------
 
     @property
     def running(self) -> bool:
         """True while there are ranks."""
-        return self._processes is not None
+        return self.pool.processes is not None
 
     @property
     def ready(self) -> bool:
         """True while there are ranks whose set-up is complete."""
-        return self.running and not self._half_way
+        return self.running and not self._set_up.half_way
+
+    @property
+    def options(self) -> InitOptions:
+        """With what the ranks were set up. Raises NoSession, SessionLost."""
+        return self.pool.need("%ddp_fault").options
+
+    @property
+    def runs(self) -> Sequence[RunController]:
+        """The last run of every rank, and those that ranks are still in; the newest last."""
+        return tuple(self._runs.controllers)
+
+    @property
+    def current(self) -> CellRun | None:
+        """The run that ranks are in, else the last one; the newest when there are several."""
+        current = self._runs.current
+        return current.run if current is not None else None
+
+    @property
+    def detached(self) -> Detached | None:
+        """The run that was detached last."""
+        return self._runs.detached
+
+    @property
+    def wrapping(self) -> Wrap | None:
+        """The last model that was taken through DDP's construction."""
+        return self._construction.latest
+
+    @property
+    def seen_late(self) -> Diagnosis | None:
+        """What the last script's ranks waited for when one was only late; None when none was."""
+        return self._scripts.seen_late
+
+    @property
+    def measuring(self) -> Measuring | None:
+        """The benchmark that goes on, if one does."""
+        return self._benchmarks.current
+
+    @property
+    def logs(self) -> CollectiveLogs | None:
+        """What the ranks wrote down about their collectives; None while there are no ranks."""
+        return self.pool.processes.logs if self.pool.processes is not None else None
+
+    @property
+    def store(self) -> str:
+        """Who hosts the store of the group: session or rank0."""
+        return self._set_up.bring_up.store if self._set_up.bring_up is not None else "session"
+
+    @property
+    def bench_device(self) -> str:
+        """Where the tensors of a benchmark live: cpu, or cuda:0."""
+        return self._bench.device
+
+    def require(self, verb: str) -> None:
+        """Raises NoSession or SessionLost when `verb` has no ranks to work on."""
+        self.pool.need(verb)
 
     def status(self) -> Board:
         """The board now."""
-        return board(self.record.snapshot)
+        return self._set_up.status()
+
+    def step_table(self) -> StepTable:
+        """Where the ranks stand in set-up."""
+        return self._stepping.table()
 
     def output(self, rank: int, log: bool = False) -> str:
         """What `rank` wrote in its last cell, which may still run; all of it when that was too
@@ -189,60 +200,191 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, StepBench
 
         With `log`, what the rank's process wrote beside Python: messages of C code.
         """
-        processes = self._need("%ddp_output")
-        check_ranks((rank,), self.record.snapshot)
-        run = next((each for each in reversed(self.runs) if rank in each.ranks), None)
-        cell = run.cell if run is not None else 0
-        path = processes.log_file(rank) if log else processes.spooled(rank, cell)
-        if path.exists():
-            return path.read_text("utf-8", "replace")
-        return run.written(rank) if run is not None and not log else ""
+        return self._values.output(rank, log)
 
-    # -- values ------------------------------------------------------------------------
+    # -- running code --------------------------------------------------------------------
+
+    def run_cell(
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        *,
+        number: int | None = None,
+        magic_line: str = "%%ddp",
+        wait: str = "progress",
+        hold: bool = False,
+        detach: bool = False,
+        transform: Callable[[str], str] | None = None,
+        started: Callable[[CellRun], None] | None = None,
+    ) -> CellResult:
+        """Run a cell on ranks until each has finished it or died, or none can make progress.
+
+        Then the result's `error` is `Stuck`, with the diagnosis, and the ranks stay in it until
+        they are freed (`abort`). With `wait` "forever" it goes on all the same. With `hold` every
+        rank pauses before each collective until it is stepped (`step`), and the result's `steps`
+        says where they stand. With `detach` it returns at once, with `pending` ranks: `wait` waits
+        for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
+        line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
+        comes first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
+        before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
+        """
+        return self._cells.run(
+            source,
+            ranks,
+            number=number,
+            magic_line=magic_line,
+            wait=wait,
+            hold=hold,
+            detach=detach,
+            transform=transform,
+            started=started,
+        )
+
+    def run_script(
+        self,
+        path: str,
+        arguments: Sequence[str] = (),
+        ranks: Ranks | None = None,
+        *,
+        store: str = "session",
+        settings: Settings | None = None,
+        wait: str = "progress",
+        hold: bool = False,
+        detach: bool = False,
+        number: int = 0,
+        started: Callable[[CellRun], None] | None = None,
+        placed: Placed | None = None,
+    ) -> CellResult:
+        """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
+
+        It is over also when no rank can make progress: then the result's `error` is `Stuck`, with
+        the diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait`
+        "forever" it goes on all the same. `hold` and `detach` are those of `run_cell`. Raises
+        UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
+        on hosts of the fault lab.
+        """
+        return self._scripts.run(
+            path,
+            arguments,
+            ranks,
+            store=store,
+            settings=settings,
+            wait=wait,
+            hold=hold,
+            detach=detach,
+            number=number,
+            started=started,
+            placed=placed,
+        )
+
+    def wait(
+        self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
+    ) -> CellResult:
+        """Wait for the run that was detached, or that ranks are still in; how it ended.
+
+        As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it is how the run
+        stands: `pending` are the ranks in it, and `outputs` what was written since that was asked
+        for last. So it is with a run whose ranks are paused; `steps` says where. Raises
+        UsageMistake when there is nothing to wait for.
+        """
+        return self._runs.wait(timeout_s, started)
+
+    def step(self, ranks: Ranks | None = None, to: str | None = None) -> StepTable:
+        """Move paused ranks one stage, or one collective, on; or through all up to `to`.
+
+        Returns when each has arrived, or can only wait for others. Raises UsageMistake.
+        """
+        return self._stepping.step(ranks, to)
+
+    # -- asking --------------------------------------------------------------------------
+
+    def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
+        """The Python stacks of `ranks` (all by default) as one tree. From any thread, any time.
+
+        With `locals`, short texts of the variables in the user's frames. Of ranks that are dead
+        or do not answer within two seconds the tree says what is known. Raises UsageMistake for
+        a rank that does not exist, NoSession, SessionLost.
+        """
+        return self._where.where(ranks, locals)
+
+    def why(self) -> Diagnosis:
+        """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
+        return self._why.diagnose()
+
+    def rank_facts(self) -> dict[int, dict[str, Any]]:
+        """Versions and environment of each rank that answers, for `%ddp_doctor`."""
+        return self._where.rank_facts()
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
-        processes = self._need("%ddp_push")
-        members = self._idle(ranks, "%ddp_push")
-        for name, value in values.items():
-            check_name(name)
-            try:
-                pickle.dumps(value)
-            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-                raise UsageMistake(
-                    f"{name} is a {type(value).__name__}, which cannot be sent to the ranks: "
-                    f"{error}. Make it there instead: %%ddp, then {name} = ..."
-                ) from None
-        processes.cluster.push(members, values, _VALUE_TIMEOUT_S)
-        return members
+        return self._values.push(values, ranks)
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """The value of a variable: rank to value; tensors as NumPy unless `keep_tensors`.
 
         Raises UsageMistake when a rank has no such variable or it cannot be sent.
         """
-        processes = self._need("%ddp_pull")
-        members = self._idle(ranks, "%ddp_pull")
-        check_name(name)
-        answers = processes.cluster.call(
-            members,
-            "ddp_notebook.rank.values:get",
-            lambda _: {"name": name, "keep_tensors": keep_tensors},
-        )
-        values: dict[int, Any] = {}
-        problems: dict[str, list[int]] = {}
-        for rank, answer in answers.items():
-            reply = processes.cluster.value_of(answer, _VALUE_TIMEOUT_S)
-            if "error" in reply:
-                problems.setdefault(reply["error"], []).append(rank)
-            else:
-                values[rank] = reply["value"]
-        if problems:
-            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
-            raise UsageMistake(f"{name} cannot be pulled ({why}).")
-        return values
+        return self._values.pull(name, ranks, keep_tensors=keep_tensors)
 
-    # -- keeping ------------------------------------------------------------------------
+    # -- tools ---------------------------------------------------------------------------
+
+    def wrap(self, name: str, options: WrapOptions) -> Wrap:
+        """Take a model on the ranks through DDP's construction; of a wrapped one, its buckets.
+
+        Raises UsageMistake before anything is done, CellInterrupted.
+        """
+        return self._construction.wrap(name, options)
+
+    def bench(
+        self,
+        plan: Plan,
+        options: bench.BenchOptions | None = None,
+        watch: bench.Watch | None = None,
+    ) -> BenchResult:
+        """Measure collectives against tensor size, on all ranks or those of `options`.
+
+        The method: ranks are aligned by a barrier before each batch of iterations, every rank
+        stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
+        visited in at least three rounds, each in another order, until the 95 % interval of the
+        median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
+        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
+        sources.
+
+        `watch` is called as it goes, from another thread. After an interrupt, when `measuring` is
+        cancelled, or when a rank dies, what was measured by then is returned and `ended` says why.
+        Raises UsageMistake when it cannot begin, DDPError when it ends before anything was
+        measured.
+        """
+        return self._bench.run(plan, options, watch)
+
+    def bench_steps(
+        self,
+        plan: StepPlan,
+        *,
+        predict_for: int | None = None,
+        watch: bench_steps.Watch | None = None,
+    ) -> StepBenchResult:
+        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
+
+        With `predict_for` steps at that many ranks are worked out too. What was measured is
+        kept when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
+        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
+        its loss or data cannot be used, differ between ranks or do not fit into memory;
+        CellInterrupted and DDPError when nothing was measured.
+        """
+        return self._step_bench.run(plan, predict_for=predict_for, watch=watch)
+
+    def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
+        """Put the ranks of the next script on two hosts. Raises UsageMistake."""
+        return self.pool.need("%ddp_fault").open_lab(names, drops, port)
+
+    def fault(self, name: str, started: Callable[[CellRun], None] | None = None) -> FaultResult:
+        """Inject a fault of the lab into a set-up. Raises UsageMistake."""
+        return self._lab.fault(name, started)
+
+    def repair(self, started: Callable[[CellRun], None] | None = None) -> FaultResult:
+        """Apply the remedy of the last fault: set-up succeeds. Raises UsageMistake."""
+        return self._lab.repair(started)
 
     def save(
         self, path: str | os.PathLike[str], *, output: bool = False, force: bool = False
@@ -253,109 +395,9 @@ class Session(Looking, SetupVerbs, CellVerbs, ScriptVerbs, BenchVerbs, StepBench
         ranks wrote is in it only with `output`; an existing file is replaced only with `force`.
         Raises UsageMistake when it cannot be written there, NoSession when there is nothing.
         """
-        target = check_target(path, force)
-        if not self.record.snapshot.ranks:
-            raise NoSession("%ddp_save")
-        case = None
-        # Of a session that was lost nobody is left to ask; what it was like is known still.
-        # One that ends just now closes its connections under the question.
-        with contextlib.suppress(NoSession, SessionLost, OSError):
-            case = self._look("%ddp_save")
-        current = self.current
-        saved = saved_run(
-            *self.record.kept(),
-            case,
-            script=current.script if current is not None else "",
-            run=current.cell if current is not None else 0,
-            output=output,
-        )
-        write(target, saved, force)
-        return saved
+        return self._save.save(path, output=output, force=force)
 
     @staticmethod
     def replay(path: str | os.PathLike[str]) -> Replay:
         """The run in a file of `save`, without any rank. Raises UsageMistake."""
-        from ddp_notebook.archive.replay import Replay
-
         return Replay.read(path)
-
-    # -- ending -------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """End the ranks and everything started for them. Does nothing when there is nothing."""
-        if os.getpid() != self._owner_pid:
-            return  # a forked child of the notebook, on its way out
-        self._close_processes("The ranks were shut down.")
-        with self._lock:
-            warm, self._fork_server = self._fork_server, None
-        if warm is not None:
-            warm.close()
-        self.record.begin(0)
-
-    # -- inside ------------------------------------------------------------------------
-
-    def require(self, verb: str) -> None:
-        """Raises NoSession or SessionLost when `verb` has no ranks to work on."""
-        self._need(verb)
-
-    def _need(self, verb: str) -> Processes:
-        if self._lost_reason:
-            raise SessionLost(f"{self._lost_reason} Start again: %ddp_init")
-        if self._processes is None:
-            raise NoSession(verb)
-        return self._processes
-
-    def _next_cell(self) -> int:
-        return next(self._cells)
-
-    def _watch(self, events: Sequence[Event]) -> None:
-        processes = self._processes
-        for run in tuple(self.runs) if events else ():
-            run.take(
-                [self._with_last_words(run, e) if isinstance(e, RankExited) else e for e in events]
-            )
-            if run.interrupted and processes is not None:
-                stop_started(run, processes.cluster)
-
-    def _with_last_words(self, run: CellRun, event: RankExited) -> RankExited:
-        if event.last_words.strip():
-            return event
-        return replace(event, last_words=run.last_words(event.rank))
-
-    def _lose(self, reason: str) -> None:
-        """The session cannot go on (called from any thread)."""
-        if self._lost_reason:
-            return
-        self._lost_reason = reason
-        self.record.note(ended=reason)
-        self.record.add(())
-        close = partial(self._close_processes, reason)
-        threading.Thread(target=close, name="ddp-close", daemon=True).start()
-
-    def _close_processes(self, reason: str) -> None:
-        """End everything; whoever waits for a run hears first that nothing will come of it."""
-        with self._lock:
-            processes, self._processes = self._processes, None
-        if processes is not None:
-            for run in self.runs:
-                run.lose(reason)
-            self._await_put_down()
-            processes.close()
-
-
-def _why(error: BaseException) -> str:
-    """What went wrong in set-up, and that it can be tried again."""
-    what = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        what = "Set-up was interrupted."
-    elif isinstance(error, OSError):
-        what = f"The ranks could not be started: {error}."
-    return f"{what}\nNothing is left running. Try again with %ddp_init."
-
-
-def _launch_mode(launcher: str) -> str:
-    if launcher == "fork" and not can_fork():
-        raise UsageMistake(
-            "Ranks cannot be forked here. Leave --launcher out: they start as processes."
-        )
-    return ("fork" if can_fork() else "process") if launcher == "auto" else launcher

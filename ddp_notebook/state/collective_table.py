@@ -1,8 +1,9 @@
-"""Who stands before which collective, who waits in one, and for whom: a table of a step."""
+"""Who is paused before which collective, who waits in one, and for whom."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ddp_notebook.model import (
     Collective,
@@ -42,28 +43,38 @@ def step_table(
 ) -> StepTable:
     """Where the ranks of a cell stand. `pending` are those that have not finished it."""
     latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
-    awaited_by = Awaited(collectives).by
-    told: dict[_Row, list[int]] = {}
+    missing = MissingRanks(collectives)
+    ranks_of: dict[_Row, list[int]] = {}
     since: dict[_Row, float] = {}
     for rank in members:
         record = latest.get(rank)
-        state = _state(record, rank in pending)
-        text = describe(record, collectives.of[rank]) if record and rank in pending else ""
-        awaited = awaited_by(record) if record and state == "waiting" else ()
-        issued = record.number + (not is_held(record)) if record is not None else 0
-        row = (f"{issued} issued", state, text, awaited)
-        told.setdefault(row, []).append(rank)
+        row = _row(record, rank in pending, collectives, missing)
+        ranks_of.setdefault(row, []).append(rank)
         if record is not None and now_ns and rank in pending:
             since[row] = max(since.get(row, 0.0), (now_ns - record.issued_ns) / 1e9)
-    rows = tuple(StepRow(tuple(ranks), *row, since.get(row, 0.0)) for row, ranks in told.items())
-    held = [latest[rank] for rank in pending if rank in latest and is_held(latest[rank])]
-    about = _ABOUT.get(held[0].operation, "") if held else ""
-    link = f"{_DOCUMENTED}{held[0].operation}" if about else ""
-    return StepTable(_title(rows, pending), rows, about, link, _next(held, pending))
+    rows = tuple(
+        StepRow(tuple(ranks), *row, since.get(row, 0.0)) for row, ranks in ranks_of.items()
+    )
+    paused = [latest[rank] for rank in pending if rank in latest and is_paused(latest[rank])]
+    about = _ABOUT.get(paused[0].operation, "") if paused else ""
+    link = f"{_DOCUMENTED}{paused[0].operation}" if about else ""
+    return StepTable(_title(rows, pending), rows, about, link, _next(paused, pending))
 
 
-def is_held(record: Collective) -> bool:
-    """True when its rank stands before it."""
+def _row(
+    record: Collective | None, pending: bool, collectives: Collectives, missing: MissingRanks
+) -> _Row:
+    """What ranks have in common that share a row."""
+    state = _state(record, pending)
+    if record is None:
+        return "0 issued", state, "", ()
+    text = describe(record, collectives.of[record.rank]) if pending else ""
+    waits_for = missing.of(record) if state == "waiting" else ()
+    return f"{record.number + (not is_paused(record))} issued", state, text, waits_for
+
+
+def is_paused(record: Collective) -> bool:
+    """True when its rank is paused before it."""
     return record.phase is Phase.HELD
 
 
@@ -72,7 +83,7 @@ def _state(record: Collective | None, pending: bool) -> str:
         return "done"
     if record is None:
         return "busy"
-    if is_held(record):
+    if is_paused(record):
         return "paused"
     return "busy" if record.over else "waiting"
 
@@ -80,86 +91,103 @@ def _state(record: Collective | None, pending: bool) -> str:
 def describe(record: Collective, before: Sequence[Collective] = ()) -> str:
     """``all_reduce of float32 [28] (112 B), DDP's backward, bucket 2 of 3, train.py:41``."""
     kind = f"({record.reduce_op})" if record.reduce_op not in ("", "SUM") else ""
-    words = [f"{record.operation}{kind}"]
+    what = f"{record.operation}{kind}"
     if record.dtype:
-        size = format_bytes(record.bytes)
-        words[0] += f" of {record.dtype} {list(record.shape)} ({size})"
+        what += f" of {record.dtype} {list(record.shape)} ({format_bytes(record.bytes)})"
     if record.peer is not None:
-        words[0] += f" {'to' if record.operation == 'send' else 'from'} rank {record.peer}"
-    if record.part is Part.BACKWARD:
-        bucket, of = buckets(record, before)
-        words.append(f"bucket {bucket}{f' of {of}' if of else ''} of DDP's backward")
-    elif record.part is Part.FORWARD:
-        words.append("DDP's forward (buffers, new buckets)")
-    elif record.part is Part.CONSTRUCTOR:
-        words.append("DDP's constructor")
-    elif record.api not in ("", record.operation):
-        words.append(record.api)
-    if record.label:
-        words.append(repr(record.label))
-    if record.place is not None:
-        words.append(str(record.place))
-    return ", ".join(words)
+        what += f" {'to' if record.operation == 'send' else 'from'} rank {record.peer}"
+    label = repr(record.label) if record.label else ""
+    site = str(record.place) if record.place is not None else ""
+    return ", ".join(filter(None, (what, _origin(record, before), label, site)))
+
+
+def _origin(record: Collective, before: Sequence[Collective]) -> str:
+    """Which part of DDP issued it, or by which function of torch; empty where that is plain."""
+    match record.part:
+        case Part.BACKWARD:
+            bucket, of = buckets(record, before)
+            return f"bucket {bucket}{f' of {of}' if of else ''} of DDP's backward"
+        case Part.FORWARD:
+            return "DDP's forward (buffers, new buckets)"
+        case Part.CONSTRUCTOR:
+            return "DDP's constructor"
+        case _:
+            return record.api if record.api != record.operation else ""
 
 
 def buckets(record: Collective, before: Sequence[Collective]) -> tuple[int, int]:
     """Which bucket of its backward a record is, from 1, and how many an earlier one had (or 0)."""
     counts: list[int] = []
     last: Collective | None = None
-    for each in before:
-        if each.number > record.number:
+    for other in before:
+        if other.number > record.number:
             break
-        if each.part is Part.BACKWARD and each.path == record.path:
-            if last is not None and last.backwards == each.backwards:
+        if other.part is Part.BACKWARD and other.path == record.path:
+            if last is not None and last.backwards == other.backwards:
                 counts[-1] += 1
             else:
                 counts.append(1)
-            last = each
+            last = other
     if not counts:
         return 1, 0
     earlier = counts[-2] if len(counts) > 1 else 0
     return counts[-1], earlier if earlier >= counts[-1] else 0
 
 
-class Awaited:
-    """Who has not come to a collective: asked for many ranks, most of which wait in the same."""
+class MissingRanks:
+    """Who has not issued a collective: asked for many ranks, most of which wait in the same."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self._missing: dict[tuple[str, int], Ranks] = {}
 
-    def by(self, record: Collective) -> Ranks:
-        """The ranks that have not come to what `record`'s rank waits in."""
+    def of(self, record: Collective) -> Ranks:
+        """The ranks that have not issued what `record`'s rank waits in."""
         if record.is_point_to_point:
             return (record.peer,) if record.peer is not None else ()
         key = (record.group, record.slot)
         if key not in self._missing:
             members = self._collectives.groups.get(record.group, ())
-            self._missing[key] = tuple(each for each in members if not self._came(each, record))
+            self._missing[key] = tuple(m for m in members if not self._issued(m, record))
         return self._missing[key]
 
-    def _came(self, rank: int, record: Collective) -> bool:
+    def _issued(self, rank: int, record: Collective) -> bool:
         return any(
-            each.slot >= record.slot
-            and each.group == record.group
-            and not each.is_point_to_point
-            and not is_held(each)
-            for each in reversed(self._collectives.of.get(rank, ()))
+            other.slot >= record.slot
+            and other.group == record.group
+            and not other.is_point_to_point
+            and not is_paused(other)
+            for other in reversed(self._collectives.of.get(rank, ()))
         )
+
+
+def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
+    """What had been issued at `at_ns`, in the phase that it was in then."""
+    of = {
+        rank: tuple(
+            record
+            if not record.over or record.done_ns <= at_ns
+            else replace(record, phase=Phase.ISSUED)
+            for record in issued
+            if record.issued_ns <= at_ns
+        )
+        for rank, issued in collectives.of.items()
+    }
+    return replace(collectives, of=of)
 
 
 def _title(rows: Sequence[StepRow], pending: Ranks) -> str:
     if not pending:
         return "The cell has finished on every rank."
     if any(row.state == "paused" for row in rows):
-        return "Ranks are held before their next collective."
-    return "No rank is held: those that wait, wait for others."
+        return "Ranks are paused before their next collective."
+    return "No rank is paused; ranks that wait need other ranks."
 
 
-def _next(held: Sequence[Collective], pending: Ranks) -> str:
+def _next(paused: Sequence[Collective], pending: Ranks) -> str:
     if not pending:
         return ""
-    if held:
+    if paused:
         return (
             "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end"
         )

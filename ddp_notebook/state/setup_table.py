@@ -1,4 +1,4 @@
-"""Where each rank stands in set-up, and who waits for whom: the table after a step."""
+"""Which stage of set-up each rank is in, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def step_table(snapshot: Snapshot, store: str = "session") -> StepTable:
     )
 
 
-def awaited(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
+def waits_for(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
     """The ranks whose arrival a rank in a stage needs."""
     stage = state.entering
     if state.status is not Status.SETTING_UP or stage is None:
@@ -42,7 +42,7 @@ def awaited(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
         return (0,) if absent else ()
     if stage not in _WAIT_FOR_ALL:
         return ()
-    return tuple(s.rank for s in snapshot.ranks if _came_to(s) < stage.number)
+    return tuple(s.rank for s in snapshot.ranks if _arrived_at(s) < stage.number)
 
 
 def _reached(state: RankState) -> int:
@@ -50,7 +50,7 @@ def _reached(state: RankState) -> int:
     return state.stage.number if state.stage else 0
 
 
-def _came_to(state: RankState) -> int:
+def _arrived_at(state: RankState) -> int:
     """The number of the stage this rank is in, or has passed."""
     inside = state.status is Status.SETTING_UP and state.entering is not None
     return state.entering.number if inside and state.entering else _reached(state)
@@ -68,15 +68,15 @@ def _row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
     if state.status is Status.FAILED:
         text = f"{state.entering.value if state.entering else 'set-up'}: {state.cause}"
     elif state.status is Status.SETTING_UP and state.entering:
-        text = f"in {state.entering.value}" + (f", {text}" if text else "")
-        text = text.replace(f", {state.entering.value}: ", ", ")
+        stage = state.entering.value
+        text = ", ".join(filter(None, (f"in {stage}", text.removeprefix(f"{stage}: "))))
     since_s = (snapshot.taken_ns - state.since_ns) / 1e9 if state.since_ns else 0.0
     return StepRow(
         ranks=(state.rank,),
         passed=state.stage.value if state.stage else "",
         state=words.get(state.status, state.status.value),
         text=text,
-        waits_for=awaited(state, snapshot, store),
+        waits_for=waits_for(state, snapshot, store),
         since_s=max(0.0, since_s),
     )
 

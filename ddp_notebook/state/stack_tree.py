@@ -1,4 +1,4 @@
-"""The stacks of all ranks as one tree: where they are together, and where they part."""
+"""The stacks of all ranks as one tree, which branches where they differ."""
 
 from __future__ import annotations
 

@@ -87,11 +87,11 @@ def sentence(finding: Finding) -> str:
 
 
 def only_wait(finding: Finding) -> str:
-    """``Rank 0 only waits.``, ``Ranks 0,2 only wait.``; empty for nobody."""
+    """``Rank 0 is waiting.``, ``Ranks 0,2 are waiting.``; empty for none."""
     ranks = finding.waiting
     if not ranks:
         return ""
-    return f"{name_ranks(ranks).capitalize()} only wait{'s' if len(ranks) == 1 else ''}."
+    return f"{name_ranks(ranks).capitalize()} {'is' if len(ranks) == 1 else 'are'} waiting."
 
 
 def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:

@@ -70,7 +70,7 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
             call = _call(doing, tail)
             return f"{f'in {call}' if call else 'running'}{aside}"
         case Activity.HELD:
-            return f"held by you before {more}" if more else "held by you"
+            return f"paused before {more}" if more else "paused (by %ddp_step)"
         case Activity.IDLE:
             return "runs nothing"
         case Activity.FAILED:

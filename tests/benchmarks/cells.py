@@ -11,7 +11,7 @@ from rows import Numbers, Row, compare
 CELLS = 40
 """Of each kind, in turn, in each round."""
 ACTIVATE = (
-    "_view = get_ipython()._ddp_notebook_magics.session._processes.cluster._client[:]\n"
+    "_view = get_ipython()._ddp_notebook_magics.session.pool.processes.cluster._client[:]\n"
     "_view.block = True\n_view.activate()"
 )
 

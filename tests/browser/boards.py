@@ -13,7 +13,7 @@ class Board:
 
     def __init__(self, where: Locator | Page) -> None:
         self.el = where.locator(".ddpb").last
-        self.lanes = self.el.locator(".ddpb-lane")
+        self.rows = self.el.locator(".ddpb-row")
         self.finding = self.el.locator("section.ddpb-finding")
         self.answer = self.el.locator(".ddpb-answer").first
         self.timeline = self.el.locator(".ddpb-canvas canvas")
@@ -24,6 +24,6 @@ class Board:
         button.click(timeout=SHOWN_WITHIN_MS)
 
     def await_roles(self, *roles: str) -> None:
-        """Wait until the lanes say these words, each with its mark before it."""
+        """Wait until the rows say these words, each with its mark before it."""
         words = [re.compile(rf"^.{role}$") for role in roles]
         expect(self.el.locator(".ddpb-chip")).to_have_text(words, timeout=SHOWN_WITHIN_MS)

@@ -38,7 +38,7 @@ CONTRASTS = """el => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
   };
   const paper = light("--ddpb-paper");
-  const names = ["ink", "bad", "warn", "busy", "ok", "held", "idle", "a", "b", "c", "d"];
+  const names = ["ink", "bad", "warn", "busy", "ok", "paused", "idle", "a", "b", "c", "d"];
   return names.map((name) => {
     const each = light(`--ddpb-${name}`);
     return [name, Math.max(each, paper) / Math.min(each, paper)];
@@ -48,7 +48,7 @@ CONTRASTS = """el => {
 
 
 def outline(board: Locator) -> str:
-    """Its regions, lanes, buttons and words."""
+    """Its regions, rows, buttons and words."""
     text = board.aria_snapshot()
     for varies, word in VARIES:
         text = varies.sub(word, text)

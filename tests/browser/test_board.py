@@ -42,8 +42,8 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
     with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
         notebook.run(0)
         board = Board(notebook.run(1))
-        board.await_roles("held", "held")
-        board.lanes.nth(1).get_by_role("button").click()
+        board.await_roles("paused", "paused")
+        board.rows.nth(1).get_by_role("button").click()
         step = board.el.get_by_role("button", name="Step %ddp_step --ranks 1", exact=True)
         expect(step).to_be_visible()
         board.press("step")

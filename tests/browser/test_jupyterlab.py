@@ -43,11 +43,11 @@ def notebook(lab: Lab, chromium: str, tmp_path: Path) -> Iterator[Notebook]:
 
 
 def test_the_board_shows_four_ranks_ready(notebook: Notebook, tmp_path: Path) -> None:
-    lanes = notebook.cells.nth(INIT).locator(".ddpb-lane")
-    expect(lanes).to_have_count(4)
+    rows = notebook.cells.nth(INIT).locator(".ddpb-row")
+    expect(rows).to_have_count(4)
     for rank in range(4):
-        expect(lanes.nth(rank)).to_contain_text("✓ready")
-        stages = lanes.nth(rank).locator(".ddpb-strip")
+        expect(rows.nth(rank)).to_contain_text("✓ready")
+        stages = rows.nth(rank).locator(".ddpb-strip")
         expect(stages).to_have_attribute("aria-label", "stage 6 of 6: verified")
     notebook.page.screenshot(path=tmp_path / "ready.png")
 
@@ -69,7 +69,7 @@ def test_the_board_shows_a_killed_rank_by_itself_within_2_seconds(
     notebook: Notebook, tmp_path: Path
 ) -> None:
     board = notebook.cells.nth(INIT)
-    row = board.locator(".ddpb-lane").nth(2)
+    row = board.locator(".ddpb-row").nth(2)
     pid = int(re.findall(r"pid (\d+)", row.get_attribute("title") or "")[0])
     assert "python" in psutil.Process(pid).name()
     os.kill(pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_set_up_step_by_step_why_and_a_fault(lab: Lab, chromium: str, tmp_path: 
         expect(step.locator("code")).to_have_text("%ddp_step --ranks 1,3")
         expect(step.locator("a")).to_have_attribute("href", re.compile("^https://.*pytorch.org/"))
 
-        expect(why).to_contain_text("held by you")
+        expect(why).to_contain_text("paused (by %ddp_step)")
         expect(why.locator("details tbody")).to_contain_text("ranks 0,2")
         expect(done).to_contain_text("Set-up is complete: every rank is verified.")
 

@@ -27,7 +27,7 @@ def test_a_board_has_the_outline_that_is_saved(lab: Lab, chromium: str, tmp_path
     with opened(lab, chromium, CELLS, tmp_path / "last.png") as notebook:
         notebook.run(LOAD)
         board = Board(notebook.run(INIT))
-        board.await_roles("held", "held")
+        board.await_roles("paused", "paused")
         check("held-in-setup", lambda: outline(board.el))
 
         board.press("continue")

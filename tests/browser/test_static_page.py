@@ -108,7 +108,7 @@ def test_html_manager_shows_the_board_of_a_saved_notebook(
     with shown(saved, scripts, chromium, tmp_path / "page.png") as page:
         board = Board(page)
         expect(board.finding).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
-        expect(board.lanes).to_have_count(2)
+        expect(board.rows).to_have_count(2)
         expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
         expect(page.locator(".ddp-board")).to_be_hidden()  # the picture: the board stands for it
         # There is no kernel: it says so, and has nothing to press.

@@ -17,10 +17,11 @@ import pytest
 from support import eventually, spared
 
 from ddp_notebook.errors import SetupFailed, Stuck
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category, CellStarted, Event, Stage, Status
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.setup import bring_up as bringup
+from ddp_notebook.testing import processes_of
 
 OPTIONS = InitOptions(world_size=3, device="cpu")
 BACK_WITHIN_S = 4.0
@@ -86,7 +87,7 @@ def abort_in_time(session: Session) -> None:
     """Give up; afterwards no rank is in anything."""
     started = time.monotonic()
     board = session.abort()
-    assert time.monotonic() - started < stretched(BACK_WITHIN_S)
+    assert time.monotonic() - started < scaled_for_load(BACK_WITHIN_S)
     inside = board.snapshot.with_status(Status.SETTING_UP, Status.RUNNING, Status.DEAD)
     assert not inside, board.snapshot.ranks
 
@@ -260,7 +261,7 @@ def test_an_interrupt_of_a_set_up_that_no_rule_explains_gives_the_notebook_back(
         return all(states[rank].entering is Stage.PROCESS_GROUP for rank in (0, 2))
 
     try:
-        assert ctrl_c(lambda: session.set_up(OPTIONS), stalled) < stretched(BACK_WITHIN_S)
+        assert ctrl_c(lambda: session.set_up(OPTIONS), stalled) < scaled_for_load(BACK_WITHIN_S)
     finally:
         with contextlib.suppress(Exception):
             session.run_cell(COMES_AGAIN, ranks=(1,))
@@ -272,15 +273,15 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However busy the machine is: a stopped process will not come out, and is not waited for.
-    monkeypatch.setattr(bringup, "stretched", lambda seconds: 60.0 * seconds)
+    monkeypatch.setattr(bringup, "scaled_for_load", lambda seconds: 60.0 * seconds)
     before = pids(session)
 
     def waits() -> bool:
         return session.record.snapshot.ranks[0].entering is Stage.RENDEZVOUS
 
     os.kill(before[1], signal.SIGSTOP)
-    kept = "Nothing but a new process could free rank 1."
-    assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < stretched(BACK_WITHIN_S)
+    kept = "Rank 1 could not be unblocked. Its process was replaced; its variables are lost."
+    assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < scaled_for_load(BACK_WITHIN_S)
     goes_on(session, (0, 2))
     after = pids(session)
     assert (after[0], after[2]) == (before[0], before[2])
@@ -290,8 +291,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
 def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert session._processes is not None
-    listener = session._processes.listener
+    listener = processes_of(session).listener
     receive = listener._receive
     given_up = threading.Event()
 
@@ -308,7 +308,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
         )
         eventually(lambda: session.why().doing[0].startswith("waits"), 20, "rank 0 waits")
         aborted = pool.submit(session.abort)
-        eventually(lambda: any(run.interrupted for run in session.runs), 20, "it is given up")
+        eventually(lambda: any(run.given_up for run in session.runs), 20, "it is given up")
         given_up.set()
         aborted.result(30)
         hung.result(30)

@@ -11,7 +11,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import CellFailed, Stuck
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.session import Session
 
 pytestmark = pytest.mark.timeout(120)
@@ -243,7 +243,7 @@ def given_up(session: Session, died: tuple[int, ...] = ()) -> None:
     before = [state.pid for state in session.record.snapshot.ranks]
     started = time.monotonic()
     board = session.abort()
-    assert time.monotonic() - started < stretched(BACK_WITHIN_S)
+    assert time.monotonic() - started < scaled_for_load(BACK_WITHIN_S)
     assert session.ready
     after = [state.pid for state in session.record.snapshot.ranks]
     assert {rank for rank in range(3) if before[rank] != after[rank]} == set(died)

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from ddp_notebook.bench.baseline import compare
-from ddp_notebook.bench.plan import DTYPE_BYTES, OPS, Plan
+from ddp_notebook.bench.ops import OP_NAMES
+from ddp_notebook.bench.plan import DTYPE_BYTES, Plan
 from ddp_notebook.bench.results import BenchRun, Change, Trust
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import codec
 from ddp_notebook.session import BenchOptions, BenchResult, InitOptions, Session
 
 SHORT = Plan(max_bytes=2**20, factor=64, budget_s=1.0)
@@ -60,10 +62,10 @@ def values(session: Session, expression: str) -> dict[int, Any]:
 def test_every_operation_gives_exactly_what_it_must(
     ranks2: Session, dtypes: tuple[str, ...]
 ) -> None:
-    plan = Plan(ops=OPS, dtypes=dtypes, min_bytes=64, max_bytes=2**22, factor=2**16, budget_s=0)
+    plan = Plan(OP_NAMES, dtypes, min_bytes=64, max_bytes=2**22, factor=2**16, budget_s=0)
     run = ranks2.bench(plan)
     assert {(c.op, c.dtype) for c in run.curves if c.op != "barrier"} == {
-        (op, dtype) for op in OPS if op != "barrier" for dtype in dtypes
+        (op, dtype) for op in OP_NAMES if op != "barrier" for dtype in dtypes
     }
     assert [c.points[0].size_bytes for c in run.curves if c.op == "barrier"] == [0]
     for curve in run.curves:
@@ -305,4 +307,4 @@ def test_a_result_says_how_it_was_run(ranks2: Session) -> None:
     run = ranks2.bench(SHORT)
     assert isinstance(run, BenchResult)
     assert (run.backend, run.device, run.world_size) == ("gloo", "cpu", 2)
-    assert Plan.from_json(run.plan) == SHORT
+    assert codec.decode(Plan, run.plan) == SHORT

@@ -23,6 +23,7 @@ from ddp_notebook.errors import (
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.testing import bring_up_of, cluster_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,7 +47,7 @@ SCRIPT = (
 def ranks(ranks2: Session) -> Iterator[Session]:
     """Two ranks, free before and after, with the group of the session."""
     yield ranks2
-    if not ranks2.record.snapshot.ready or any(run.in_hand for run in ranks2.runs):
+    if not ranks2.record.snapshot.ready or any(run.state.claimed for run in ranks2.runs):
         ranks2.abort()
     if ranks2.detached is not None:
         ranks2.detached.ended.exception(30)
@@ -97,7 +98,7 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert text_of(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
-    with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: its collectives are not"):
+    with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: it does not pause before"):
         ranks.step()
     gate.touch()
     whole = ranks.wait()
@@ -234,8 +235,7 @@ def test_no_set_up_begins_on_ranks_that_are_still_being_freed(
 ) -> None:
     ranks.run_script(script(tmp_path, gate), detach=True)
     begun(ranks)
-    bringup = ranks._bringup
-    assert bringup is not None
+    bringup = bring_up_of(ranks)
     free, before, begun_early = bringup.free, bringup.generation, []
 
     def free_slowly(members: tuple[int, ...]) -> tuple[int, ...]:
@@ -382,8 +382,7 @@ def test_what_a_detached_cell_wrote_is_there_when_the_session_was_lost() -> None
         session.init(InitOptions(world_size=2, device="cpu"))
         session.run_cell(LONG, detach=True)
         begun(session)
-        assert session._processes is not None
-        os.kill(session._processes.cluster._cluster.controller.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(cluster_of(session)._cluster.controller.pid, signal.SIGKILL)
         result = session.wait()
         assert isinstance(result.error, SessionLost)
         assert "the ipyparallel controller" in str(result.error).lower()

@@ -9,7 +9,7 @@ import pytest
 from support import eventually, need_lab_hosts, spared
 
 from ddp_notebook.faults import FAULTS, Kind
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import InitOptions, Session
 
@@ -79,7 +79,7 @@ def test_a_fault_is_found_with_its_culprits_and_repaired_in_place(
     check(name, injected.diagnosis)
     assert not injected.repaired
     if name not in STALL_LATER:
-        assert shown_after_s < stretched(SHOWN_WITHIN_S)
+        assert shown_after_s < scaled_for_load(SHOWN_WITHIN_S)
 
     repaired = session.repair()
     assert (repaired.error, repaired.diagnosis) == ("", None)

@@ -19,13 +19,14 @@ from kernels import Kernel
 from support import eventually, is_alive, need_lab_hosts, our_processes
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch import labhosts as launched
-from ddp_notebook.launch.labhosts import INTERFACE, address
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch import network_namespaces
+from ddp_notebook.launch.network_namespaces import INTERFACE, address
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.rank.inspect import host as place
 from ddp_notebook.rank.inspect import reachability
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.processes import lab_hosts
+from ddp_notebook.session.tools import fault_lab
+from ddp_notebook.testing import cluster_of
 
 PORT = 29500
 KILLED_WITHIN_S = 5.0
@@ -52,7 +53,7 @@ def networks() -> set[Path]:
 def two_hosts(folder: Path, drops: str = "") -> Iterator[list[dict[str, str]]]:
     """The namespaces of two hosts, held by a process as a session has it."""
     said = folder / "lab.json"
-    code = f"from ddp_notebook.launch.labhosts import hold; hold({str(said)!r}, "
+    code = f"from ddp_notebook.launch.network_namespaces import hold; hold({str(said)!r}, "
     code += f"['lab-0', 'lab-1'], {drops!r}, {PORT})"
     holder = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -103,7 +104,7 @@ def test_a_firewall_drops_without_a_word_and_lets_the_own_host_in(tmp_path: Path
         eventually(lambda: states(second, rank) == ["open"], 5)
         began = time.monotonic()
         assert states(second, store, rank) == ["timeout", "open"]
-        assert time.monotonic() - began < stretched(1)
+        assert time.monotonic() - began < scaled_for_load(1)
         assert states(first, store) == ["open"]
 
 
@@ -160,8 +161,7 @@ def test_knocking_at_ranks_that_connect_does_not_disturb_them() -> None:
         session.init(InitOptions(world_size=3, device="cpu", step=True))
         session.step(to="rendezvous")
         session.step((0, 2))
-        assert session._processes is not None
-        cluster = session._processes.cluster
+        cluster = cluster_of(session)
         found = cluster.ask((0, 2), "evidence", 5.0)
         targets = [each for rank in (0, 2) for each in found[rank]["listens"]]
         assert len(targets) == 2
@@ -185,7 +185,7 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
     if pid == 0:  # another user for good, so not in this process
         try:
             os.setuid(65534)
-            lab_hosts.check()
+            fault_lab.check_hosts()
         except UsageMistake as mistake:
             os.write(write, str(mistake).encode())
         finally:
@@ -200,7 +200,7 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
 
 def test_the_trial_leaves_nothing_behind() -> None:
     before = networks()
-    assert launched.why_not() == ""
+    assert network_namespaces.why_not() == ""
     assert networks() == before
 
 
@@ -231,7 +231,7 @@ def test_hosts_do_not_outlive_a_session_that_is_killed(victim: str) -> None:
         pids = kernel.pids()
         kernel.run("%ddp_fault firewall-ranks")
         assert len(networks() - before) == 2
-        holder = kernel.ask("get_ipython()._ddp_notebook_magics.session._processes._lab.pid")
+        holder = kernel.ask("get_ipython()._ddp_notebook_magics.session.pool.processes.lab_pid")
         assert is_alive(holder)
         os.kill(kernel.pid if victim == "kernel" else pids.fork_server, signal.SIGKILL)
         eventually(lambda: not is_alive(holder), KILLED_WITHIN_S, "the end of who held them")

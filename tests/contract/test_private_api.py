@@ -16,8 +16,9 @@ import pytest
 from support import eventually
 
 from ddp_notebook.cluster.ipyparallel_private import has_private_api
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.testing import cluster_of
 
 FORGET = """
 import torch, torch.distributed as dist
@@ -89,8 +90,7 @@ def session() -> Iterator[Session]:
 
 
 def test_ipyparallel_still_has_what_forgetting_an_engine_needs(session: Session) -> None:
-    processes: Any = session._processes
-    assert has_private_api(processes.cluster._client)
+    assert has_private_api(cluster_of(session)._client)
 
 
 def test_ipython_still_has_what_running_a_cell_as_one_module_needs(session: Session) -> None:
@@ -122,7 +122,7 @@ def test_ipykernel_still_lets_a_rank_keep_its_state_to_itself(session: Session) 
 
 
 def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> None:
-    client: Any = session._processes.cluster._client  # type: ignore[union-attr]
+    client = cluster_of(session)._client
     for _ in range(5):
         session.run_cell("x = 1").raise_for_error()
 
@@ -133,7 +133,7 @@ def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> N
 
 
 def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: Session) -> None:
-    client: Any = session._processes.cluster._client  # type: ignore[union-attr]
+    client = cluster_of(session)._client
     assert callable(client._send)
     assert client._control_stream is not None
     assert isinstance(client._engines[0], str), "a rank's address on the control channel"
@@ -148,13 +148,13 @@ def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: 
 
 
 def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
-    cluster: Any = ranks2._processes.cluster  # type: ignore[union-attr]
+    cluster = cluster_of(ranks2)
     pid = ranks2.record.snapshot.ranks[1].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         started = time.monotonic()
         found = cluster.ask((0, 1), "evidence", 1.0)
-        assert time.monotonic() - started < stretched(3.0)
+        assert time.monotonic() - started < scaled_for_load(3.0)
         assert set(found) == {0}
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -164,7 +164,7 @@ def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
 def test_a_rank_answers_while_its_main_thread_is_blocked_and_is_freed_from_there(
     ranks2: Session,
 ) -> None:
-    cluster: Any = ranks2._processes.cluster  # type: ignore[union-attr]
+    cluster = cluster_of(ranks2)
     with ThreadPoolExecutor(1) as pool:
         blocked = pool.submit(ranks2.run_cell, "dist.all_reduce(torch.ones(1))", (0,))
 

@@ -13,9 +13,10 @@ import pytest
 from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
+from ddp_notebook.testing import cluster_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -97,12 +98,11 @@ def test_a_rank_that_computes_in_python_answers_each_time(ranks: Session, tmp_pa
         "        sorted(range(1000))\n"
         "dist.all_reduce(torch.ones(1))"
     )
-    assert ranks._processes is not None
-    cluster = ranks._processes.cluster
+    cluster = cluster_of(ranks)
     ranks.run_cell(source, detach=True)
     try:
         for _ in range(10):
-            (answer,) = cluster.ask((1,), "evidence", stretched(1.0)).values()
+            (answer,) = cluster.ask((1,), "evidence", scaled_for_load(1.0)).values()
             assert "path" in answer
     finally:
         enough.touch()
@@ -155,7 +155,7 @@ def test_held_ranks_stand_before_a_collective_until_they_are_stepped(ranks: Sess
 
     (waiting,) = [row for row in ranks.step((1,)).rows if row.state == "waiting"]
     assert (waiting.ranks, waiting.state, waiting.waits_for) == ((1,), "waiting", (0, 2, 3))
-    with pytest.raises(UsageMistake, match="not held"):
+    with pytest.raises(UsageMistake, match="not paused"):
         ranks.step((1,))
 
     table = ranks.step()
@@ -246,7 +246,7 @@ def test_the_magic_shows_the_table_and_then_what_was_printed(
                 "%%ddp --step collective\ndist.barrier()\nprint('after the barrier')"
             )
             assert result.success
-            assert "Ranks are held before their next collective." in capsys.readouterr().out
+            assert "Ranks are paused before their next collective." in capsys.readouterr().out
             table = shell.run_line_magic("ddp_step", "")
             assert [row.state for row in table.rows] == ["done"]
             assert "after the barrier" in capsys.readouterr().out

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GONE_WITHIN_S, eventually
+from support import GONE_WITHIN_S, eventually, pids_of
 
-from ddp_notebook.cluster.cluster import cluster
+from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
 from ddp_notebook.errors import Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.testing import cluster_of, processes_of
 
 ALL_REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
@@ -111,7 +112,7 @@ def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
         asked.append(threading.Timer(0.5, unregister, (client, rank)))
         asked[-1].start()
 
-    monkeypatch.setattr(cluster, "unregister", ask_late)
+    monkeypatch.setattr(cluster_module, "unregister", ask_late)
     assert session.restart((1,)).snapshot.ready
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
     assert len(asked) == 1
@@ -120,8 +121,7 @@ def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
 def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_late(
     session: Session,
 ) -> None:
-    assert session._processes is not None
-    client = session._processes.cluster._client  # type: ignore[attr-defined]
+    client = cluster_of(session)._client
     told = client._notification_handlers["unregistration_notification"]
     late = threading.Event()
 
@@ -137,12 +137,11 @@ def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_lat
 def test_a_late_word_of_an_old_process_does_not_end_the_engine_in_its_place(
     session: Session,
 ) -> None:
-    assert session._processes is not None
-    cluster = session._processes.cluster
+    cluster = cluster_of(session)
     old = session.record.snapshot.ranks[1].pid
     assert session.restart((1,)).snapshot.ready
-    cluster._exited(1, old, -9)  # type: ignore[attr-defined]
-    client = cluster._client  # type: ignore[attr-defined]
+    cluster._exited(1, old, -9)
+    client = cluster._client
     client._send(client._query_stream, "connection_request").result(10)  # the hub has come by it
     assert 1 in client.ids
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
@@ -214,17 +213,15 @@ def test_a_rank_that_died_before_a_script_has_met_comes_back_as_the_finding_says
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
-def test_a_store_keeper_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:
-    assert session._processes is not None
-    os.kill(session._processes._store.pid, signal.SIGKILL)
-    eventually(lambda: session._processes and not session._processes.store_alive, 5)
+def test_a_store_process_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:
+    os.kill(pids_of(session).store, signal.SIGKILL)
+    eventually(lambda: not processes_of(session).store_alive, 5)
     session.restart((0,))
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) -> None:
-    assert session._processes is not None
-    cluster = session._processes.cluster
+    cluster = cluster_of(session)
     assert cluster.ask((0,), "evidence", 5.0)
     session.shutdown()
     assert cluster.ask((0, 1), "evidence", 5.0) == {}

@@ -12,6 +12,7 @@ import pytest
 from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
 from ddp_notebook.model import Event, Stage, StageFinished, Status
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.testing import processes_of
 
 ALL_REDUCE = "x = torch.ones(3) * (rank + 1)\ndist.all_reduce(x)\nx.tolist()"
 
@@ -159,13 +160,12 @@ def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None
     import zmq
 
     session.init(InitOptions(world_size=1, device="cpu"))
-    assert session._processes is not None
     heard: list[Event] = []
     session.record.subscribe(lambda events: heard.extend(events))
     forged = b'[{"kind": "rank_exited", "rank": 0, "pid": 1, "exit_code": 1, "seq": 1}]'
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket_:
         socket_.linger = 1000
-        socket_.connect(session._processes.listener.url)
+        socket_.connect(processes_of(session).listener.url)
         socket_.send_multipart([b"0" * 32, forged])
         session.run_cell("x = 1").raise_for_error()
     assert not [event for event in heard if event.kind == "rank_exited"]

@@ -16,6 +16,7 @@ from support import eventually
 from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
+from ddp_notebook.testing import cluster_of
 
 CASES = Path(__file__).parent.parent / "cases"
 LINES = (CASES / "expected.jsonl").read_text().splitlines()
@@ -67,7 +68,7 @@ def test_a_healthy_cell_is_left_alone(ranks2: Session, name: str) -> None:
     result = ranks2.run_cell(cell(RIGHT[name]))
     assert result.error is None, result.tracebacks
     assert result.diagnosis is None, result.diagnosis
-    facts: Any = ranks2._processes.cluster.ask(BOTH, "facts of the run", 5.0)  # type: ignore[union-attr]
+    facts: Any = cluster_of(ranks2).ask(BOTH, "facts of the run", 5.0)
     assert all("notes" not in each for each in facts.values()), facts
 
 

@@ -18,6 +18,7 @@ from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.model import Activity, RankStack, StackTree
 from ddp_notebook.rank.inspect.stacks import MOST_BYTES
 from ddp_notebook.session import Session
+from ddp_notebook.testing import cluster_of
 from ddp_notebook.views import stacks_text
 
 PARTED = """\
@@ -233,8 +234,7 @@ def test_locals_are_told_without_running_a_repr_of_the_users(session: Session) -
 
 
 def test_a_deep_stack_with_long_variables_is_told_in_16_kb(session: Session) -> None:
-    assert session._processes is not None
-    cluster = session._processes.cluster
+    cluster = cluster_of(session)
     with running(session, lambda: session.run_cell(DEEP)):
         tree = where(session, waits_in("all_reduce", "", ""), locals=True)
         told = cluster.ask((0,), "stacks with locals", 5.0)[0]

@@ -8,7 +8,7 @@ import pytest
 from wrapping import NET, SOON_S, begin, has_line, run, states, still_works, train
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.timeouts import stretched
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session import Session
@@ -122,7 +122,7 @@ def test_a_model_that_differs_is_found_before_any_collective(ranks4: Session, wh
     run(ranks4, change, (1,))
     began = time.monotonic()
     made = begin(ranks4)
-    assert time.monotonic() - began < stretched(SOON_S)
+    assert time.monotonic() - began < scaled_for_load(SOON_S)
     assert made.diagnosis is not None
     (finding,) = made.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.PARAM_MISMATCH, (1,))

@@ -8,7 +8,7 @@ const source = readFileSync(new URL("../../ddp_notebook/board/board.js", import.
 const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
 
 const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];
-const [HELD, ISSUED, DONE, FAILED, REFUSED] = [0, 1, 2, 3, 4];
+const [PAUSED, ISSUED, DONE, FAILED, REFUSED] = [0, 1, 2, 3, 4];
 
 /** A message as the kernel sends it. */
 const message = (slices, more = {}) => ({ kind: "slices", run: 1, generation: 1, first_kind: 0, kinds: [KIND], slices, skipped: 0, ...more });
@@ -44,25 +44,25 @@ test("a magic takes the chosen ranks, in the place of its own", () => {
   assert.equal(board.magicFor({ magic: "%ddp_abort", takes_ranks: false }, new Set([2])), "%ddp_abort");
 });
 
-test("lanes that wait for the same are joined by one bracket", () => {
-  const lanes = [
+test("rows that wait for the same are joined by one bracket", () => {
+  const rows = [
     { ranks: "0-1", waits_for: "2" },
     { ranks: "2", waits_for: "" },
     { ranks: "3", waits_for: "2" },
     { ranks: "4", waits_for: "0,9" },
   ];
-  assert.deepEqual(board.brackets(lanes), [{ from: [0, 2], to: [1] }, { from: [3], to: [0] }]);
+  assert.deepEqual(board.brackets(rows), [{ from: [0, 2], to: [1] }, { from: [3], to: [0] }]);
 });
 
 test("every role has a mark and a word beside its colour", () => {
-  const roles = ["culprit", "late", "dead", "failed", "silent", "victim", "held", "waiting", "busy", "ready"];
+  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready"];
   assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
   for (const role of roles) {
     const { mark, word, tone } = board.lookOf({ role, status: "running" });
     assert.ok(mark && word && tone);
   }
   assert.equal(board.lookOf({ role: "culprit", status: "dead" }).word, "dead");
-  assert.equal(board.lookOf({ role: "busy", status: "setting up" }).word, "setting up");
+  assert.equal(board.lookOf({ role: "running", status: "setting up" }).word, "setting up");
 });
 
 test("a slice that comes twice is one, and its end is taken over", () => {
@@ -75,7 +75,7 @@ test("a slice that comes twice is one, and its end is taken over", () => {
   assert.equal(store.last, 250);
 });
 
-test("who came last to a collective is known, and for how long the others waited", () => {
+test("who arrived last at a collective is known, and for how long the others waited", () => {
   const store = filled([
     [0, 0, 0, 0, 100, 900, DONE],
     [1, 0, 0, 0, 700, 900, DONE],
@@ -85,13 +85,13 @@ test("who came last to a collective is known, and for how long the others waited
   assert.equal(what, "float32 [28] · 112 B · bucket 2 of DDP's backward");
   assert.equal(where, "train.py:41 in step   loss.backward()");
   assert.equal(took, "took 800 µs · waited 600 µs for rank 1");
-  assert.match(store.describe(store.rows.get(1).list[0], 1000).at(-1), /the last to come, 600 µs after the first/);
+  assert.match(store.describe(store.rows.get(1).list[0], 1000).at(-1), /last to arrive, 600 µs after the first/);
 });
 
-test("a held collective has not come to the others yet", () => {
+test("a paused collective is not issued yet", () => {
   const store = filled([
     [0, 0, 0, 0, 100, 0, ISSUED],
-    [1, 0, 0, 0, 700, 0, HELD],
+    [1, 0, 0, 0, 700, 0, PAUSED],
   ]);
   const [slice] = store.rows.get(0).list;
   assert.equal(slice[7].size, 1);
@@ -115,7 +115,7 @@ test("an hour of collectives leaves as many as are kept", () => {
   for (let i = 0; i < 20_000; i++) store.take(message([[0, 1000 + i, 0, 1000 + i, i, i + 1, DONE]], { first_kind: 1, kinds: [] }));
   const { list, at } = store.rows.get(0);
   assert.ok(list.length <= store.perRank * 1.25 && at.size === list.length);
-  assert.ok(store.meetings.size <= 20_000);
+  assert.ok(store.collectives.size <= 20_000);
   assert.equal(list.at(-1)[1], 20_999);
 });
 
@@ -161,7 +161,7 @@ test("two buckets under way at once stand below each other where there is room",
   assert.ok(laidOut(both).every(([, , , top, tall]) => top === 0 && tall === 1));
 });
 
-test("what was refused has not come to the others", () => {
+test("a refused collective does not count as issued", () => {
   const store = filled([[0, 0, 0, 0, 100, 900, REFUSED], [0, 1, 0, 0, 200, 900, DONE], [1, 0, 0, 0, 150, 900, DONE]]);
   assert.deepEqual([store.rows.get(1).list[0][7].size, store.rows.get(1).list[0][7].lastRank], [2, 0]);
 });

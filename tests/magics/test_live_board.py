@@ -89,16 +89,18 @@ class Page:
 
     def press(self, magic: str) -> Mapping[str, Any]:
         """Press the button of `magic`; what it gave."""
-        before = len(self.state["said"])
+        before = len(self.state["answers"])
         self.say(kind="do", magic=magic)
 
         def answered() -> bool:
-            said = self.state["said"]
-            return bool(said) and said[0]["magic"] == magic and magic not in self.state["busy"]
+            answers = self.state["answers"]
+            return (
+                bool(answers) and answers[0]["magic"] == magic and magic not in self.state["busy"]
+            )
 
-        self.state["said"] = [each for each in self.state["said"] if each["magic"] != magic]
+        self.state["answers"] = [each for each in self.state["answers"] if each["magic"] != magic]
         self.read_until(answered, f"{magic} pressed, {before} answers before")
-        answer: Mapping[str, Any] = self.state["said"][0]
+        answer: Mapping[str, Any] = self.state["answers"][0]
         return answer
 
     @property
@@ -108,7 +110,7 @@ class Page:
 
     @property
     def roles(self) -> list[str]:
-        return [lane["role"] for lane in self.state.get("board", {}).get("lanes", ())]
+        return [row["role"] for row in self.state.get("board", {}).get("rows", ())]
 
 
 OLDEST_IPYKERNEL = ("ipykernel==6.29.5", "nest-asyncio")
@@ -211,7 +213,7 @@ def test_a_page_that_comes_late_gets_all_slices_and_the_past(page: Page) -> None
     past = next(m for m in page.told if m["kind"] == "past")
     assert past["view"] == "late"
     assert past["board"]["world_size"] == 2
-    assert any(lane["status"] != "ready" for lane in past["board"]["lanes"])
+    assert any(row["status"] != "ready" for row in past["board"]["rows"])
 
 
 @pytest.fixture
@@ -228,8 +230,8 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     page.run("%%ddp\nif rank == 0:\n    dist.all_reduce(torch.ones(1))")
     page.read_until(lambda: bool(page.state["findings"]), "the finding")
     assert page.roles == ["culprit", "ready"]
-    assert page.state["standings"][0]["ranks"] == "0"
-    assert [3, "    dist.all_reduce(torch.ones(1))"] in page.state["standings"][0]["lines"]
+    assert page.state["locations"][0]["ranks"] == "0"
+    assert [3, "    dist.all_reduce(torch.ones(1))"] in page.state["locations"][0]["lines"]
     why = page.press("%ddp_why")
     assert why["ok"] and page.state["findings"][0]["sentence"] in " ".join(why["text"].split())
     assert page.press("%ddp_abort")["ok"]
@@ -238,7 +240,7 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
 
     cell = "work = dist.all_reduce(torch.ones(1), async_op=True)\nimport os; os._exit(3)"
     page.run(f"%%ddp --ranks 1\n{cell}")
-    page.read_until(lambda: "exited with code 3" in page.state["board"]["lanes"][1]["text"], "dead")
+    page.read_until(lambda: "exited with code 3" in page.state["board"]["rows"][1]["text"], "dead")
     page.read_until(lambda: PHASES.index(Phase.FAILED) in page.phases(rank=1), "its last bar ends")
     restart = next(a for a in page.state["actions"] if a["name"] == "restart")
     assert restart["magic"] == "%ddp_restart --ranks 1" and not restart["why_not"]
@@ -264,11 +266,11 @@ def test_a_cell_on_the_ranks_may_await(page: Page) -> None:
 
 def test_ranks_are_stepped_by_the_button(page: Page) -> None:
     page.run("%%ddp --step collective\nprint('begun')\ndist.barrier()\nprint('over')")
-    page.read_until(lambda: page.roles == ["held", "held"], "both held")
+    page.read_until(lambda: page.roles == ["paused", "paused"], "both paused")
     step = page.press("%ddp_step --ranks 0")
     assert step["ok"] and "waiting" in step["text"]
-    page.read_until(lambda: page.roles[0] in ("waiting", "victim"), "rank 0 waits")
-    assert page.state["board"]["lanes"][0]["waits_for"] == "1"
+    page.read_until(lambda: page.roles[0] == "waiting", "rank 0 waits")
+    assert page.state["board"]["rows"][0]["waits_for"] == "1"
     end = page.press("%ddp_step --to end")
     assert end["ok"] and "over" in end["text"]
     page.read_until(lambda: page.roles == ["ready", "ready"], "the cell is over")
@@ -276,9 +278,9 @@ def test_ranks_are_stepped_by_the_button(page: Page) -> None:
 
 def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:
     cell = page.kernel.send("result = %ddp_bench --budget 300s")
-    page.read_until(lambda: page.state["measuring"].get("percent", 0) > 0, "a benchmark")
-    assert page.state["measuring"]["what"] == "all_reduce"
-    assert [lane["text"] for lane in page.state["board"]["lanes"]] == ["the benchmark"] * 2
+    page.read_until(lambda: page.state["benchmark"].get("percent", 0) > 0, "a benchmark")
+    assert page.state["benchmark"]["what"] == "all_reduce"
+    assert [row["text"] for row in page.state["board"]["rows"]] == ["the benchmark"] * 2
     cancel = page.state["actions"][0]
     assert cancel["label"] == "Cancel" and "I, I" in cancel["magic"]
     assert not {"abort", "restart"} & {each["name"] for each in page.state["actions"]}
@@ -288,7 +290,7 @@ def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:
     assert answer["ok"] and "What is measured is kept" in answer["text"]
     page.read_until(lambda: cell in page.idle, "the cell has ended")
     page.read_until(lambda: page.roles == ["ready", "ready"], "both ranks free")
-    page.read_until(lambda: page.state["measuring"] == {}, "no benchmark any more")
+    page.read_until(lambda: page.state["benchmark"] == {}, "no benchmark any more")
     assert page.kernel.ask("result.ended") == "it was interrupted"
     assert page.kernel.ask("len(result.points)") > 0
     page.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
@@ -298,8 +300,8 @@ def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:
 
 def test_a_benchmark_of_steps_is_cancelled_before_it_has_begun_on_the_ranks(page: Page) -> None:
     cell = page.kernel.send("%ddp_bench --model mlp --budget 300s")
-    page.read_until(lambda: page.state["measuring"] != {}, "a benchmark")
-    assert page.state["measuring"]["what"] == "training steps of mlp"
+    page.read_until(lambda: page.state["benchmark"] != {}, "a benchmark")
+    assert page.state["benchmark"]["what"] == "training steps of mlp"
     assert page.press("interrupt the cell: I, I")["ok"]
     page.read_until(lambda: cell in page.idle, "the cell has ended")
     page.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

@@ -38,7 +38,7 @@ def test_a_run_is_saved_and_shown_again_without_ranks(
     assert "my run.json: 2 ranks, " in text
     assert "2 ranks, gloo" in text
     assert text.count("6/6 verified") == 2
-    assert "Nothing is wrong" in text
+    assert "No problem found" in text
     shell.run_cell(f"replay = %ddp_replay '{path}'")
     replay = shell.user_ns["replay"]
     assert isinstance(replay, Replay)

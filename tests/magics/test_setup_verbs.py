@@ -145,7 +145,7 @@ def test_set_up_is_stepped_through_rank_by_rank(shell: Any, capsys: Capture) -> 
     assert finding.waiting == (0, 2)
     assert finding.passing, "who is held by the user is not to blame"
     assert "%ddp_step --ranks 1" in finding.remedy
-    assert "held by you" in shown
+    assert "paused (by %ddp_step)" in shown
     value, printed = well(shell, capsys, "%ddp_why --json")
     assert value is None
     assert json.loads(printed)["findings"][0]["ranks"] == [1]

@@ -52,7 +52,10 @@ def test_training_steps_are_measured_shown_and_returned(
         ("%ddp_bench --batch 8,x", "UsageError: '8,x' is not a list of batch sizes"),
         ("%ddp_bench --bucket-mb 0", "UsageError: '0' is not a list of bucket sizes"),
         ("%ddp_bench --model no-name", "UsageError: 'no-name' is not the name of a variable."),
-        ("%ddp_bench --model net --world-size 8", "UsageError: --world-size is the number of ranks that --predict"),
+        (
+            "%ddp_bench --model net --world-size 8",
+            "UsageError: --world-size is the number of ranks that --predict",
+        ),
         ("%ddp_bench --model net", "UsageError: net cannot be measured (ranks 0-1: there is no"),
         (
             "%ddp_bench --predict --world-size 0",

@@ -152,7 +152,7 @@ def test_a_script_is_held_stepped_and_detached(
         "dist.destroy_process_group()\n"
     )
     assert shell.run_cell(f"%ddp_run --step collective {path} --detach").success
-    assert "Ranks are held before their next collective." in capsys.readouterr().out
+    assert "Ranks are paused before their next collective." in capsys.readouterr().out
     table = shell.run_line_magic("ddp_step", "")
     assert [row.state for row in table.rows] == ["done"]
     assert "past the barrier ['--detach']" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import ipython_shell, session_of, spared
 
-from ddp_notebook.model import StackTree, stack_tree_from_json
+from ddp_notebook.model import StackTree, codec
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,4 +62,4 @@ def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(
     assert shown.endswith("ranks 0-1  runs nothing")
     result, shown = run(ranks_up, capsys, "%ddp_where --ranks 1 --locals --json")
     assert result.result is None
-    assert stack_tree_from_json(json.loads(shown)).ranks == (1,)
+    assert codec.decode(StackTree, json.loads(shown)).ranks == (1,)

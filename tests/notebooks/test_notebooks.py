@@ -118,7 +118,9 @@ def test_a_tutorial_is_small_and_says_why_before_each_step(path: Path) -> None:
     assert path.stat().st_size < MOST_BYTES
     assert notebook.metadata.kernelspec.name == "python3"
     assert notebook.cells[0].cell_type == "markdown"
-    assert notebook.cells[0].source.startswith("# ")
+    title, promise = notebook.cells[0].source.split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert promise.startswith("**After this notebook you can "), "what for, in one sentence"
 
 
 def test_every_exercise_stands_in_a_notebook_with_its_solution() -> None:

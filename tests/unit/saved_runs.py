@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model import (
-    EVENT_KINDS,
     Activity,
     Case,
     CellStarted,
     Collective,
     Collectives,
+    Event,
     Moment,
     Output,
     Phase,
@@ -85,7 +85,7 @@ def moments(draw: st.DrawFn, world_size: int) -> Moment:
     at_ns, until_ns = draw(any_of(int)), draw(any_of(int))
     if draw(st.booleans()):
         return Moment(at_ns, state=draw(snapshots(world_size)), until_ns=until_ns)
-    event = draw(dataclass_of(draw(st.sampled_from(list(EVENT_KINDS.values())))))
+    event = draw(dataclass_of(draw(st.sampled_from(list(Event.kinds.values())))))
     event = dataclasses.replace(event, rank=draw(st.integers(-1, world_size - 1)))
     return Moment(at_ns, event, until_ns=until_ns)
 

@@ -52,7 +52,7 @@ def test_loading_the_extension_does_not_wait_for_ipyparallel() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["model", "errors", "state.board", "state.output", "diagnosis.diagnose"]
+    "module", ["model", "errors", "state.board_rows", "state.output", "diagnosis.diagnose"]
 )
 def test_model_errors_and_analysis_need_the_standard_library_alone(module: str) -> None:
     loaded = imported_by(f"import ddp_notebook.{module}")

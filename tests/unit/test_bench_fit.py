@@ -134,4 +134,4 @@ def test_times_that_do_not_belong_to_sizes_are_an_error() -> None:
 
 def test_a_fit_is_written_and_read_back() -> None:
     found = fit(SIZES, times(1e-4, 1e9))
-    assert codec.from_json(Fit, codec.to_json(found)) == found
+    assert codec.decode(Fit, codec.encode(found)) == found

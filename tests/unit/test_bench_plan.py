@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_notebook.bench.ops import OP_NAMES
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
-    OPS,
     CurvePlan,
     Plan,
     parse_bytes,
     parse_names,
     parse_seconds,
 )
-from ddp_notebook.model import format_bytes
+from ddp_notebook.model import codec, format_bytes
+from ddp_notebook.model.codec import DecodeError
 
 
 @pytest.mark.parametrize(
@@ -107,14 +108,14 @@ def test_what_is_not_a_time_is_refused_with_what_to_type(text: str) -> None:
 
 
 def test_names_are_listed_with_commas_each_once() -> None:
-    assert parse_names("broadcast, all_reduce,broadcast", OPS, "operation") == (
+    assert parse_names("broadcast, all_reduce,broadcast", OP_NAMES, "operation") == (
         "broadcast",
         "all_reduce",
     )
     with pytest.raises(ValueError, match="'allreduce' is no operation: there are all_reduce, "):
-        parse_names("allreduce", OPS, "operation")
+        parse_names("allreduce", OP_NAMES, "operation")
     with pytest.raises(ValueError, match="no operation is named"):
-        parse_names(" , ", OPS, "operation")
+        parse_names(" , ", OP_NAMES, "operation")
 
 
 def test_every_combination_is_a_curve_and_the_barrier_is_one() -> None:
@@ -132,7 +133,7 @@ def test_every_combination_is_a_curve_and_the_barrier_is_one() -> None:
 
 
 @given(
-    st.sampled_from(OPS),
+    st.sampled_from(OP_NAMES),
     st.sampled_from(sorted(DTYPE_BYTES)),
     st.integers(1, 9),
     st.lists(st.integers(1, 10_000), min_size=1).map(sorted),
@@ -168,12 +169,14 @@ def test_the_largest_size_that_fits_fits_and_twice_it_does_not(memory_bytes: int
 
 def test_a_plan_survives_the_wire() -> None:
     plan = Plan(min_bytes=8, max_bytes=2**20, factor=2, budget_s=1.5, rounds=2, seed=7)
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert codec.decode(Plan, json.loads(json.dumps(codec.encode(plan)))) == plan
 
 
 def test_something_else_is_not_taken_for_a_plan() -> None:
-    with pytest.raises(ValueError, match="not a benchmark plan"):
-        Plan.from_json({"sizes": [4]})
+    with pytest.raises(DecodeError, match="must be an object"):
+        codec.decode(Plan, [4])
+    with pytest.raises(DecodeError, match="ops must be a list"):
+        codec.decode(Plan, {"ops": "all_reduce"})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_something_else_is_not_taken_for_a_plan() -> None:
 )
 def test_a_plan_that_cannot_be_run_says_why(fields: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Plan.from_json(fields)
+        codec.decode(Plan, fields)
 
 
 def test_warm_up_ends_when_its_last_iterations_agree() -> None:

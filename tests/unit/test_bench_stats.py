@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook.bench import stats
-from ddp_notebook.bench.plan import CurvePlan, Plan, bus_factor
+from ddp_notebook.bench.ops import op_named
+from ddp_notebook.bench.plan import CurvePlan, Plan
 from ddp_notebook.bench.results import Curve
 from ddp_notebook.bench.stats import median_interval, quantile
 
@@ -74,8 +75,8 @@ def test_bandwidths_are_in_units_of_a_thousand_million_bytes_per_second() -> Non
     ],
 )
 def test_bus_factors_are_those_of_nccl_tests(op: str, factor: float) -> None:
-    assert bus_factor(op, 4) == factor
-    assert bus_factor(op, 1) == 0
+    assert op_named(op).bus_factor(4) == factor
+    assert op_named(op).bus_factor(1) == 0
 
 
 def test_a_clock_that_did_not_move_measures_no_bandwidth() -> None:

@@ -12,7 +12,8 @@ from ddp_notebook.model import (
     OutputKind,
     RankExited,
 )
-from ddp_notebook.session.runs.run import CellResult, CellRun, check_cell
+from ddp_notebook.session.runs.cell_syntax import check_cell
+from ddp_notebook.session.runs.run import CellResult, CellRun
 
 
 def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:
@@ -76,14 +77,6 @@ def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
 
 def texts(result: CellResult) -> str:
     return "".join(item.text for group in result.outputs for item in group.items)
-
-
-def test_a_run_that_is_lost_is_over_for_those_who_wait_and_not_done() -> None:
-    run = CellRun(1, (0,))
-    assert not run.over.is_set()
-    run.lose("The controller ended.")
-    assert run.over.is_set()
-    assert (run.done, run.gone) == (False, "The controller ended.")
 
 
 def test_a_run_is_called_by_its_prompt_or_its_script() -> None:

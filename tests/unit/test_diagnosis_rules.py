@@ -14,13 +14,12 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Category,
+    Diagnosis,
     InitArguments,
     Probe,
     RankReport,
     StoreFile,
-    diagnosis_from_json,
-    evidence_from_json,
-    evidence_to_json,
+    codec,
 )
 from ddp_notebook.model.ddp import Fingerprint, TensorInfo
 
@@ -225,6 +224,6 @@ def test_evidence_and_diagnosis_survive_being_written_as_json() -> None:
     evidence = waiting(
         1, model=Fingerprint((TensorInfo("a", (1,), "float32"),)), addresses={"x": ("1.2.3.4",)}
     )
-    assert evidence_from_json(evidence_to_json(evidence)) == evidence
+    assert codec.decode(RankReport, codec.encode(evidence)) == evidence
     found = diagnose(waiting(0, "store"), RankReport(1, Activity.IDLE))
-    assert diagnosis_from_json(found.to_json()) == found
+    assert codec.decode(Diagnosis, found.to_json()) == found

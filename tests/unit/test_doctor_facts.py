@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from doctor_cases import CPU_TORCH, FAILURE, MIB, WARNING, expect, ranks, write
 
-from ddp_notebook.doctor import containers, examine, facts
+from ddp_notebook.doctor import examine, facts
 from ddp_notebook.doctor.gpus import Gpu
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model.doctor import Check, DoctorReport
@@ -223,7 +223,7 @@ def test_what_the_system_does_not_show_is_no_reason_to_stop(quick: pytest.Monkey
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     quick.setattr(facts, "available_bytes", refuse)
-    quick.setattr(containers, "process_limit", refuse)
+    quick.setattr(facts, "container_processes", refuse)
     report = examine(1)
     for name in ("memory", "processes"):
         expect(lambda name=name: named(report, name), WARNING, "could not be", "by hand")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect, write
 
-from ddp_notebook.doctor.containers import Limit, memory_limit, process_limit
+from ddp_notebook.doctor.facts import container_memory, container_processes
 from ddp_notebook.doctor.machine import (
     EarlierRank,
     Folder,
+    Limit,
     check_address_space,
     check_clock,
     check_cores,
@@ -35,9 +36,9 @@ from ddp_notebook.model.doctor import Verdict
         (8 * GIB, None, OK, "8 GiB available", ""),
         (8 * GIB, Limit(64 * GIB, 0), OK, "8 GiB available", ""),
         (8 * GIB, Limit(4 * GIB, GIB), OK, "3 GiB left of the container's 4 GiB", ""),
-        (GIB, None, WARNING, "1 GiB available; 4 ranks want about 1.2 GiB", "fewer ranks: -n 3"),
+        (GIB, None, WARNING, "1 GiB available; 4 ranks need about 1.2 GiB", "fewer ranks: -n 3"),
         (8 * GIB, Limit(GIB, 2 * GIB), FAILURE, "0 B left of the container's 1 GiB", "-n 1"),
-        (300 * MIB, None, FAILURE, "300 MiB available; 4 ranks want", "fewer ranks: -n 1"),
+        (300 * MIB, None, FAILURE, "300 MiB available; 4 ranks need", "fewer ranks: -n 1"),
     ],
 )
 def test_memory(
@@ -65,7 +66,7 @@ def test_address_space(soft: int | None, verdict: Verdict, found: str) -> None:
     [
         ((16 * GIB, 15 * GIB), True, OK, "15 GiB free of 16 GiB", ""),
         ((64 * MIB, 64 * MIB), False, WARNING, "64 MiB free of 64 MiB: too little", "--shm-size"),
-        ((16 * GIB, MIB), False, WARNING, "will die of it", "ls /dev/shm"),
+        ((16 * GIB, MIB), False, WARNING, "will crash", "ls /dev/shm"),
         ((16 * GIB, MIB), True, FAILURE, "NCCL needs more", "ls /dev/shm"),
         (None, False, WARNING, "missing", "mount -t tmpfs"),
     ],
@@ -158,7 +159,7 @@ TMP = Folder("/tmp", "", 50 * GIB, 100_000)
         (replace(TMP, free_files=None), OK, "/tmp, 50 GiB free", ""),
         (replace(TMP, free_bytes=100 * MIB), WARNING, "little for logs", "du -sh /tmp/*"),
         (replace(TMP, free_bytes=MIB), FAILURE, "/tmp, 1 MiB free", "du -sh /tmp/*"),
-        (replace(TMP, free_files=3), FAILURE, "no more than 3 files", "du -sh /tmp/*"),
+        (replace(TMP, free_files=3), FAILURE, "only 3 more files", "du -sh /tmp/*"),
         (replace(TMP, trouble="Read-only file system"), FAILURE, "Read-only", "TMPDIR=/tmp"),
         (replace(TMP, path="/" + 80 * "x"), FAILURE, "115 of 107 bytes", "export TMPDIR=/tmp"),
         (replace(TMP, path="/" + 40 * "ü"), FAILURE, "115 of 107 bytes", "export TMPDIR=/tmp"),
@@ -171,7 +172,7 @@ def test_the_temporary_folder(folder: Folder, verdict: Verdict, found: str, reme
 
 def test_the_socket_a_session_makes_is_the_one_whose_length_is_looked_at() -> None:
     from ddp_notebook.doctor import machine
-    from ddp_notebook.session.processes.processes import FOLDER_PREFIX
+    from ddp_notebook.session.processes.folder import FOLDER_PREFIX
 
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         path = f"/{Path(folder).name}/beacon.sock"
@@ -181,13 +182,13 @@ def test_the_socket_a_session_makes_is_the_one_whose_length_is_looked_at() -> No
 
 def test_how_ranks_will_start() -> None:
     expect(partial(check_fork, True, "linux"), OK, "they are forked")
-    expect(partial(check_fork, False, "darwin"), OK, "macOS forbids forking")
+    expect(partial(check_fork, False, "darwin"), OK, "forking is not safe on macOS")
 
 
 def test_ranks_of_an_earlier_job() -> None:
     expect(partial(check_earlier_ranks, ()), OK, "none is left over")
     left = (EarlierRank(71, "0", "python train.py"), EarlierRank(72, "1", "python train.py"))
-    found = "ranks 0-1 of a job whose launcher is gone still run, such as pid 71 (python train.py)"
+    found = "ranks 0-1 of a job whose launcher has ended still run, pid 71 (python train.py)"
     expect(partial(check_earlier_ranks, left), WARNING, found, "kill 71 72")
     expect(partial(check_earlier_ranks, left[:1]), WARNING, "rank 0 of a job", "kill 71")
 
@@ -204,8 +205,8 @@ def test_the_tightest_limit_of_a_cgroup_and_those_around_it_counts(tmp_path: Pat
         pids__max="50\n",
         pids__current="20\n",
     )
-    assert memory_limit(tmp_path / "fs", membership) == Limit(1000, 400)
-    assert process_limit(tmp_path / "fs", membership) == Limit(50, 20)
+    assert container_memory(tmp_path / "fs", membership) == Limit(1000, 400)
+    assert container_processes(tmp_path / "fs", membership) == Limit(50, 20)
     assert Limit(50, 70).left == 0
 
 
@@ -219,15 +220,15 @@ def test_limits_of_version_1_are_read_too(tmp_path: Path) -> None:
         memory__stat="inactive_file 1\ntotal_inactive_file 300\n",
     )
     write(tmp_path / "fs/pids", pids__max="64\n", pids__current="60\n")
-    assert memory_limit(tmp_path / "fs", membership) == Limit(2000, 1200)
-    assert process_limit(tmp_path / "fs", membership) == Limit(64, 60)
+    assert container_memory(tmp_path / "fs", membership) == Limit(2000, 1200)
+    assert container_processes(tmp_path / "fs", membership) == Limit(64, 60)
 
 
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     membership = tmp_path / "cgroup"
-    assert memory_limit(tmp_path, membership) is None
+    assert container_memory(tmp_path, membership) is None
     membership.write_text("4:memory:/../../x\n")
     files = {"memory__limit_in_bytes": f"{2**63 - 4096}\n", "memory__usage_in_bytes": "1\n"}
     write(tmp_path / "memory", **files)
-    assert memory_limit(tmp_path, membership) is None
-    assert process_limit(tmp_path, membership) is None
+    assert container_memory(tmp_path, membership) is None
+    assert container_processes(tmp_path, membership) is None

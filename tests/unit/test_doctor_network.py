@@ -23,7 +23,7 @@ from ddp_notebook.doctor.network import (
     check_ports,
     nccl_interfaces,
 )
-from ddp_notebook.doctor.variables import check_bites, check_rendezvous, port_of
+from ddp_notebook.doctor.variables import check_known_trouble, check_rendezvous, port_of
 from ddp_notebook.model.doctor import Verdict
 
 # --------------------------------------------------------------------------- variables
@@ -36,14 +36,14 @@ from ddp_notebook.model.doctor import Verdict
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
             WARNING,
-            "left over: RANK=0 WORLD_SIZE=2. %ddp_init gives its ranks their own",
+            "left over: RANK=0 WORLD_SIZE=2. %ddp_init sets them anew for its ranks",
             'unset RANK WORLD_SIZE. In the notebook: import os; os.environ.pop("RANK"), and',
         ),
         ({"LOCAL_RANK": "0"}, WARNING, "left over: LOCAL_RANK=0", "unset LOCAL_RANK. In"),
         (
             {"RANK": "0", "TORCHELASTIC_RUN_ID": "7"},
             WARNING,
-            "of the torchrun job around us: RANK=0",
+            "set by torchrun, which started this process: RANK=0",
             "unset RANK",
         ),
         ({"RANK": "5", "WORLD_SIZE": "2"}, FAILURE, "RANK=5 with WORLD_SIZE=2: ranks are", "unset"),
@@ -51,7 +51,7 @@ from ddp_notebook.model.doctor import Verdict
         ({"RANK": "one"}, FAILURE, "RANK=one is not a number of 0 or more", "unset RANK"),
         ({"RANK": "-1"}, FAILURE, "RANK=-1 is not a number", "unset RANK"),
         ({"WORLD_SIZE": ""}, FAILURE, "WORLD_SIZE= is not a number", "unset WORLD_SIZE"),
-        ({"WORLD_SIZE": "0"}, FAILURE, "WORLD_SIZE=0 is a group of nobody", "unset"),
+        ({"WORLD_SIZE": "0"}, FAILURE, "WORLD_SIZE must be at least 1, not 0", "unset"),
         ({"MASTER_PORT": "123456"}, FAILURE, "MASTER_PORT=123456 is not a port", "unset"),
         ({"MASTER_PORT": "0"}, FAILURE, "MASTER_PORT=0 is not a port", "unset"),
         ({"MASTER_ADDR": " "}, FAILURE, "MASTER_ADDR is empty", "unset MASTER_ADDR"),
@@ -72,7 +72,7 @@ def test_variables_of_a_rendezvous(
 @pytest.mark.parametrize(
     ("environment", "verdict", "found", "remedy"),
     [
-        ({}, OK, "none that is known to bite", ""),
+        ({}, OK, "none that is known to make trouble", ""),
         ({"TORCH_DISTRIBUTED_DEBUG": "INFO", "OMP_PROC_BIND": "false"}, OK, "none", ""),
         ({"TORCHELASTIC_USE_AGENT_STORE": "False", "CUDA_LAUNCH_BLOCKING": "0"}, OK, "none", ""),
         ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, WARNING, "segmentation fault", "INFO or unset"),
@@ -87,14 +87,14 @@ def test_variables_of_a_rendezvous(
         ({"OMP_PROC_BIND": "close"}, WARNING, "the same cores", "Unset OMP_PROC_BIND."),
     ],
 )
-def test_variables_known_to_bite(
+def test_variables_known_to_make_trouble(
     environment: Mapping[str, str], verdict: Verdict, found: str, remedy: str
 ) -> None:
-    expect(partial(check_bites, environment), verdict, found, remedy)
+    expect(partial(check_known_trouble, environment), verdict, found, remedy)
 
 
-def test_each_variable_that_bites_has_a_line_of_its_own() -> None:
-    checks = check_bites({"NCCL_BLOCKING_WAIT": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+def test_each_variable_that_makes_trouble_has_a_line_of_its_own() -> None:
+    checks = check_known_trouble({"NCCL_BLOCKING_WAIT": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     assert [check.name for check in checks] == ["TORCH_DISTRIBUTED_DEBUG", "NCCL_BLOCKING_WAIT"]
 
 
@@ -116,15 +116,15 @@ TRAINING = Holder(812, "python train.py")
     ("port", "refused", "holders", "verdict", "found", "remedy"),
     [
         (29500, 0, (), OK, "free", ""),
-        (40000, 0, (), OK, "it is one of 32768-60999, which any connection may be given", ""),
+        (40000, 0, (), OK, "any connection may get it (it is one of 32768-60999)", ""),
         (
             29500,
             errno.EADDRINUSE,
             (TRAINING,),
             FAILURE,
             "--master-port is in use by pid 812 (python train.py)",
-            "Leave --master-port out (a free port is chosen), or give another one. If it is a job "
-            "of yours that should be over: kill 812",
+            "Leave --master-port out (%ddp_init chooses a free port), or give another one. If it "
+            "is a job of yours that should be over: kill 812",
         ),
         (
             29500,
@@ -134,7 +134,7 @@ TRAINING = Holder(812, "python train.py")
             "in use by a process of another user",
             "give another one.",
         ),
-        (29500, errno.EADDRINUSE, (), FAILURE, "by a process that cannot be seen", "another one."),
+        (29500, errno.EADDRINUSE, (), FAILURE, "by a process that cannot be ident", "another one."),
         (
             40000,
             errno.EADDRINUSE,
@@ -163,7 +163,7 @@ def test_a_port_of_the_environment_is_named_by_its_variable() -> None:
     ("ports", "verdict", "found"),
     [
         (PORTS, OK, "28,032 of 28,232 in 32768-60999, 200 in use"),
-        (replace(PORTS, in_use=None), OK, "28,232 in 32768-60999 (how many are in use is not"),
+        (replace(PORTS, in_use=None), OK, "28,232 in 32768-60999 (how many are in use is"),
         (replace(PORTS, in_use=28_000), WARNING, "232 of 28,232 in 32768-60999, 28,000 in use"),
         (replace(PORTS, in_use=28_200), FAILURE, "4 ranks take about 72"),
         (Ports(40000, 40009, 0), FAILURE, "10 of 10 in 40000-40009"),
@@ -187,7 +187,7 @@ OWN = ("127.0.0.1", "10.0.0.7")
     ("lookup", "several_hosts", "verdict", "found", "remedy"),
     [
         (Lookup("box", ("10.0.0.7",)), True, OK, "box resolves to 10.0.0.7", ""),
-        (Lookup("box", ("127.0.1.1",)), False, OK, "which will do on one host", ""),
+        (Lookup("box", ("127.0.1.1",)), False, OK, "which is enough on one host", ""),
         (Lookup("box", ("::1", "127.0.1.1")), True, WARNING, "connect to themselves", "GLOO_SOCK"),
         (Lookup("box", error="Name or service not known"), False, WARNING, "box does not", "/etc/"),
         (Lookup("box", ("10.9.9.9",)), False, WARNING, "no address of this host", "GLOO_SOCKET"),
@@ -242,7 +242,7 @@ INTERFACES = {
         ("GLOO_SOCKET_IFNAME", "eth0,lo", OK, "eth0,lo"),
         ("GLOO_SOCKET_IFNAME", "eth9", FAILURE, "there is no interface 'eth9'"),
         ("GLOO_SOCKET_IFNAME", "lo, eth0", FAILURE, "there is no interface ' eth0'"),
-        ("GLOO_SOCKET_IFNAME", "^docker", FAILURE, "^ and = are NCCL's way of writing"),
+        ("GLOO_SOCKET_IFNAME", "^docker", FAILURE, "only NCCL reads ^ and ="),
         ("GLOO_SOCKET_IFNAME", "docker0", FAILURE, "docker0 is down"),
         ("GLOO_SOCKET_IFNAME", "eth1", FAILURE, "eth1 has no address"),
         ("TP_SOCKET_IFNAME", "eth0", OK, "eth0"),
@@ -268,7 +268,7 @@ def test_no_variable_names_an_interface() -> None:
 
 def test_a_variable_of_nccl_only_warns_where_nccl_is_not_used() -> None:
     look = partial(check_interfaces, {"NCCL_SOCKET_IFNAME": "ib"}, INTERFACES, False)
-    expect(look, WARNING, "ib: no interface matches (read by NCCL alone)", "Unset NCCL_SOCKET")
+    expect(look, WARNING, "ib: no interface matches (only NCCL reads it)", "Unset NCCL_SOCKET")
 
 
 @pytest.mark.parametrize(
@@ -288,5 +288,5 @@ def test_a_variable_of_nccl_only_warns_where_nccl_is_not_used() -> None:
         ("^", ("docker0", "eth0", "eth1", "lo")),
     ],
 )
-def test_nccls_way_of_writing_interfaces(value: str, chosen: tuple[str, ...]) -> None:
+def test_how_nccl_reads_interfaces(value: str, chosen: tuple[str, ...]) -> None:
     assert nccl_interfaces(value, INTERFACES) == chosen

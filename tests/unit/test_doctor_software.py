@@ -65,7 +65,7 @@ def test_torch(torch: Mapping[str, Any], verdict: Verdict, found: str, remedy: s
         ({**TORCH, "gloo": False}, "auto", False, FAILURE, "ranks on CPUs need gloo", "Install"),
         ({**CPU_TORCH, "gloo": False}, "auto", True, FAILURE, "neither gloo nor nccl", "Install"),
         ({**CPU_TORCH, "gloo": False}, "nccl", True, FAILURE, "neither gloo nor nccl", "Install"),
-        (CPU_TORCH, "auto", True, WARNING, "wants both", "--backend gloo"),
+        (CPU_TORCH, "auto", True, WARNING, "needs both", "--backend gloo"),
     ],
 )
 def test_backends(
@@ -88,7 +88,7 @@ def test_ranks_that_agree_are_fine() -> None:
     assert check_ranks({}) == ()
 
 
-def test_the_odd_ranks_are_named_with_what_they_have() -> None:
+def test_the_minority_is_named_first_with_what_it_has() -> None:
     found = verdicts(check_ranks(ranks(4, torch="2.6.0", cuda_driver="")))["versions on ranks"]
     assert found == (
         FAILURE,
@@ -97,7 +97,7 @@ def test_the_odd_ranks_are_named_with_what_they_have() -> None:
     )
 
 
-def test_of_two_ranks_that_differ_none_is_called_odd() -> None:
+def test_two_ranks_that_differ_are_named_in_their_order() -> None:
     found = verdicts(check_ranks(ranks(2, python="3.11.1")))["versions on ranks"]
     assert found == (FAILURE, "Python: rank 0 has 3.12.1, rank 1 has 3.11.1")
 
@@ -106,7 +106,7 @@ def test_a_rank_with_another_number_is_a_failure() -> None:
     found = verdicts(check_ranks(ranks(2, environment={"RANK": "0", "WORLD_SIZE": "2"})))
     verdict, said = found["RANK on ranks"]
     assert verdict is FAILURE
-    assert said.startswith("RANK is 0 on rank 1: a group built from the environment would wait")
+    assert said.startswith("RANK is 0 on rank 1: a process group built from the")
     unset = verdicts(check_ranks(ranks(1, environment={})))["RANK on ranks"]
     assert unset[1].startswith("RANK is unset on rank 0")
 
@@ -159,7 +159,7 @@ GPUS = (
         ("0,0", GPUS, 0, FAILURE, "names GPU 0 twice: CUDA then has none"),
         ("1,GPU-bb22", GPUS, 0, FAILURE, "names GPU 1 twice"),
         ("7,7", (), 0, FAILURE, "names GPU 7 twice"),
-        ("0,5", GPUS, 1, FAILURE, "names GPU 5, but there is: 0, 1; CUDA drops it"),
+        ("0,5", GPUS, 1, FAILURE, "names GPU 5, but there is: 0, 1; CUDA ignores it"),
         ("0", (), 0, FAILURE, "names GPU 0, but there is: none"),
         ("0", (), 1, OK, "0"),  # a container without nvidia-smi
         ("0", (), None, OK, "0"),
@@ -215,7 +215,7 @@ def test_gpus_with_room_and_without() -> None:
     assert check_gpus((), {}) == ()
     expect(partial(check_gpus, GPUS, {}), OK, "GPU 0, 1: there is room")
     full = (GPUS[0], replace(GPUS[1], used_bytes=79 * GIB))
-    remedy = "leave them out: %ddp_init --gpus 0"
+    remedy = "Leave it out: %ddp_init --gpus 0"
     expect(partial(check_gpus, full, {}), WARNING, "GPU 1 nearly full: 79 GiB of 80 GiB", remedy)
 
 

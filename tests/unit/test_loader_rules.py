@@ -16,8 +16,7 @@ from ddp_notebook.model import (
     Place,
     RankReport,
     Worker,
-    evidence_from_json,
-    evidence_to_json,
+    codec,
 )
 from ddp_notebook.session.runs.stall_detector import stuck
 
@@ -96,5 +95,5 @@ def test_a_worker_that_was_not_forked_is_not_said_to_be() -> None:
 def test_workers_are_told_apart_from_a_rank_that_only_computes() -> None:
     said = diagnose_run(waits_for(loading(LOCKED))).doing
     assert said is not None and said[1] == "waits for a batch of its DataLoader (train.py:3)"
-    assert evidence_from_json(evidence_to_json(loading(LOCKED))) == loading(LOCKED)
+    assert codec.decode(RankReport, codec.encode(loading(LOCKED))) == loading(LOCKED)
     assert loading().activity is Activity.BUSY

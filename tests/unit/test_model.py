@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import replace
@@ -13,16 +14,16 @@ from hypothesis import strategies as st
 
 from ddp_notebook import model
 from ddp_notebook.model import (
-    EVENT_KINDS,
     Category,
     Finding,
     cut,
-    decode,
-    encode,
+    decode_events,
+    encode_events,
     format_ranks,
     name_ranks,
     parse_ranks,
 )
+from ddp_notebook.model.codec import DecodeError
 
 rank_sets = st.sets(st.integers(0, 300), min_size=1)
 
@@ -81,20 +82,57 @@ def _values(annotation: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def events(draw: st.DrawFn) -> model.Event:
-    cls = draw(st.sampled_from(list(EVENT_KINDS.values())))
+    cls = draw(st.sampled_from(list(model.Event.kinds.values())))
     values = {f.name: draw(_values(str(f.type))) for f in dataclasses.fields(cls)}
     return cls(**{**values, "heard_ns": 0})
 
 
 @given(events())
 def test_an_event_survives_the_wire(event: model.Event) -> None:
-    assert decode(json.loads(json.dumps(encode(event)))) == event
+    assert decode_events(encode_events([event]), 0) == [event]
 
 
-@pytest.mark.parametrize("wire", [{}, {"kind": "nonsense"}, {"kind": "pulse", "bogus": 1}])
-def test_what_is_no_event_is_refused(wire: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="not a"):
-        decode(wire)
+PULSE = {"kind": "pulse", "rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ([{}], "is not an event: {"),
+        ([{"kind": "nonsense"}], "is not an event: {'kind': 'nonsense'"),
+        ([{"kind": ["pulse"]}], "is not an event"),
+        ([{"kind": "pulse", "bogus": 1}], "rank is missing"),
+        ([{**PULSE, "doing": 1}], "doing must be text, not 1"),
+        ([{**PULSE, "seq": "1"}], "seq must be a whole number, not '1'"),
+        ([{"kind": "stage_started", "rank": 0, "stage": "x"}], "stage is 'x', which is no stage"),
+        ([{"kind": "stage_started", "rank": 0, "stage": []}], r"stage is \[\], which is no stage"),
+        ([{"kind": "output", "rank": 0, "cell": 1, "what": "stdout", "data": 1}], "data must be"),
+        ([PULSE, 1], "must be a list of objects"),
+        (PULSE, "must be a list of objects"),
+        (None, "must be a list of objects"),
+    ],
+)
+def test_what_is_no_event_is_refused(message: Any, said: str) -> None:
+    with pytest.raises(DecodeError, match=said):
+        decode_events(json.dumps(message).encode(), 5)
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_bytes_that_are_no_message_are_refused(message: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        assert decode_events(message, 5) == []
+
+
+def test_a_message_says_when_it_was_heard_and_tolerates_what_a_later_version_adds() -> None:
+    (event,) = decode_events(json.dumps([{**PULSE, "later": 1}]).encode(), 7)
+    assert event == model.Pulse(rank=0, heard_ns=7)
+
+
+def test_what_a_display_holds_that_is_no_json_is_sent_as_text() -> None:
+    shown = model.Output(rank=0, cell=1, what=model.OutputKind.DISPLAY, data={"x": {1}})
+    (event,) = decode_events(encode_events([shown]), 0)
+    assert isinstance(event, model.Output)
+    assert event.data == {"x": "{1}"}
 
 
 def test_stages_are_numbered_in_the_order_they_happen() -> None:

@@ -7,9 +7,8 @@ from test_timeline import life
 
 from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
-from ddp_notebook.state.board import board
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import fold
-from ddp_notebook.state.lanes import Picture, lanes
 from ddp_notebook.views import html, text
 
 HOSTILE = "<script>alert(1)</script>"
@@ -54,11 +53,10 @@ def test_it_is_one_line_and_an_interrupt_is_not_told(event: Event, said: str) ->
     assert after(event).ranks[0].raised == said
 
 
-def test_ranks_that_raised_the_same_share_a_row_and_a_lane() -> None:
+def test_ranks_that_raised_the_same_share_a_row() -> None:
     raised = after(*map(ended, range(5)), ended(6, evalue="'y'"), world_size=8)
     folded = [(0, 1, 2, 3, 4), (5, 7), (6,)]
     assert [row.ranks for row in board(raised).rows] == folded
-    assert [lane.ranks for lane in lanes(Picture(raised))] == folded
 
 
 def test_every_view_says_it_and_none_runs_it() -> None:
@@ -67,7 +65,6 @@ def test_every_view_says_it_and_none_runs_it() -> None:
     assert said in text.board(board(raised))
     page = html.board(board(raised))
     assert "its last cell raised KeyError: &lt;script&gt;" in page and HOSTILE not in page
-    drawn = lanes(Picture(raised))
-    assert drawn[3].role is Role.READY
-    shown = model.board_json("", (), raised, drawn, 0)
-    assert [lane["text"] for lane in shown["lanes"]] == ["", "", "", said]
+    assert board(raised).rows[3].role is Role.READY
+    shown = model.board_json(board(raised), 0)
+    assert [row["text"] for row in shown["rows"]] == ["", "", "", said]

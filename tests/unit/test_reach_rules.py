@@ -16,8 +16,7 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     Ranks,
-    evidence_from_json,
-    evidence_to_json,
+    codec,
 )
 
 STORE = "10.0.0.1:29500"
@@ -210,4 +209,4 @@ def test_hosts_of_one_name_are_two_by_their_networks() -> None:
 
 def test_what_a_rank_found_of_others_survives_the_wire() -> None:
     evidence = reaching("a", 0, b1="timeout", a2="open")
-    assert evidence_from_json(evidence_to_json(evidence)) == evidence
+    assert codec.decode(RankReport, codec.encode(evidence)) == evidence

@@ -29,10 +29,7 @@ from ddp_notebook.model import (
     RunFacts,
     SamplerFacts,
     TensorDigest,
-    evidence_from_json,
-    evidence_to_json,
-    facts_from_json,
-    facts_to_json,
+    codec,
 )
 
 HERE = Place("train.py", 7, "main", "opt.step()")
@@ -316,7 +313,7 @@ _FACTS = st.builds(
 
 @given(_FACTS)
 def test_facts_travel_as_json(known: RunFacts) -> None:
-    assert facts_from_json(json.loads(json.dumps(facts_to_json(known)))) == known
+    assert codec.decode(RunFacts, json.loads(json.dumps(codec.encode(known)))) == known
 
 
 @given(st.lists(_FACTS, min_size=2, max_size=3))
@@ -367,4 +364,4 @@ def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_i
 
 def test_evidence_carries_what_was_counted() -> None:
     evidence = RankReport(1, replicas=(replica(bypass_place=HERE),))
-    assert evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence)))) == evidence
+    assert codec.decode(RankReport, json.loads(json.dumps(codec.encode(evidence)))) == evidence

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saved_runs import job, runs
 
-from ddp_notebook.archive.format import KEY, VERSION, SavedRun, saved_from_json, saved_to_json
+from ddp_notebook.archive.format import KEY, VERSION, SavedRun, decode_run, encode_run
 from ddp_notebook.archive.save import write
 from ddp_notebook.errors import DDPError, NoSession, UsageMistake
 from ddp_notebook.model import Output, OutputKind, Progress, RankExited, RankReport, RankSpawned
-from ddp_notebook.model.codec import Misfit, from_json, to_json
+from ddp_notebook.model.codec import DecodeError, decode, dumps, encode
 from ddp_notebook.session import Replay, Session
 
 slow_to_draw = settings(
@@ -35,7 +35,7 @@ def written(folder: Path, wire: Any) -> Path:
 
 def whole(saved: SavedRun) -> dict[str, Any]:
     """What a file of ours holds, as far as a replay reads it."""
-    return {"traceEvents": [], KEY: saved_to_json(saved)}
+    return {"traceEvents": [], KEY: encode_run(saved)}
 
 
 # --------------------------------------------------------------------------- there and back
@@ -44,29 +44,29 @@ def whole(saved: SavedRun) -> dict[str, Any]:
 @given(runs())
 @slow_to_draw
 def test_any_run_is_read_back_as_it_was_written(saved: SavedRun) -> None:
-    text = json.dumps(saved_to_json(saved), allow_nan=False)
-    assert saved_from_json(json.loads(text)) == saved
+    text = json.dumps(encode_run(saved), allow_nan=False)
+    assert decode_run(json.loads(text)) == saved
 
 
 def test_numbers_that_json_does_not_have_are_kept() -> None:
     evidence = RankReport(0, main_cpu_s=math.inf)
-    wire = json.loads(json.dumps(to_json(evidence), allow_nan=False))
-    assert from_json(RankReport, wire) == evidence
-    nothing = to_json(Progress(rank=0, task="bench", done=1, total=2, value={"time": math.nan}))
-    assert nothing["value"] == {"time": "NaN"}
+    wire = json.loads(json.dumps(encode(evidence), allow_nan=False))
+    assert decode(RankReport, wire) == evidence
+    nothing = encode(Progress(rank=0, task="bench", done=1, total=2, value={"time": math.nan}))
+    assert json.loads(dumps(nothing))["value"] == {"time": "NaN"}
 
 
 def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
-    wire = to_json(RankReport(3))
+    wire = encode(RankReport(3))
     del wire["polls_for"]
     wire["not known yet"] = 1
-    assert from_json(RankReport, wire) == RankReport(3)
+    assert decode(RankReport, wire) == RankReport(3)
 
 
 def test_a_pair_is_two_of_their_own_types() -> None:
-    assert from_json(tuple[int, str], [1, "x"]) == (1, "x")
-    with pytest.raises(Misfit, match="a list of 2, not of 3"):
-        from_json(tuple[int, str], [1, "x", 2])
+    assert decode(tuple[int, str], [1, "x"]) == (1, "x")
+    with pytest.raises(DecodeError, match="a list of 2, not of 3"):
+        decode(tuple[int, str], [1, "x", 2])
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_pair_is_two_of_their_own_types() -> None:
         ([], "the value must be an object, not []"),
     ],
 )
-def test_a_misfit_says_where_it_stands(wire: Any, said: str) -> None:
-    with pytest.raises(Misfit) as caught:
-        from_json(RankReport, wire)
+def test_a_decode_error_says_where_it_stands(wire: Any, said: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(RankReport, wire)
     assert str(caught.value).startswith(said)
 
 
@@ -145,7 +145,7 @@ def places(wire: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(found for key, each in items for found in places(each, (*at, key)))]
 
 
-WIRE = saved_to_json(job())
+WIRE = encode_run(job())
 PLACES = [place for place in places(WIRE) if place and place[0] not in ("format", "version")]
 
 
@@ -166,8 +166,8 @@ def test_whatever_is_changed_in_a_file_it_is_replayed_or_refused_in_words(
     else:
         holder[place[-1]] = value
     try:
-        replay = Replay(saved_from_json(wire))
-    except Misfit:
+        replay = Replay(decode_run(wire))
+    except DecodeError:
         return
     replay.status()
     replay.at(0.3)

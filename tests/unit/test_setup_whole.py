@@ -30,9 +30,7 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     StoreFile,
-    diagnosis_from_json,
-    evidence_from_json,
-    evidence_to_json,
+    codec,
 )
 from ddp_notebook.model.ddp import Fingerprint, TensorInfo
 
@@ -165,11 +163,11 @@ EVIDENCE = st.builds(
 @given(DIAGNOSES)
 def test_a_diagnosis_can_be_written_as_json_and_read_back(diagnosis: Diagnosis) -> None:
     wire = json.loads(json.dumps(diagnosis.to_json()))
-    assert diagnosis_from_json(wire) == diagnosis
+    assert codec.decode(Diagnosis, wire) == diagnosis
     assert json.loads(str(diagnosis)) == wire
     assert wire["headline"] == diagnosis.headline
 
 
 @given(EVIDENCE)
 def test_evidence_can_be_written_as_json_and_read_back(evidence: RankReport) -> None:
-    assert evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence)))) == evidence
+    assert codec.decode(RankReport, json.loads(json.dumps(codec.encode(evidence)))) == evidence

@@ -136,7 +136,7 @@ def test_a_file_that_vanishes_meanwhile_or_cannot_be_removed_stops_nothing(
 def test_a_semaphore_that_nobody_finished_making_is_removed_when_nobody_has_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "_MADE_WITHIN_S", 0.1)
+    monkeypatch.setattr(shared_memory, "_MAKING_S", 0.1)
     make(folder, "sem.ab12CD", "sem.mapped", "sem.toolong")
     with (folder / "sem.mapped").open("r+b") as file, mmap.mmap(file.fileno(), 1):
         remove_orphans([], 0.0, wait_s=5.0)

@@ -21,9 +21,7 @@ from ddp_notebook.model import (
     Local,
     RankStack,
     StackTree,
-    rank_stack_from_json,
-    rank_stack_to_json,
-    stack_tree_from_json,
+    codec,
 )
 from ddp_notebook.state.stack_tree import merge
 from ddp_notebook.views import stacks, stacks_text
@@ -131,9 +129,9 @@ def test_a_variable_stands_once_with_all_ranks_that_have_its_value(found: list[R
 @given(job_stacks())
 def test_both_survive_json(found: list[RankStack]) -> None:
     tree = merge(found, 41)
-    assert stack_tree_from_json(json.loads(str(tree))) == tree
+    assert codec.decode(StackTree, json.loads(str(tree))) == tree
     for stack in found:
-        assert rank_stack_from_json(json.loads(json.dumps(rank_stack_to_json(stack)))) == stack
+        assert codec.decode(RankStack, json.loads(json.dumps(codec.encode(stack)))) == stack
 
 
 def test_a_rank_that_is_not_in_the_tree_has_no_stack() -> None:
@@ -192,7 +190,7 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         rank 1  dead: killed by SIGKILL
         rank 2  does not answer: when last heard: cell 3, line 2
         rank 4  runs nothing, since it failed: KeyError: 'x'
-        rank 5  held by you before store
+        rank 5  paused before store
         rank 6  waits in rendezvous (waits for rank 5 to join)"""
     )
     assert stacks_text.tree(StackTree()) == "There are no ranks."

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_notebook.session.processes.processes import FOLDER_PREFIX, sweep_stale_folders
+from ddp_notebook.session.processes.folder import FOLDER_PREFIX, sweep_stale_folders
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ddp_notebook.bench.steps.plan import (
     reduce_sizes,
     reduces_at_once,
 )
+from ddp_notebook.model import codec
 
 
 @settings(deadline=None)
@@ -60,7 +61,7 @@ def test_a_plan_that_cannot_be_run_is_refused(wrong: dict[str, object]) -> None:
 
 def test_a_plan_survives_the_way_to_the_ranks() -> None:
     plan = StepPlan(model="net", batches=(4, 8), buckets=("1", "default"), budget_s=3.5)
-    assert StepPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert codec.decode(StepPlan, json.loads(json.dumps(codec.encode(plan)))) == plan
 
 
 @settings(deadline=None)

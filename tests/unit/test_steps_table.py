@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.model import RankState, Snapshot, Stage, Status
-from ddp_notebook.state.setup_table import awaited, step_table
+from ddp_notebook.state.setup_table import step_table, waits_for
 
 SECOND_NS = 1_000_000_000
 
@@ -59,21 +59,21 @@ def test_in_a_stage_that_all_pass_together_a_rank_waits_for_who_has_not_come_to_
 
 def test_a_rank_that_is_in_the_stage_or_past_it_is_not_waited_for() -> None:
     shot = snapshot(inside(0, Stage.RENDEZVOUS), paused(1, Stage.RENDEZVOUS), done(2))
-    assert awaited(shot.ranks[0], shot, "session") == ()
+    assert waits_for(shot.ranks[0], shot, "session") == ()
 
 
 def test_only_in_rank_0_is_the_store_waited_for() -> None:
     shot = snapshot(paused(0), inside(1, Stage.STORE), inside(2, Stage.STORE))
-    assert [awaited(state, shot, "session") for state in shot.ranks] == [(), (), ()]
-    assert [awaited(state, shot, "rank0") for state in shot.ranks] == [(), (0,), (0,)]
+    assert [waits_for(state, shot, "session") for state in shot.ranks] == [(), (), ()]
+    assert [waits_for(state, shot, "rank0") for state in shot.ranks] == [(), (0,), (0,)]
     opened = snapshot(paused(0, Stage.STORE), inside(1, Stage.STORE))
-    assert awaited(opened.ranks[1], opened, "rank0") == ()
+    assert waits_for(opened.ranks[1], opened, "rank0") == ()
 
 
 @pytest.mark.parametrize("stage", [Stage.ENVIRONMENT])
 def test_in_a_stage_of_its_own_a_rank_waits_for_nobody(stage: Stage) -> None:
     shot = snapshot(inside(0, stage), paused(1))
-    assert awaited(shot.ranks[0], shot, "rank0") == ()
+    assert waits_for(shot.ranks[0], shot, "rank0") == ()
 
 
 def test_what_a_rank_does_is_said_once() -> None:

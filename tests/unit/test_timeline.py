@@ -22,7 +22,8 @@ from ddp_notebook.model import (
     StageStarted,
     Status,
 )
-from ddp_notebook.state.board import board, describe, exit_text, headline
+from ddp_notebook.state.board_rows import board
+from ddp_notebook.state.descriptions import describe, exit_text, headline
 from ddp_notebook.state.fold import fold
 
 

@@ -135,7 +135,7 @@ def test_a_finding_is_a_sentence_then_what_to_do_who_waits_and_what_proves_it() 
           what to do:
               %ddp_restart --ranks 3
 
-          Ranks 0-2 only wait.
+          Ranks 0-2 are waiting.
 
           evidence:
             • the join key of rank 1 was written twice: by pid 4712 and by pid 4714
@@ -155,7 +155,7 @@ def test_what_may_mend_itself_is_busy_and_not_stuck() -> None:
           what to do:
               wait, or load the data after init_process_group
 
-          Rank 0 only waits.
+          Rank 0 is waiting.
 
         what the ranks were doing:
           ranks 0-1: waits for rank 2
@@ -164,9 +164,9 @@ def test_what_may_mend_itself_is_busy_and_not_stuck() -> None:
 
 
 def test_nothing_wrong_is_one_calm_line_and_what_the_ranks_do() -> None:
-    assert text_of() == "✓ Nothing is wrong, as far as can be seen.\n"
+    assert text_of() == "✓ No problem found.\n"
     assert text_of(doing=dict.fromkeys(range(64), "ready")) == dedent("""\
-        ✓ Nothing is wrong, as far as can be seen.
+        ✓ No problem found.
 
         what the ranks were doing:
           ranks 0-63: ready
@@ -211,7 +211,7 @@ def test_escape_codes_and_line_ends_are_taken_out() -> None:
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        ((), "Nothing is wrong, as far as can be seen."),
+        ((), "No problem found."),
         (
             (UNDECIDED, DUPLICATE),
             "No rank in particular: the ranks contradict each other."
@@ -295,7 +295,7 @@ def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
     page = html_of(DUPLICATE, doing={0: "waits for rank 3", 1: "waits for rank 3", 3: "is rank 1"})
     assert [text.strip() for text in page.texts if text.strip()] == [
         *("✗", f"Rank 3: {DUPLICATE.cause}", "[duplicate-rank]"),
-        *("what to do", "%ddp_restart --ranks 3", "Ranks 0-2 only wait."),
+        *("what to do", "%ddp_restart --ranks 3", "Ranks 0-2 are waiting."),
         *("evidence", "(2 facts)", *DUPLICATE.evidence),
         *("what the ranks were doing", "who", "doing"),
         *("ranks 0-1", "waits for rank 3", "rank 3", "is rank 1"),

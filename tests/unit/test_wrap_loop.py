@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ddp_notebook.errors import SessionLost, UsageMistake
-from ddp_notebook.model import Category, RankExited, Ranks, RankSpawned
+from ddp_notebook.model import Category, RankExited, RankSpawned
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session import queries
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
+from ddp_notebook.testing import FakeCluster
 
 # -- waiting ---------------------------------------------------------------------------
-
-
-class ScriptedRanks:
-    """A cluster whose ranks answer as they are told, or never."""
-
-    def __init__(self, answers: Mapping[str, Mapping[int, Any]]) -> None:
-        self.answers = answers
-        self.called: list[str] = []
-        self.meanwhile: dict[str, Callable[[], None]] = {}
-        """What happens once a function was called."""
-
-    def call(
-        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
-    ) -> dict[int, Future[Any]]:
-        function = name.partition(":")[2]
-        self.called.append(function)
-        sent: dict[int, Future[Any]] = {rank: Future() for rank in ranks}
-        for rank, value in self.answers.get(function, {}).items():
-            sent[rank].set_result(value)
-        self.meanwhile.get(function, lambda: None)()
-        return sent
-
-    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
-        value = answer.result(timeout_s)
-        if isinstance(value, UsageMistake):
-            raise value
-        return value
 
 
 MODULE = {"kind": "module", "type": "Net", "problem": ""}
@@ -64,7 +37,7 @@ def record_of(world_size: int) -> Record:
 
 def scripted(
     world_size: int, record: Record, give_up: Callable[[], bool] = lambda: False, **answers: Any
-) -> tuple[Wrap, ScriptedRanks]:
+) -> tuple[Wrap, FakeCluster]:
     everyone = range(world_size)
     usual = {
         "look": dict.fromkeys(everyone, MODULE),
@@ -72,7 +45,7 @@ def scripted(
         "verify": dict.fromkeys(everyone, NOTHING_LACKS),
         "broadcast": dict.fromkeys(everyone, HASHES),
     }
-    cluster: Any = ScriptedRanks({**usual, **answers})
+    cluster = FakeCluster(record, {**usual, **answers})
     ranks = tuple(everyone)
     return Wrap(cluster, record, ranks, "net", WrapOptions(step=True), give_up), cluster
 
@@ -187,7 +160,7 @@ def test_a_group_built_anew_ends_what_was_begun() -> None:
 
 def test_a_wrap_needs_a_name_unless_it_asks_for_the_last_ones_buckets() -> None:
     record = record_of(1)
-    cluster: Any = ScriptedRanks({})
+    cluster = FakeCluster({})
     with pytest.raises(UsageMistake, match="%ddp_wrap model"):
         wrap(cluster, record, None, "", WrapOptions())
     with pytest.raises(UsageMistake, match="%ddp_wrap model"):

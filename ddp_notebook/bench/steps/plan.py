@@ -6,9 +6,8 @@ each comes in every round, in another order: a disturbance of a moment then fall
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,16 +152,6 @@ class StepPlan:
         """
         share_ns = left_ns / max(blocks_left, 1) / kinds
         return max(self.min_steps, min(int(share_ns / max(each_ns, 1.0)) - 2, self.max_steps))
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON object."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, wire: Mapping[str, Any]) -> StepPlan:
-        """The plan that `to_json` wrote."""
-        tuples = {name: tuple(wire[name]) for name in ("batches", "buckets")}
-        return cls(**{**wire, **tuples})
 
 
 def reduce_sizes(gradient_bytes: int) -> tuple[int, ...]:

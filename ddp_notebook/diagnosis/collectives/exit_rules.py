@@ -18,7 +18,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
 )
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 _ENDED_BY_OTHERS = (-15, 143)
 """SIGTERM: a launcher ends the ranks that are left when one has died."""

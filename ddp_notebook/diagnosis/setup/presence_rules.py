@@ -160,7 +160,7 @@ def late_ranks(case: Case) -> Iterator[Finding]:
         yield Finding(
             Category.STRAGGLER,
             held,
-            "held before a stage until stepped on",
+            "paused before a stage, until it is stepped on",
             f"%ddp_step --ranks {format_ranks(held)}",
             case.waiting,
             passing=True,

@@ -19,7 +19,7 @@ from ddp_notebook.model.ddp import (
     TensorInfo,
     WrapStage,
 )
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
 _T = TypeVar("_T", bound=Hashable)
 

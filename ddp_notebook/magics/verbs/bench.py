@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from ddp_notebook.bench.ops import OP_NAMES
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
     MODES,
-    OPS,
     Plan,
     parse_bytes,
     parse_names,
@@ -37,8 +37,8 @@ _COLLECTIVE_OPTIONS = (
         "--op",
         default="all_reduce",
         metavar="NAMES",
-        help=f"of {', '.join(OPS)}; several with commas",
-        completer=list_of(OPS),
+        help=f"of {', '.join(OP_NAMES)}; several with commas",
+        completer=list_of(OP_NAMES),
     ),
     Option(
         "--min",
@@ -138,7 +138,7 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
         return Plan(
-            ops=parse_names(args.op, OPS, "operation"),
+            ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
             world_sizes=_world_sizes(args.world_sizes),

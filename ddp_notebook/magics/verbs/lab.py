@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.faults import FAULTS
 from ddp_notebook.magics.completers import one_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import Board, Diagnosis
+from ddp_notebook.session.tools import fault_lab
 
 
 def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None:
-    # Imported here for load time: it needs ipyparallel, which takes longer than %load_ext may.
-    from ddp_notebook.session.tools import fault_lab
-
     if args.repair:
         return _repair(ui, args)
     if not args.name:
@@ -62,7 +59,9 @@ FAULT = Verb(
     ),
     run=_fault,
     options=(
-        Option("name", nargs="?", default="", help="the fault", completer=one_of(FAULTS)),
+        Option(
+            "name", nargs="?", default="", help="the fault", completer=one_of(fault_lab.names())
+        ),
         Option("--repair", action="store_true", help="apply the remedy of the last fault"),
         Option("--show", action="store_true", help="show what it changes, and do nothing"),
     ),

@@ -1,9 +1,8 @@
-"""Long tasks of ours on a rank, with progress on the beacon."""
+"""The benchmark of collectives on this rank: its groups, its facts, its progress as events."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -17,8 +16,11 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import CellFinished, CellStarted, Progress
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
 from ddp_notebook.rank import events
+from ddp_notebook.rank.bench import floors, loop
+from ddp_notebook.rank.bench.host_load import Meter
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.training import ddp
 
@@ -44,7 +46,7 @@ def _buckets_bytes() -> list[int]:
     names: Mapping[str, Any] = shell.user_ns if shell is not None else {}
     for name, value in tuple(names.items()):
         if isinstance(value, DistributedDataParallel) and not name.startswith("_"):
-            return [bucket["bytes"] for bucket in ddp.reduction(name)["buckets"] or ()]
+            return [bucket.size_bytes for bucket in ddp.reduction_of(name).buckets or ()]
     return []
 
 
@@ -56,33 +58,30 @@ def bench(
     `backend` is that of the group it makes for it; empty for the one that is there, if all of
     its ranks take part. Returns ``{"failed": ...}`` when the backend cannot do what was asked.
     """
-    loop = importlib.import_module("ddp_notebook.rank.bench.loop")
-    planned = importlib.import_module("ddp_notebook.bench.plan").Plan.from_json(plan)
-    floors = importlib.import_module("ddp_notebook.rank.bench.floors")
-    meter = importlib.import_module("ddp_notebook.rank.bench.host_load").Meter
-    voice = events.current()
+    planned = codec.decode(Plan, plan)
+    sender = events.current()
 
     def report(done: float, visit: dict[str, Any]) -> None:
-        told = round(done * PROGRESS_STEPS)
-        voice.emit(Progress, task="bench", done=told, total=PROGRESS_STEPS, value=visit)
+        thousandths = round(done * PROGRESS_STEPS)
+        sender.emit(Progress, task="bench", done=thousandths, total=PROGRESS_STEPS, value=visit)
 
     outcome = "error"
     try:
         with observer.observer.paused(), _interrupts_noted() as stopped:
-            voice.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
-            place = torch.device(device)
+            sender.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
+            on_device = torch.device(device)
             with _groups(members, backend, planned.world_sizes) as (control, groups):
                 rank = control.rank()
-                started = meter.read()
-                run = loop.Bench(planned, place, rank, control, groups, report, stopped)
+                started = Meter.read()
+                run = loop.Bench(planned, on_device, rank, control, groups, report, stopped)
                 visits = loop.measure(run)
-                spent = started.until(meter.read())
-                found = [] if stopped() else floors.measure(control, rank, place)
+                spent = started.until(Meter.read())
+                found = [] if stopped() else floors.measure(control, rank, on_device)
         outcome = "ok"
     except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
         return {"failed": "error", "text": f"{type(error).__name__}: {error}"}
     finally:
-        voice.emit(CellFinished, cell=0, outcome=outcome)
+        sender.emit(CellFinished, cell=0, outcome=outcome)
     return {"visits": visits, "floors": found, "host": socket.gethostname(), **spent}
 
 
@@ -120,13 +119,13 @@ def _groups(
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[Callable[[], bool]]:
     """Within, an interrupt is noted: a rank that left a collective would leave the others in it."""
-    came: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    previous = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(received)
     finally:
         signal.signal(signal.SIGINT, previous)
 

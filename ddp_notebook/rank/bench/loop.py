@@ -107,7 +107,7 @@ def _allocate(curves: Sequence[CurvePlan], bench: Bench) -> Buffers:
         largest = max(curve.sizes(bench.plan.sizes()), default=0)
         largest *= IN_FLIGHT if curve.mode == "pipelined" else 1
         sent = max(sent, largest)
-        if curve.op in ("all_gather", "reduce_scatter", "all_to_all"):
+        if not curve.operation.in_place:
             received = max(received, largest)
     return Buffers(sent, received, bench.device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +65,49 @@ def _front(buffer: torch.Tensor, count: int, dtype: torch.dtype, number: int) ->
     return buffer[number * size : (number + 1) * size].view(dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """From where elements of a result come: of `rank` (None: the sum over all ranks) those from
+    `start` on, `count` at most."""
+
+    rank: int | None
+    start: int
+    count: int = _PIECE
+
+
+def _sum(at: int, rank: int, share: int) -> Source:
+    return Source(None, at)
+
+
+def _of_rank_0(at: int, rank: int, share: int) -> Source:
+    return Source(0, at)
+
+
+def _gathered(at: int, rank: int, share: int) -> Source:
+    source, start = divmod(at, share)
+    return Source(source, start, share - start)
+
+
+def _scattered(at: int, rank: int, share: int) -> Source:
+    return Source(None, rank * share + at)
+
+
+def _exchanged(at: int, rank: int, share: int) -> Source:
+    source, start = divmod(at, share)
+    return Source(source, rank * share + start, share - start)
+
+
+_EXPECTED: dict[str, Callable[[int, int, int], Source]] = {
+    "all_reduce": _sum,
+    "broadcast": _of_rank_0,
+    "all_gather": _gathered,
+    "reduce_scatter": _scattered,
+    "all_to_all": _exchanged,
+}
+"""What each operation must give on a rank from element ``at`` of the result on; a ``share`` is
+how many elements each rank has one of. By the name in `bench.ops`."""
+
+
 class Operation:
     """One operation on tensors of one size, in one group. `rank` is that in the group."""
 
@@ -71,11 +115,12 @@ class Operation:
         self, plan: CurvePlan, size_bytes: int, buffers: Buffers, group: Any, rank: int
     ) -> None:
         dtype = getattr(torch, plan.dtype)
-        self._op, self._rank = plan.op, rank
-        self._count = size_bytes // dtype.itemsize
-        self._share = self._count // plan.world_size
+        self._op, self._rank = plan.operation, rank
+        count = size_bytes // dtype.itemsize
+        self._share = count // plan.world_size
+        sent = self._op.sends.elements(count, plan.world_size)
+        received = self._op.receives.elements(count, plan.world_size)
         number_of = IN_FLIGHT if plan.mode == "pipelined" else 1
-        sent, received = self._counts()
         self._sent = [buffers.sent(sent, dtype, n) for n in range(number_of)]
         self._received = [buffers.received(received, dtype, n) for n in range(number_of)]
         self._ramp, self._total = buffers.values(dtype, plan.world_size)
@@ -84,46 +129,27 @@ class Operation:
         self.calls = [self._call(group, n) for n in range(number_of)]
         """What is timed, each on tensors of its own. All but one of them only if pipelined."""
 
-    def _counts(self) -> tuple[int, int]:
-        if self._op == "all_gather":
-            return self._share, self._count
-        if self._op == "reduce_scatter":
-            return self._count, self._share
-        return self._count, self._count if self._op == "all_to_all" else 0
-
     def _call(self, group: Any, number: int) -> Call:
-        sent, received = self._sent[number], self._received[number]
-        if self._op == "all_reduce":
-            return functools.partial(dist.all_reduce, sent, group=group)
-        if self._op == "broadcast":
-            return functools.partial(dist.broadcast, sent, group=group, group_src=0)
-        if self._op == "all_gather":
-            return functools.partial(dist.all_gather_into_tensor, received, sent, group=group)
-        if self._op == "reduce_scatter":
-            return functools.partial(dist.reduce_scatter_tensor, received, sent, group=group)
-        if self._op == "all_to_all":
-            return functools.partial(dist.all_to_all_single, received, sent, group=group)
-        return functools.partial(dist.barrier, group=group)
+        tensors = [] if self._op.in_place else [self._received[number]]
+        tensors += [self._sent[number]] if self._op.sized else []
+        root = {} if self._op.root is None else {"group_src": self._op.root}
+        return functools.partial(getattr(dist, self._op.method), *tensors, group=group, **root)
 
     def check(self) -> int:
         """Runs it once on known values; how many elements on this rank are not what they must be.
 
         Leaves zeros behind: sums in place of anything else would grow until they overflow.
         """
-        if self._op == "barrier":
-            self.calls[0]()
-            return 0
         for piece, start in _pieces(self._sent[0]):
             piece.copy_(self._values(self._rank, start, piece.numel()))
         self.calls[0]()
-        wrong = sum(self._wrong(piece, start) for piece, start in _pieces(self._result()))
+        result = self._sent[0] if self._op.in_place else self._received[0]
+        wrong = sum(self._wrong(piece, start) for piece, start in _pieces(result))
         self._clear()
         return wrong
 
     def left(self) -> int:
         """Elements that are not zero, after any number of calls on zeros; they are then."""
-        if self._op == "barrier":
-            return 0
         wrong = sum(
             int(torch.count_nonzero(piece))
             for tensor in (*self._sent, *self._received)
@@ -137,39 +163,22 @@ class Operation:
         for tensor in (*self._sent, *self._received):
             tensor.zero_()
 
-    def _result(self) -> torch.Tensor:
-        in_place = self._op in ("all_reduce", "broadcast")
-        return self._sent[0] if in_place else self._received[0]
-
     def _wrong(self, piece: torch.Tensor, start: int) -> int:
-        """How many elements of a piece of the result are wrong."""
-        if self._op == "all_gather" or self._op == "all_to_all":
-            return self._wrong_shares(piece, start)
-        if self._op == "broadcast":
-            expected = self._values(0, start, piece.numel())
-        else:
-            if self._op == "reduce_scatter":
-                start += self._rank * self._share
-            expected = self._total[start % self._period :][: piece.numel()]
-        return int(torch.count_nonzero(piece != expected))
-
-    def _wrong_shares(self, piece: torch.Tensor, start: int) -> int:
-        """As `_wrong`, where each rank gave its share of the result, one after the other."""
-        wrong, at = 0, start
-        while at < start + piece.numel():
-            source, offset = divmod(at, self._share)
-            count = min(self._share - offset, start + piece.numel() - at)
-            if self._op == "all_to_all":
-                offset += self._rank * self._share
-            expected = self._values(source, offset, count)
+        """How many elements of a piece of the result, from its element `start` on, are wrong."""
+        wrong, at, end = 0, start, start + piece.numel()
+        while at < end:
+            source = _EXPECTED[self._op.name](at, self._rank, self._share)
+            count = min(source.count, end - at)
+            expected = self._values(source.rank, source.start, count)
             wrong += int(torch.count_nonzero(piece[at - start : at - start + count] != expected))
             at += count
         return wrong
 
-    def _values(self, rank: int, start: int, count: int) -> torch.Tensor:
-        """What `rank` sends, from element `start` on; at most `_PIECE` elements."""
-        at = (start + _SHIFT * rank) % self._period
-        return self._ramp[at : at + count]
+    def _values(self, rank: int | None, start: int, count: int) -> torch.Tensor:
+        """What `rank` sends, or the sum of all, from element `start` on; at most `_PIECE`."""
+        if rank is None:
+            return self._total[start % self._period :][:count]
+        return self._ramp[(start + _SHIFT * rank) % self._period :][:count]
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:

@@ -33,6 +33,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.bench.steps.plan import Block, StepPlan, reduce_sizes, reduces_at_once
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench.host_load import RunQueue
 from ddp_notebook.rank.bench.steps_data import Feed
 from ddp_notebook.rank.bench.steps_hooks import Clock, Stamps, reduce_as_ddp_does
@@ -52,16 +53,6 @@ Record = dict[str, Any]
 """What one rank measured in one block, as JSON; see `steps_stats`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Private:
-    """What is needed of DDP's private API, each of which may not be there."""
-
-    log_each_step: Callable[[Any], bool]
-    """Has a DDP object's logger look at each step; False when it cannot."""
-    logged_ns: Callable[[Any], tuple[int, int] | None]
-    """Of the last step but one: communication, and as much of it as ran beside the backward."""
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     """One run on one rank."""
@@ -69,7 +60,6 @@ class _Run:
     plan: StepPlan
     subject: Subject
     feed: Feed
-    private: Private
     stopped: Callable[[], bool]
     deadline_ns: int
     rank: int
@@ -89,7 +79,6 @@ def measure(
     plan: StepPlan,
     subject: Subject,
     feed: Feed,
-    private: Private,
     report: Callable[[int, int, Record], None],
     stopped: Callable[[], bool],
     *,
@@ -108,7 +97,6 @@ def measure(
         plan=plan,
         subject=subject,
         feed=feed,
-        private=private,
         stopped=stopped,
         deadline_ns=time.perf_counter_ns() + int(plan.budget_s * 1e9),
         rank=dist.get_rank(),
@@ -198,7 +186,7 @@ def _hooked(run: _Run, block: Block) -> Record | None:
         taken = run.stamps.take()
         sizes = [each[4] for each in taken]
         buckets.append([[*each[:3], each[3] - queued_ns] for each in taken])
-        logged.append(run.private.logged_ns(wrapped))
+        logged.append(torch_private.logged_step_ns(wrapped))
     return {
         "batch": block.batch,
         "bucket": block.bucket,
@@ -311,7 +299,7 @@ def _wrap(run: _Run, block: Block) -> DistributedDataParallel:
     run.wrapped_for = wanted
     if block.kind == "hooked":
         run.stamps = Stamps(wrapped, run.queue)
-        run.private.log_each_step(wrapped)
+        torch_private.log_each_step(wrapped)
     batch = _batch(run, run.plan.batches[0])
     for _ in range(_WARM_UP):
         _untimed(run, wrapped, batch, run.plan.batches[0])

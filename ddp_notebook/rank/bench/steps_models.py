@@ -33,7 +33,7 @@ def users_code(said: str = "{}") -> Iterator[None]:
     except Unusable:
         raise
     except Exception as error:
-        raise Unusable(said.format(told(error))) from error
+        raise Unusable(said.format(on_a_line(error))) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +178,7 @@ def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
     return options
 
 
-def told(error: BaseException) -> str:
+def on_a_line(error: BaseException) -> str:
     """An error on one line."""
     said = " ".join(str(error).split())
     return f"{type(error).__name__}: {said}"[:300] if said else type(error).__name__

@@ -1,4 +1,4 @@
-"""The benchmark of training steps on this rank: prepared without a word to the others, then run.
+"""The benchmark of training steps on this rank: prepared without communication, then run.
 
 Everything is done to a copy. What the user has (parameters, gradients, buffers, mode, random
 numbers) is as it was afterwards, whatever comes in between.
@@ -7,20 +7,21 @@ numbers) is as it was afterwards, whatever comes in between.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import random
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
-from ddp_notebook.model import CellFinished, CellStarted, Progress, format_bytes
+from ddp_notebook.bench.steps.plan import StepPlan
+from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, format_bytes
 from ddp_notebook.rank import events, torch_private
+from ddp_notebook.rank.bench import steps_data, steps_loop, steps_memory, steps_models
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training import hooks as training
@@ -35,9 +36,9 @@ _COPIES = 4
 class _Ready:
     """A model that is prepared, until it is measured or forgotten."""
 
-    plan: Any
-    subject: Any
-    feed: Any
+    plan: StepPlan
+    subject: steps_models.Subject
+    feed: steps_data.Feed
 
 
 _ready: _Ready | None = None
@@ -47,7 +48,7 @@ def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Copy or make the model, feed it, and find out what it needs. Without communication.
 
     Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents`` as
-    `model.wrap.fingerprint_from_json` reads them), ``memory`` as `steps_plan.Memory` has it,
+    a `Fingerprint`), ``memory`` as `bench.steps.plan.Memory` has it,
     the batches that ``work``, and what was ``raised`` with the next one. ``communicates`` is
     True for a model whose own forward or backward calls collectives.
     """
@@ -59,8 +60,8 @@ def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
 def measure(batches: list[int], alone: bool) -> dict[str, Any]:
     """Measure what was prepared, with these of its batches. All ranks must call it.
 
-    With `alone` rank 0 by itself too. Tells each block through the beacon, as Progress, and
-    gives ``{"finished": bool, "blocks": how many}``.
+    With `alone` rank 0 by itself too. Sends each block as a Progress event, and gives
+    ``{"finished": bool, "blocks": how many}``.
     """
 
     def work(stopped: Callable[[], bool]) -> dict[str, Any]:
@@ -79,37 +80,34 @@ def forget() -> dict[str, Any]:
 
 def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     global _ready
-    # Loaded here: agent and bench do not know each other, and a rank that never measures
-    # need not load it.
-    plans, models, data, loop, memories = map(_bench, ("plan", "models", "data", "loop", "memory"))
     names = get_ipython().user_ns
-    plan_ = plans.StepPlan.from_json(plan)
-    value = names.get(plan_.model)
+    planned = codec.decode(StepPlan, plan)
+    value = names.get(planned.model)
     ranks = dist.get_world_size()
     if isinstance(value, torch.nn.Module):
-        needs = _COPIES * memories.model_bytes(value)
-        free = memories.free_bytes(device, ranks)
-        if needs > free:
-            text = f"to train a copy of it takes {format_bytes(needs)}"
+        copies = _COPIES * steps_memory.model_bytes(value)
+        free = steps_memory.free_bytes(device, ranks)
+        if copies > free:
+            text = f"to train a copy of it takes {format_bytes(copies)}"
             return {"failed": "memory", "text": f"{text}, and {format_bytes(free)} are free"}
-    subject = models.prepare(plan_.model, names, device)
-    feed = data.feed(subject, plan_.loss, plan_.data, names)
+    subject = steps_models.prepare(planned.model, names, device)
+    feed = steps_data.feed(subject, planned.loss, planned.data, names)
     before = _collectives()
-    needs = memories.memory(subject, feed, ranks, min(plan_.batches))
-    fits = [each for each in plan_.batches if needs.needs(each) <= needs.available_bytes]
-    works, raised = loop.try_batches(subject, feed, fits)
-    _ready = _Ready(plan_, subject, feed)
+    needs = steps_memory.memory(subject, feed, ranks, min(planned.batches))
+    fits = [batch for batch in planned.batches if needs.needs(batch) <= needs.available_bytes]
+    works, raised = steps_loop.try_batches(subject, feed, fits)
+    _ready = _Ready(planned, subject, feed)
     return {
         "communicates": _collectives() > before,
         "title": subject.title,
         "parameters": subject.parameters(),
         "gradient_bytes": subject.gradient_bytes(),
         "inputs": feed.text,
-        "contents": ddp.contents(subject.module),
+        "contents": codec.encode(ddp.contents(subject.module)),
         "memory": [needs.available_bytes, needs.fixed_bytes, needs.sample_bytes],
         "works": works,
         "raised": raised,
-        "notes": _notes(value, plan_.model),
+        "notes": _notes(value, planned.model),
         "threads": torch.get_num_threads(),
         "backend": str(dist.get_backend()),
         "device": subject.device.type,
@@ -134,25 +132,16 @@ def _measure(batches: list[int], alone: bool, stopped: Callable[[], bool]) -> di
     ready, _ready = _ready, None
     if ready is None:
         return {"failed": "error", "text": "nothing was prepared"}
-    plans, loop = _bench("plan"), _bench("loop")
-    plan = plans.StepPlan.from_json({**ready.plan.to_json(), "batches": batches})
-    voice = events.current()
+    plan = replace(ready.plan, batches=tuple(batches))
+    sender = events.current()
 
     def report(done: int, total: int, value: Mapping[str, Any]) -> None:
-        voice.emit(Progress, task=TASK, done=done, total=total, value=dict(value))
+        sender.emit(Progress, task=TASK, done=done, total=total, value=dict(value))
 
-    private = loop.Private(torch_private.log_each_step, torch_private.logged_step_ns)
     try:
-        result: dict[str, Any] = loop.measure(
-            plan, ready.subject, ready.feed, private, report, stopped, alone=alone
-        )
+        return steps_loop.measure(plan, ready.subject, ready.feed, report, stopped, alone=alone)
     finally:
-        voice.flush()
-    return result
-
-
-def _bench(name: str) -> Any:
-    return importlib.import_module(f"ddp_notebook.bench.steps_{name}")
+        sender.flush()
 
 
 # -- around it -------------------------------------------------------------------------
@@ -170,25 +159,24 @@ def _answer(work: Callable[[Callable[[], bool]], dict[str, Any]]) -> dict[str, A
                 return work(stopped)
         except Exception as error:  # noqa: BLE001  # the user's model may raise anything
             kind = "memory" if is_out_of_memory(error.__cause__ or error) else "error"
-            models = _bench("models")
-            known = isinstance(error, models.Unusable)
-            return {"failed": kind, "text": str(error) if known else models.told(error)}
+            known = isinstance(error, steps_models.Unusable)
+            return {"failed": kind, "text": str(error) if known else steps_models.on_a_line(error)}
 
 
 @contextlib.contextmanager
 def _busy() -> Iterator[Callable[[], bool]]:
     """Meanwhile the board shows what the rank does; the value tells of an interrupt."""
-    came: list[int] = []
-    voice = events.current()
-    pulse = voice.pulse
-    previous = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    voice.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
-    voice.emit_now(CellStarted, cell=0)
+    received: list[int] = []
+    sender = events.current()
+    pulse = sender.pulse
+    previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    sender.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
+    sender.emit_now(CellStarted, cell=0)
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(received)
     finally:
-        voice.pulse = pulse
-        voice.emit_now(CellFinished, cell=0, outcome="ok")
+        sender.pulse = pulse
+        sender.emit_now(CellFinished, cell=0, outcome="ok")
         signal.signal(signal.SIGINT, previous)
 
 

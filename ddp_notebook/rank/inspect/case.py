@@ -30,9 +30,9 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     StoreFile,
-    evidence_to_json,
+    codec,
 )
-from ddp_notebook.model.ddp import Fingerprint, fingerprint_from_json
+from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import state, torch_private
 from ddp_notebook.rank.collectives import call_sites, observer, pause
 from ddp_notebook.rank.inspect import data_workers, host, reachability
@@ -56,7 +56,7 @@ def gather() -> dict[str, Any]:
     error = state.current.error
     arguments = call.arguments
     probe, addresses = host.as_main(lambda: _store_and_name(arguments, bool(call.entered)))
-    return evidence_to_json(
+    wire: dict[str, Any] = codec.encode(
         RankReport(
             rank=state.current.rank,
             activity=activity_of(inside),
@@ -89,6 +89,7 @@ def gather() -> dict[str, Any]:
             replicas=facts.counts(),
         )
     )
+    return wire
 
 
 def _holder(error: state.Failure | None) -> str:
@@ -154,7 +155,7 @@ def _wrapped_model(frames: list[FrameType]) -> Fingerprint | None:
         if module == "torch.nn.parallel.distributed" and name == "__init__":
             model = frame.f_locals.get("module")
             if isinstance(model, torch.nn.Module):
-                return fingerprint_from_json(ddp.contents(model))
+                return ddp.contents(model)
     return None
 
 

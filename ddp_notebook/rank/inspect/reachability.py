@@ -11,10 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from ddp_notebook.model import Probe
+from ddp_notebook.model import Probe, codec
 from ddp_notebook.rank.inspect import host as place
 from ddp_notebook.rank.setup import sockets
 
@@ -48,7 +47,7 @@ def answer(about: Mapping[str, Any]) -> dict[str, Any]:
     """Probes of ``about["targets"]``, where other ranks listen, as JSON."""
     own = set(sockets.listening())
     targets = [target for target in about["targets"] if target not in own][:_MOST_TARGETS]
-    return {"reach": [asdict(probe) for probe in place.as_main(lambda: reach(targets))]}
+    return {"reach": codec.encode(place.as_main(lambda: reach(targets)))}
 
 
 def reach(targets: Sequence[str]) -> list[Probe]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from ddp_notebook.model import Activity, Doing, Frame, Local, RankStack, rank_stack_to_json
+from ddp_notebook.model import Activity, Doing, Frame, Local, RankStack, codec
 from ddp_notebook.rank import state
 from ddp_notebook.rank.cells import runner
 from ddp_notebook.rank.inspect import case, safe_repr
@@ -56,7 +56,9 @@ def gather(with_locals: bool = False) -> dict[str, Any]:
         frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
         values.insert(_HALF, ())
     doing = _doing(stack, operation, bool(frames))
-    return rank_stack_to_json(RankStack(state.current.rank, doing, _fit(frames, values)))
+    stack_of_rank = RankStack(state.current.rank, doing, _fit(frames, values))
+    wire: dict[str, Any] = codec.encode(stack_of_rank)
+    return wire
 
 
 def _doing(frames: list[FrameType], operation: str, runs: bool) -> Doing:
@@ -196,4 +198,4 @@ def _fit(frames: Sequence[Frame], values: Sequence[Sequence[Local]]) -> tuple[Fr
 
 def _size(frames: Sequence[Frame]) -> int:
     stack = RankStack(0, Doing(Activity.IDLE), tuple(frames))
-    return len(json.dumps(rank_stack_to_json(stack)))
+    return len(json.dumps(codec.encode(stack)))

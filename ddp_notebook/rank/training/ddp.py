@@ -22,7 +22,16 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.model import codec
+from ddp_notebook.model.ddp import (
+    Bucket,
+    BucketPlan,
+    Fingerprint,
+    Reduction,
+    Synced,
+    TensorInfo,
+    WrapStage,
+)
 from ddp_notebook.rank.training.ddp_stage import is_out_of_memory, stage_of
 
 VERIFY = "torch.distributed.utils:_verify_param_shape_across_processes"
@@ -141,29 +150,28 @@ def fingerprint(name: str, hashed: bool) -> dict[str, Any]:
     module = _module(name)
     parameters, buffers = _states(module)
     hashes = [_hash(each.detach()) for _, each in (*parameters, *buffers)] if hashed else []
-    return {"hashes": hashes, **contents(module)}
+    return {"hashes": hashes, **codec.encode(contents(module))}
 
 
-def contents(module: torch.nn.Module) -> dict[str, Any]:
-    """What `module` is made of; `model.wrap.fingerprint_from_json` reads it."""
+def contents(module: torch.nn.Module) -> Fingerprint:
+    """What `module` is made of."""
     parameters, buffers = _states(module)
-    return {
-        "parameters": [_told(*each) for each in parameters],
-        "buffers": [_told(*each) for each in buffers],
-    }
+    return Fingerprint(
+        tuple(_tensor(*each) for each in parameters), tuple(_tensor(*each) for each in buffers)
+    )
 
 
-def _told(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+def _tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
     # torch compares strides of what its reducer gets; values of others are sent flat.
     strided = tensor.requires_grad and tensor.layout is torch.strided
-    return {
-        "name": name,
-        "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "requires_grad": tensor.requires_grad,
-        "stride": list(tensor.stride()) if strided else [],
-        "device": tensor.device.type,
-    }
+    return TensorInfo(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        requires_grad=tensor.requires_grad,
+        stride=tuple(tensor.stride()) if strided else (),
+        device=tensor.device.type,
+    )
 
 
 @stage_of(WrapStage.PARAMETERS_VERIFIED)
@@ -182,14 +190,11 @@ def broadcast(name: str) -> dict[str, Any]:
     module = _module(name)
     parameters, buffers = _states(module)
     tensors = [tensor.detach() for _, tensor in (*parameters, *buffers)]
-    before = [_hash(tensor) for tensor in tensors]
+    before = tuple(_hash(tensor) for tensor in tensors)
     lacks = _sync(module, tensors)
-    return {
-        "before": before,
-        "after": [_hash(tensor) for tensor in tensors],
-        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        "lacks": lacks,
-    }
+    after = tuple(_hash(tensor) for tensor in tensors)
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return {**codec.encode(Synced(before, after, size_bytes)), "lacks": lacks}
 
 
 def _sync(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[str]:
@@ -221,43 +226,41 @@ def _hash(tensor: torch.Tensor) -> str:
 
 @stage_of(WrapStage.BUCKETS)
 def buckets(name: str, cap_mb: float | None, find_unused: bool) -> dict[str, Any]:
-    """The buckets DDP would make with these options; `model.wrap.plan_from_json` reads it."""
+    """The buckets DDP would make with these options: a `BucketPlan` as JSON."""
     found, limits = reduced(_module(name)), bucket_limits(cap_mb)
     if _find(ASSIGN) is None:
-        return {"first": None, "later": None, "limits": limits, "lacks": [ASSIGN]}
+        return {**codec.encode(BucketPlan(None, None, limits)), "lacks": [ASSIGN]}
     # Nothing is known of the order of gradients at first, so without --find-unused-parameters
     # DDP puts everything into one bucket, and makes others when the second step begins.
-    at_first = limits if find_unused else [sys.maxsize]
+    at_first = limits if find_unused else (sys.maxsize,)
     first = assign(found, at_first)[::-1]
     later = None if find_unused else assign(found, limits, range(len(found[0]))[::-1])
-    return {"first": first, "later": later, "limits": limits, "lacks": []}
+    return {**codec.encode(BucketPlan(first, later, limits)), "lacks": []}
 
 
-def bucket_limits(cap_mb: float | None) -> list[int]:
+def bucket_limits(cap_mb: float | None) -> tuple[int, ...]:
     """DDP's limits in bytes: of the first bucket, and of each later one.
 
     The first is small only when no `cap_mb` is given: `DistributedDataParallel(m)` is not
     `DistributedDataParallel(m, bucket_cap_mb=25)`.
     """
     cap = int((_DEFAULT_CAP_MB if cap_mb is None else cap_mb) * _MIB)
-    return [(_find(FIRST_BYTES) or _MIB) if cap_mb is None else cap, cap]
+    return ((_find(FIRST_BYTES) or _MIB) if cap_mb is None else cap, cap)
 
 
-def assign(
-    found: _Reduced, limits: Sequence[int], order: Sequence[int] = ()
-) -> list[dict[str, Any]]:
+def assign(found: _Reduced, limits: Sequence[int], order: Sequence[int] = ()) -> tuple[Bucket, ...]:
     """Buckets as torch makes them of what `reduced` found, in `order` (default: as it is)."""
     _, parameters, sparse = found
     tensors = [parameters[i] for i in order] if order else parameters
     told = [list(order)] if order else []
     made, _ = _find(ASSIGN)(tensors, list(limits), sparse, *told)
-    return [_bucket(found, members) for members in made]
+    return tuple(_bucket(found, members) for members in made)
 
 
-def _bucket(found: _Reduced, members: Sequence[int]) -> dict[str, Any]:
+def _bucket(found: _Reduced, members: Sequence[int]) -> Bucket:
     names, parameters, _ = found
     size = sum(parameters[i].numel() * parameters[i].element_size() for i in members)
-    return {"parameters": [names[i] for i in members], "bytes": size}
+    return Bucket(tuple(names[i] for i in members), size)
 
 
 @stage_of(WrapStage.REDUCER)
@@ -294,7 +297,13 @@ def settle(name: str, target: str) -> dict[str, Any]:
 
 
 def reduction(name: str) -> dict[str, Any]:
-    """What the DDP object `name` knows of its steps; `model.wrap.reduction_from_json` reads it."""
+    """What the DDP object `name` knows of its steps: a `Reduction` as JSON."""
+    wire: dict[str, Any] = codec.encode(reduction_of(name))
+    return wire
+
+
+def reduction_of(name: str) -> Reduction:
+    """What the DDP object `name` knows of its steps."""
     wrapped = _module(name)
     told = _log(wrapped)
     found = reduced(wrapped.module)
@@ -307,22 +316,22 @@ def reduction(name: str) -> dict[str, Any]:
         made = assign(found, _limits_of(wrapped))[::-1]
     elif made is None and can_assign and len(order) == len(names):
         made = assign(found, _limits_of(wrapped), order)
-    return {
-        "steps": int(told.get("iteration", 0)),
-        "order": [names[i] for i in order],
-        "buckets": made,
-        "rebuilt": rebuilt,
-        "keeps": keeps,
-        "idle": [name for i, name in enumerate(names) if order and i not in order],
-    }
+    return Reduction(
+        steps=int(told.get("iteration", 0)),
+        order=tuple(names[i] for i in order),
+        buckets=made,
+        rebuilt=rebuilt,
+        keeps=keeps,
+        idle=tuple(name for i, name in enumerate(names) if order and i not in order),
+    )
 
 
-def _rebuilt(told: dict[str, Any], found: _Reduced) -> list[dict[str, Any]] | None:
+def _rebuilt(told: dict[str, Any], found: _Reduced) -> tuple[Bucket, ...] | None:
     """The rebuilt buckets that DDP's log tells (``7 6 5, 4 3``); None before they are."""
     text = str(told.get("rebuilt_per_bucket_param_indices", ""))
     parts = [part.replace(" ", ",") for part in text.split(",") if part.strip()]
     members = [_numbers(part, len(found[0])) for part in parts]
-    return [_bucket(found, each) for each in members] if members and all(members) else None
+    return tuple(_bucket(found, each) for each in members) if members and all(members) else None
 
 
 def _limits_of(wrapped: Any) -> list[int]:

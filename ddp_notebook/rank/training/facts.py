@@ -15,7 +15,7 @@ import torch
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts, facts_to_json
+from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts, codec
 from ddp_notebook.rank import state, torch_private
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.training.data_parallel import parallels
@@ -50,7 +50,8 @@ def gather() -> dict[str, Any]:
         parallels=parallels.facts(digester),
     )
     broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
-    return facts_to_json(replace(found, notes=(*digester.notes, *broken)))
+    wire: dict[str, Any] = codec.encode(replace(found, notes=(*digester.notes, *broken)))
+    return wire
 
 
 def of_dying(wrapped: DistributedDataParallel) -> ReplicaFacts | None:

@@ -15,8 +15,8 @@ READ_LAST = 2000
 """Records of each rank that a diagnosis looks at."""
 
 
-class Rings:
-    """The rings of a session's ranks, in its `folder`."""
+class CollectiveLogs:
+    """The collective logs of a session's ranks, in its `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.cluster.launchers import child_environment
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch import labhosts
+from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 
 _OPEN_WITHIN_S = 10.0
 _CLOSE_WITHIN_S = 2.0
@@ -30,16 +30,6 @@ class Placed:
 
     address: tuple[str, int]
     hosts: Mapping[int, Mapping[str, str]]
-
-
-def check() -> None:
-    """Raises UsageMistake where there can be no such hosts. Changes nothing."""
-    if why := labhosts.why_not():
-        raise UsageMistake(
-            "This fault needs a second host, which the lab makes of network namespaces, and here "
-            f"that does not work: {why}. Start Jupyter as root on Linux, with the capability "
-            "CAP_SYS_ADMIN (docker run --privileged), or try another fault: %ddp_fault"
-        )
 
 
 class LabHosts:
@@ -63,7 +53,7 @@ class LabHosts:
         self._said = folder / f"lab-{time.monotonic_ns()}.json"
         told = {"said": str(self._said), "names": names, "drops": drops, "port": self.port}
         spec = {
-            "calls": [["ddp_notebook.launch.labhosts:hold", told]],
+            "calls": [["ddp_notebook.launch.network_namespaces:hold", told]],
             "env": child_environment({}),
             "cwd": os.getcwd(),  # noqa: PTH109
             "log": str(folder / "lab.log"),
@@ -82,7 +72,7 @@ class LabHosts:
             raise UsageMistake(f"The lab's hosts could not be made: {said['error']}")
         first, second = said["hosts"]
         hosts = {rank: second if rank == SECOND else first for rank in range(world_size)}
-        return Placed((labhosts.address(0), self.port), hosts)
+        return Placed((network_namespaces.address(0), self.port), hosts)
 
     def close(self) -> None:
         """Let go of them; they are gone when no rank is there any more."""

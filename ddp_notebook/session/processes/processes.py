@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import psutil
 
 from ddp_notebook.cluster.cluster import (
     CONTROLLER,
@@ -22,7 +19,7 @@ from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
-from ddp_notebook.launch.forkserver import end_sessions
+from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
@@ -33,13 +30,13 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session.options import InitOptions
-from ddp_notebook.session.processes.collective_logs import Rings
+from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.processes.folder import make_folder, sweep_stale_folders, write_owner
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
-from ddp_notebook.session.processes.store import StoreKeeper
+from ddp_notebook.session.processes.store import StoreProcess
 from ddp_notebook.session.record import Record
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 
-FOLDER_PREFIX = "ddp_notebook-"
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0
 
@@ -61,21 +58,21 @@ class Processes:
         self.options = options
         self.devices = devices
         self.record = record
-        self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        self.folder = make_folder()
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
-        self._store: StoreKeeper | None = None
-        self._script_store: StoreKeeper | None = None
+        self._store: StoreProcess | None = None
+        self._script_store: StoreProcess | None = None
         self._lab: LabHosts | None = None
         self._closing = False
         self._log_files: dict[int, Path] = {}
         self._heard_bytes: dict[int, int] = {}
         """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
-        _write_owner(self.folder, fork_server.pid or os.getpid())
+        write_owner(self.folder, fork_server.pid or os.getpid())
         self.spool.mkdir(mode=0o700)
-        self.rings = Rings(self.spool)
+        self.logs = CollectiveLogs(self.spool)
         """What the ranks wrote down about their collectives."""
         self.listener = Listener(self.folder, record.add)
         self.cluster: RankCluster = IPyParallelCluster(
@@ -94,7 +91,7 @@ class Processes:
             self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
         return self._log_files[rank]
 
-    def spooled(self, rank: int, cell: int) -> Path:
+    def output_file(self, rank: int, cell: int) -> Path:
         """Where `rank` puts what it writes in `cell`, once that is too long to send."""
         return self.spool / f"rank-{rank}-cell-{cell}.txt"
 
@@ -107,7 +104,7 @@ class Processes:
         """
         if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
             self._await_torch()
-            _write_owner(self.folder, self.fork_server.pid)
+            write_owner(self.folder, self.fork_server.pid)
         self.cluster.start()
         self._await_torch()
         if self.options.init_method != "file":
@@ -159,7 +156,7 @@ class Processes:
             "spool": str(self.spool),
         }
         self.listener.expect_from_start(rank)
-        self.begin_words((rank,))
+        self.begin_last_words((rank,))
         pid = self.cluster.launch(rank, environment, [["ddp_notebook.rank.boot:start", light]])
         label = self.devices.labels[rank]
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
@@ -183,8 +180,8 @@ class Processes:
 
     # -- the store ---------------------------------------------------------------------
 
-    def _keeper(self, port: int) -> StoreKeeper:
-        return StoreKeeper(
+    def _store_process(self, port: int) -> StoreProcess:
+        return StoreProcess(
             self.fork_server,
             self.listener,
             self.record,
@@ -197,10 +194,10 @@ class Processes:
         """Have the session's store listen where the options say; an earlier one is closed."""
         if self._store is not None:
             self._store.close()
-        self._store = self._keeper(self.options.master_port)
+        self._store = self._store_process(self.options.master_port)
 
     def store_address(self) -> tuple[str, int]:
-        """Where the store listens; opens it again when its keeper is gone. Raises SetupFailed."""
+        """Where the store listens; opens it again when its process is gone. Raises SetupFailed."""
         if self._store is None or not self._store.alive:
             self.open_store()
         assert self._store is not None
@@ -212,7 +209,7 @@ class Processes:
         return self._store is not None and self._store.alive
 
     @property
-    def keeper_pid(self) -> int:
+    def store_pid(self) -> int:
         """The process that hosts the session's store, 0 when there is none."""
         return self._store.pid if self._store is not None and self._store.alive else 0
 
@@ -225,7 +222,7 @@ class Processes:
         """Where an empty store listens, for a script: its keys would meet those of the last run."""
         if self._script_store is not None:
             self._script_store.close()
-        self._script_store = self._keeper(0)
+        self._script_store = self._store_process(0)
         return self._script_store.address(self.options.timeout_s)
 
     # -- the lab's hosts ---------------------------------------------------------------
@@ -242,6 +239,11 @@ class Processes:
         if lab is not None:
             lab.close()
 
+    @property
+    def lab_pid(self) -> int:
+        """The process that holds the lab's hosts, 0 when there are none."""
+        return self._lab.pid if self._lab is not None else 0
+
     # -- the end -----------------------------------------------------------------------
 
     def stop(self, ranks: Ranks) -> None:
@@ -257,8 +259,13 @@ class Processes:
         self.cluster.close()
         self.fork_server.close()
         self.listener.close()
-        self.rings.close()
+        self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @staticmethod
+    def sweep_stale_folders() -> None:
+        """Remove what sessions left whose notebook and fork server were both killed."""
+        sweep_stale_folders()
 
     def _say(self, event: Event) -> None:
         self.record.add((event,))
@@ -277,7 +284,7 @@ class Processes:
             )
         )
 
-    def begin_words(self, ranks: Ranks) -> None:
+    def begin_last_words(self, ranks: Ranks) -> None:
         """Something new begins on these ranks: what their logs hold are not its last words."""
         for rank in ranks:
             with contextlib.suppress(OSError):
@@ -297,34 +304,3 @@ class Processes:
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that held the ranks ended.")
-
-
-def sweep_stale_folders() -> None:
-    """Remove folders of sessions whose notebook and fork server were both killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        owner = folder / "owner"
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if not _alive(owner.read_text()):
-                remove_orphans((str(folder),), owner.stat().st_mtime)
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_owner(folder: Path, pid: int) -> None:
-    """Whole or not at all: another session may look at it just now."""
-    new = folder / "owner.new"
-    new.write_text(_owner(pid))
-    new.replace(folder / "owner")
-
-
-def _owner(pid: int) -> str:
-    """A process, told apart from a later one with the same number."""
-    return f"{pid} {psutil.Process(pid).create_time()}"
-
-
-def _alive(owner: str) -> bool:
-    pid = int(owner.split()[0])
-    try:
-        process = psutil.Process(pid)
-        return _owner(pid) == owner and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_notebook.cluster.event_receiver import Listener
-from ddp_notebook.cluster.launchers import child_environment
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.model import (
     SESSION,
     Category,
@@ -25,7 +25,7 @@ from ddp_notebook.session.record import Record
 _CLOSE_WITHIN_S = 2.0
 
 
-class StoreKeeper:
+class StoreProcess:
     """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from ddp_notebook.model import Activity, RankReport, RankState
-from ddp_notebook.state.board import describe
+from ddp_notebook.state.descriptions import describe
 
 
 def silent(state: RankState) -> RankReport:

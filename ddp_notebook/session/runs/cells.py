@@ -1,10 +1,9 @@
-"""The session's verb for cells: run one on ranks, watch it, and say how it ended."""
+"""Runs a cell on ranks: checks it, sends it, and says how it ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis.diagnose import diagnose_run
@@ -12,21 +11,27 @@ from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.runs import post_run
-from ddp_notebook.session.runs.registry import Underway
-from ddp_notebook.session.runs.run import CellResult, CellRun, check_cell, ipython_syntax
-from ddp_notebook.session.runs.watch import Watch, look_at_cell
+from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
+from ddp_notebook.session.runs.controller import Replies, RunController
+from ddp_notebook.session.runs.gather import LaunchParameters
+from ddp_notebook.session.runs.run import CellResult, CellRun
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.runs.registry import RunRegistry
+
+_RUNNER = "ddp_notebook.rank.cells.runner"
 
 
-class CellVerbs(Underway):
-    """Mixed into `Session`."""
+class Cells:
+    """The cells of a session."""
 
-    def _next_cell(self) -> int:
-        raise NotImplementedError
+    def __init__(self, pool: RankPool, runs: RunRegistry) -> None:
+        self._pool = pool
+        self._runs = runs
 
-    def run_cell(
+    def run(
         self,
         source: str,
         ranks: Ranks | None = None,
@@ -39,55 +44,68 @@ class CellVerbs(Underway):
         transform: Callable[[str], str] | None = None,
         started: Callable[[CellRun], None] | None = None,
     ) -> CellResult:
-        """Run a cell on ranks until each has finished it or died, or none can get on any more.
-
-        Then the result's `error` is `Stuck`, with the diagnosis, and the ranks stay in it until
-        they are freed (`abort`). With `wait` "forever" it goes on all the same. With `hold` every
-        rank stops before each collective until it is stepped on (`step`), and the result's `steps`
-        says where they stand. With `detach` it returns at once, with `pending` ranks: `wait` waits
-        for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
-        line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
-        comes first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
-        before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
-        """
-        processes = self._need("%%ddp")
+        """`Session.run_cell`."""
+        processes = self._pool.need("%%ddp")
         is_async = check_cell(source, transform or ipython_syntax)
-        function = f"ddp_notebook.rank.cells.runner:{'start_async' if is_async else 'run'}"
-
-        def made(members: Ranks) -> CellRun:
-            run = CellRun(self._next_cell(), members, number=number or 0)
-            run.held = hold
+        claim = self._runs.claim(
+            ranks,
+            "%%ddp",
+            processes.cluster,
+            processes.logs,
+            number=number or 0,
+            hold=hold,
+            detach=detach,
+        )
+        with noted() as interrupted, claim as controller:
+            run = controller.run
             run.sources = {run.title: f"{magic_line}\n{source}"}
-            return run
-
-        with noted() as interrupted:
-            run = self._take(ranks, "%%ddp", made, detach=detach or hold)
-            told = {
-                "cell": run.cell,
-                "number": run.number,
-                "magic_line": magic_line,
-                "source": source,
-                "hold": hold,
-            }
-            watch = Watch(
-                processes,
-                self.record,
-                partial(look_at_cell, run, processes, self.record),
-                partial(self._end_of_cell, run, processes),
+            processes.begin_last_words(run.ranks)
+            return self._runs.carry_out(
+                controller,
+                CellWork(run, processes.cluster, source, magic_line, is_async=is_async),
+                interrupted,
                 patient=hold or wait == "forever",
+                detach=detach,
+                started=started,
             )
-            send = partial(processes.cluster.tell, name=function, arguments=told)
-            return self._see_to(run, watch, send, interrupted, detach=detach, started=started)
 
-    def _end_of_cell(self, run: CellRun, processes: Processes) -> CellResult:
-        """How a cell ended, diagnosed where it failed."""
+
+@dataclass(frozen=True)
+class CellWork:
+    """A cell, for a `RunController`."""
+
+    run: CellRun
+    cluster: RankCluster
+    source: str
+    magic_line: str
+    is_async: bool
+    """It has a top-level `await`."""
+    launch = LaunchParameters()
+
+    def send(self, ranks: Ranks) -> Replies:
+        """Send the cell to `ranks`."""
+        arguments = {
+            "cell": self.run.cell,
+            "number": self.run.number,
+            "magic_line": self.magic_line,
+            "source": self.source,
+            "hold": self.run.held,
+        }
+        function = f"{_RUNNER}:{'start_async' if self.is_async else 'run'}"
+        return self.cluster.tell(ranks, function, arguments)
+
+    def end(self, controller: RunController) -> CellResult:
+        """How the cell ended, with a diagnosis where it failed or computed something wrong."""
+        run = self.run
         result = run.result()
         if result.error is None:
-            return replace(result, diagnosis=post_run.examine(run, processes))
-        if not isinstance(result.error, CellFailed) or len(run.ranks) < 2 or run.interrupted:
+            return replace(
+                result, diagnosis=post_run.examine(run, controller.cluster, controller.logs)
+            )
+        if not isinstance(result.error, CellFailed) or len(run.ranks) < 2 or controller.given_up:
             return result
-        found = diagnose_run(look_at_cell(run, processes, self.record))
-        if found.wrong:
-            result.error.diagnosis = found
-            return replace(result, diagnosis=found)
+        diagnosis = diagnose_run(controller.look())
+        if diagnosis.wrong:
+            result.error.diagnosis = diagnosis
+            return replace(result, diagnosis=diagnosis)
         return result

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import CellFailed, CellSyntaxError, DDPError
+from ddp_notebook.errors import CellFailed, DDPError
 from ddp_notebook.model import (
     CellFinished,
     CellStarted,
@@ -30,14 +26,11 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.state.descriptions import exit_text
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.runs.stall_detector import Watchman
-
-SeeThrough = Callable[[Callable[[], bool]], "CellResult"]
-"""Waits for the end of a run that was sent, unless its argument says that it is given up."""
+    from ddp_notebook.session.runs.stall_detector import StallDetector
 
 
 @dataclass(frozen=True)
@@ -90,18 +83,10 @@ class CellRun:
         self.withheld: dict[int, int] = {}
         self._logs = {rank: OutputLog() for rank in ranks}
         self._lock = threading.Lock()
-        self.interrupted = False
-        self._signalled: set[int] = set()
         self.over = threading.Event()
-        """Set when no rank is in the cell any more, or it is `gone`."""
-        self.gone = ""
-        """Why nothing can come of it any more: the session ended under it."""
-        self.in_hand = False
-        """Somebody waits for its end, here or on another thread: no other run gets its ranks."""
-        self.again: SeeThrough | None = None
-        """Takes it in hand again when ranks are in it that nobody waits for any more."""
-        self.watchman: Watchman | None = None
-        """Who looks, or looked last, whether it gets on; None when nobody does."""
+        """Set when no rank is in it any more, or the session has ended under it."""
+        self.detector: StallDetector | None = None
+        """Who looks whether its ranks make progress; None when nobody does."""
         self.changes = 0
         """Grows with every piece of output."""
 
@@ -129,12 +114,8 @@ class CellRun:
                 self.withheld[event.rank] = event.withheld_bytes
                 self.changes += 1
             case RankExited() if event.rank not in self.finished:
-                self.died[event.rank] = event
-
-    def lose(self, reason: str) -> None:
-        """The session ends under it: whoever waits for it goes on."""
-        self.gone = reason
-        self.over.set()
+                words = event.last_words.strip() or self._last_line(event.rank)
+                self.died[event.rank] = replace(event, last_words=words)
 
     @property
     def title(self) -> str:
@@ -148,8 +129,9 @@ class CellRun:
 
     @property
     def awaited(self) -> str:
-        """For whom its other ranks wait, in words; empty for nobody."""
-        late = self.watchman.latest if self.watchman is not None else None
+        """Which rank the others wait for, in words; empty for none."""
+        detector = self.detector  # once: another thread may take it away
+        late = detector.latest if detector is not None else None
         return late.headline if late is not None and late.findings else ""
 
     @property
@@ -162,15 +144,6 @@ class CellRun:
     def done(self) -> bool:
         """True when no rank is in the cell any more."""
         return not self.pending
-
-    def to_stop(self) -> Ranks:
-        """Ranks that are in an interrupted cell and were not told so yet; they count as told."""
-        if not self.interrupted:
-            return ()
-        with self._lock:
-            ranks = tuple(sorted(set(self.pending) & self.started - self._signalled))
-            self._signalled.update(ranks)
-        return ranks
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
         """The output so far, a rank that is only behind counted as equal."""
@@ -194,13 +167,16 @@ class CellRun:
     def written(self, rank: int) -> str:
         """What `rank` wrote so far, as far as it is text and was sent here."""
         with self._lock:
-            items = self._logs[rank].items() if rank in self._logs else ()
+            return self._written(rank)
+
+    def _written(self, rank: int) -> str:
+        items = self._logs[rank].items() if rank in self._logs else ()
         streams = (OutputKind.STDOUT, OutputKind.STDERR)
         return "".join(item.text for item in items if item.what in streams)
 
-    def last_words(self, rank: int) -> str:
+    def _last_line(self, rank: int) -> str:
         """The last line `rank` wrote, empty when it wrote none."""
-        text = self.written(rank).strip()
+        text = self._written(rank).strip()
         return text.splitlines()[-1] if text else ""
 
     def result(self, interrupted: DDPError | None = None) -> CellResult:
@@ -255,38 +231,3 @@ class CellRun:
             were = "were" if len(same["interrupted"]) > 1 else "was"
             same[f"{were} interrupted"] = same.pop("interrupted")
         return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
-
-
-def ipython_syntax(source: str) -> str:
-    """`source` with magics and shell escapes turned into Python."""
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    transformed: str = TransformerManager().transform_cell(source)
-    return transformed
-
-
-def check_cell(source: str, transform: Callable[[str], str]) -> bool:
-    """Compile a cell here, before any rank runs it; True when it has a top-level `await`.
-
-    Raises CellSyntaxError with the notebook's own line numbers (the magic is line 1).
-    """
-    try:
-        code = _compiled(source, transform)
-    except SyntaxError as error:
-        error.lineno = (error.lineno or 0) + 1
-        raise CellSyntaxError(error) from None
-    except ValueError as error:  # a null character
-        raise CellSyntaxError(SyntaxError(str(error), ("<cell>", 1, 1, ""))) from None
-    return bool(code.co_flags & inspect.CO_COROUTINE)
-
-
-def _compiled(source: str, transform: Callable[[str], str]) -> CodeType:
-    def compiled(python: str) -> CodeType:
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        code: CodeType = compile(python, "<cell>", "exec", flags=flags, dont_inherit=True)
-        return code
-
-    # What is Python as it stands has nothing to transform, and most cells are.
-    with contextlib.suppress(SyntaxError):
-        return compiled(source)
-    return compiled(transform(source))

@@ -1,45 +1,46 @@
-"""The session's verb for scripts: run one on the ranks, as torchrun would."""
+"""Runs a script on ranks as torchrun would, unchanged, and says how it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis.diagnose import diagnose_run
-from ddp_notebook.errors import CellFailed
-from ddp_notebook.model import Board, Diagnosis, Ranks, Status
+from ddp_notebook.errors import CellFailed, UsageMistake
+from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.model import Diagnosis, Ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.runs import post_run
-from ddp_notebook.session.runs.registry import Underway
+from ddp_notebook.session.runs.controller import Replies, RunController
+from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun
-from ddp_notebook.session.runs.watch import Watch
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.options import InitOptions
+    from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.lab_hosts import Placed
-    from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.script import ScriptRun
-    from ddp_notebook.session.setup.bring_up import BringUp
+    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.setup.set_up import SetUp
+
+_SOURCE_BYTES = 1 << 20
+_MOST_SOURCES = 100
 
 
-class ScriptVerbs(Underway):
-    """Mixed into `Session`."""
+class Scripts:
+    """The scripts of a session."""
 
-    record: Record
-    seen_late: Diagnosis | None
-    _bringup: BringUp | None
-    _script: ScriptRun | None
+    def __init__(self, pool: RankPool, runs: RunRegistry, set_up: SetUp) -> None:
+        self.seen_late: Diagnosis | None = None
+        """What the last script's ranks waited for when one was only late; None when none was."""
+        self._pool = pool
+        self._runs = runs
+        self._set_up = set_up
 
-    def _next_cell(self) -> int:
-        raise NotImplementedError
-
-    def _set_up(self, options: InitOptions) -> Board:
-        raise NotImplementedError
-
-    def run_script(
+    def run(
         self,
         path: str,
         arguments: Sequence[str] = (),
@@ -54,65 +55,155 @@ class ScriptVerbs(Underway):
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
     ) -> CellResult:
-        """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
-
-        It is over also when no rank can get on: then the result's `error` is `Stuck`, with the
-        diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait` "forever"
-        it goes on all the same. `hold` and `detach` are those of `run_cell`. Raises UsageMistake
-        when there is no such script, or a rank is not free. `placed` puts the ranks on hosts of
-        the fault lab.
-        """
-        from ddp_notebook.session.runs.script import ScriptRun, find_script
-
-        processes = self._need("%ddp_run")
+        """`Session.run_script`."""
+        processes = self._pool.need("%ddp_run")
         script = find_script(path)
-
-        def made(members: Ranks) -> CellRun:
-            run = CellRun(self._next_cell(), members, script.name, number or 0)
-            run.held = hold
-            return run
-
-        with noted() as interrupted:
-            run = self._take(ranks, "%ddp_run", made, detach=detach or hold)
-            try:
-                script_run = ScriptRun(processes, self.record, store, run.ranks, placed)
-            except BaseException:
-                self._put_down(run)
-                raise
-            self._script = script_run
-            watch = Watch(
-                processes,
-                self.record,
-                script_run.look,
-                partial(self._end_of_script, run, script_run),
-                patient=hold or wait == "forever",
+        claim = self._runs.claim(
+            ranks,
+            "%ddp_run",
+            processes.cluster,
+            processes.logs,
+            script=script.name,
+            number=number,
+            hold=hold,
+            detach=detach,
+        )
+        with noted() as interrupted, claim as controller:
+            controller.run.sources = sources_of(script)
+            processes.begin_last_words(controller.run.ranks)
+            command = (str(script), *arguments)
+            work = ScriptWork(
+                controller.run, processes, command, store, settings or {}, placed, self._ended
             )
-            send = script_run.sending(run, script, arguments, settings or {})
-            return self._see_to(run, watch, send, interrupted, detach=detach, started=started)
+            self._set_up.script = controller
+            return self._runs.carry_out(
+                controller,
+                work,
+                interrupted,
+                patient=hold or wait == "forever",
+                detach=detach,
+                started=started,
+            )
 
-    def _end_of_script(self, run: CellRun, script_run: ScriptRun) -> CellResult:
-        """How a script ended, diagnosed where it failed; its ranks have their group again."""
+    def _ended(self, controller: RunController) -> None:
+        """Give the ranks of a script that is over the session's group again."""
+        detector = controller.run.detector
+        self.seen_late = detector.seen_late if detector is not None else None
+        self._set_up.after_script(controller)
+
+
+class ScriptWork:
+    """A script, for a `RunController`: where its ranks meet, and how it ends.
+
+    `placed` puts them on hosts of the fault lab, and the store with them. `ended` is called when
+    no rank is in it any more.
+    """
+
+    def __init__(
+        self,
+        run: CellRun,
+        processes: Processes,
+        command: Sequence[str],
+        store: str,
+        settings: Settings,
+        placed: Placed | None,
+        ended: Callable[[RunController], None],
+    ) -> None:
+        self._run = run
+        self._processes = processes
+        self._path, *self._arguments = command
+        self._folder = str(Path.cwd())
+        self._hosts = placed.hosts if placed is not None else {}
+        self._ended = ended
+        host = processes.options.master_addr
+        if placed is not None:
+            address = placed.address
+        elif store == "session":
+            address = processes.fresh_store()
+        else:
+            address = (host, free_port(host))
+        self._environments = environments(run.ranks, address, store, settings)
+        self.launch = LaunchParameters(
+            {
+                "MASTER_ADDR": address[0],
+                "MASTER_PORT": str(address[1]),
+                "WORLD_SIZE": str(len(run.ranks)),
+            },
+            run.ranks[0] if store == "rank0" else None,
+            lambda: store == "rank0" or processes.script_store_alive,
+        )
+
+    def send(self, ranks: Ranks) -> Replies:
+        """Send the script to `ranks`."""
+        arguments = {
+            "cell": self._run.cell,
+            "number": self._run.number,
+            "path": self._path,
+            "folder": self._folder,
+            "arguments": self._arguments,
+            "environments": self._environments,
+            "hosts": {str(rank): dict(host) for rank, host in self._hosts.items()},
+            "hold": self._run.held,
+        }
+        return self._processes.cluster.tell(ranks, "ddp_notebook.rank.cells.scripts:run", arguments)
+
+    def end(self, controller: RunController) -> CellResult:
+        """How the script ended, with a diagnosis; its ranks have the session's group again."""
+        run = self._run
         result = run.result()
-        found = Diagnosis() if run.interrupted else diagnose_run(script_run.look())
-        if found.wrong:
-            result = replace(result, diagnosis=found)
+        diagnosis = Diagnosis() if controller.given_up else diagnose_run(controller.look())
+        if diagnosis.wrong:
+            result = replace(result, diagnosis=diagnosis)
             if isinstance(result.error, CellFailed):
-                result.error.diagnosis = found
+                result.error.diagnosis = diagnosis
         elif result.error is None:
-            result = replace(result, diagnosis=post_run.examine(run, script_run.processes))
-        self.seen_late = run.watchman.seen_late if run.watchman is not None else None
-        with self._freeing:
-            mine = self._script is script_run  # else another verb sets the ranks up
-            self._script = None if mine else self._script
-        if mine:
-            self._back_from_script()
+            checked = post_run.examine(run, controller.cluster, controller.logs)
+            result = replace(result, diagnosis=checked)
+        self._ended(controller)
         return result
 
-    def _back_from_script(self) -> None:
-        """Give the ranks back the session's own group, which the script took the place of."""
-        processes, bringup = self._processes, self._bringup
-        if processes is None or bringup is None or self.record.snapshot.ended:
-            return
-        processes.close_lab()
-        if not self.record.snapshot.with_status(Status.DEAD, Status.RUNNING):
-            self._set_up(replace(processes.options, settings={}, step=False))
+
+def find_script(path: str) -> Path:
+    """The script, as an absolute path. Raises UsageMistake when there is none."""
+    script = Path(path).expanduser()
+    if not script.is_file():
+        near = sorted(file.name for file in Path.cwd().glob("*.py"))[:5]
+        here = f" Here are: {', '.join(near)}." if near else ""
+        raise UsageMistake(f"There is no script {path!r} in {Path.cwd()}.{here}")
+    return script.resolve()
+
+
+def sources_of(script: Path) -> dict[str, str]:
+    """The script and the Python files beside it, by their names; no more than a megabyte."""
+    sources: dict[str, str] = {}
+    left = _SOURCE_BYTES
+    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            size = path.stat().st_size
+            if path.name not in sources and size <= left:
+                left -= size
+                sources[path.name] = path.read_text("utf-8")
+    return sources
+
+
+def environments(
+    ranks: Ranks, address: tuple[str, int], store: str, settings: Mapping[int, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    """What torchrun would set for each rank of a run, and `settings`; by rank as text.
+
+    The ranks of a run are counted from 0, whatever their numbers in the session are.
+    """
+    host, port = address
+    return {
+        str(rank): {
+            "RANK": str(index),
+            "LOCAL_RANK": str(index),
+            "WORLD_SIZE": str(len(ranks)),
+            "LOCAL_WORLD_SIZE": str(len(ranks)),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(True) if store == "session" else "",
+            **settings.get(rank, {}),
+        }
+        for index, rank in enumerate(ranks)
+    }

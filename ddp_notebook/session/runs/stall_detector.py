@@ -1,35 +1,15 @@
-"""Asks the ranks what they know, and decides whether a set-up that does not get on is stuck."""
+"""Decides whether ranks that wait are stuck: two looks in a row agree, and no rank computes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
 
 from ddp_notebook.diagnosis import progress
 from ddp_notebook.diagnosis.diagnose import diagnose_run
-from ddp_notebook.model import (
-    Activity,
-    Case,
-    Category,
-    Collectives,
-    Diagnosis,
-    Finding,
-    Probe,
-    RankReport,
-    Ranks,
-    Snapshot,
-    Status,
-    evidence_from_json,
-)
-from ddp_notebook.session.processes.unresponsive import silent
+from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
 
-if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
-
-ASK_TIMEOUT_S = 1.0
 LOOK_AFTER_S = 0.6
 """How long somebody must have waited before it is worth a look."""
 LOOK_EVERY_S = 0.45
@@ -54,86 +34,7 @@ UNDECIDED_AFTER_S = 30.0
 """After so long without any change a stop that no rule explains is shown as it is."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """What the launcher told the ranks: where to meet, and who hosts the store."""
-
-    values: Mapping[str, str] = field(default_factory=dict)
-    store_host: int | None = None
-    store_alive: Callable[[], bool] = lambda: True
-
-
-def gather(
-    cluster: RankCluster,
-    snapshot: Snapshot,
-    told: Told,
-    ranks_of_run: Ranks | None = None,
-    asked: Callable[[], Ranks] = tuple,
-    collectives: Callable[[], Collectives] = Collectives,
-    sources: Mapping[str, str] = MappingProxyType({}),
-) -> Case:
-    """The evidence of the ranks (all by default), of dead and silent ones what the record has.
-
-    `asked` are the ranks that have something to do: one that does nothing has not begun yet,
-    and what it knows is of an earlier set-up.
-    """
-    states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
-    dead = {state.rank: state for state in states if state.status is Status.DEAD}
-    alive = tuple(state.rank for state in states if state.rank not in dead)
-    answers = cluster.ask(alive, "evidence", ASK_TIMEOUT_S)
-    to_do = asked()
-    ranks = []
-    for state in states:
-        if state.rank in dead:
-            evidence = RankReport(
-                state.rank,
-                Activity.DEAD,
-                exit_code=state.exit_code,
-                last_words=state.last_words,
-            )
-        elif (answer := answers.get(state.rank, {})) and "error" in answer:
-            doing = f"its observer failed: {answer['error']}"
-            evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
-        elif answer:
-            evidence = evidence_from_json(answer)
-            if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
-                evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
-        else:
-            evidence = silent(state)
-        ranks.append(evidence)
-    return Case(
-        with_reach(cluster, ranks),
-        dict(told.values),
-        told.store_host,
-        store_alive=told.store_alive(),
-        collectives=collectives(),
-        sources=sources,
-    )
-
-
-def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """`ranks`, those that connect to each other across hosts with whom of them they reach.
-
-    Asked in a second step: only now it is known where each of them listens.
-    """
-    connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
-    if len({e.network for e in connecting}) < 2:
-        return tuple(ranks)
-    targets = [
-        each
-        for e in connecting
-        for each in e.listens
-        if not each.startswith(("127.", "::1:"))  # on another host that is another place
-    ]
-    asked = tuple(e.rank for e in connecting)
-    answers = cluster.ask(asked, "reach", ASK_TIMEOUT_S, {"targets": targets})
-    return tuple(
-        replace(e, reach=tuple(Probe(**each) for each in answers.get(e.rank, {}).get("reach", ())))
-        for e in ranks
-    )
-
-
-class Watchman:
+class StallDetector:
     """Looks again and again at ranks that wait, and says when they will not get on by themselves.
 
     `look` gives the case as it is. A finding counts when two looks in a row agree on it and

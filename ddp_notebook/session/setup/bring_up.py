@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.diagnosis import setup_rules
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.launch.timeouts import stretched
-from ddp_notebook.model import (
-    Case,
-    Diagnosis,
-    Ranks,
-    Stage,
-    StageFailed,
-    Status,
-    name_ranks,
-)
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status, name_ranks
 from ddp_notebook.session.options import Settings
-from ddp_notebook.session.processes.processes import Processes
 from ddp_notebook.session.processes.unresponsive import process_of
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.runs.stall_detector import Told, Watchman, gather
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.session.runs.gather import LaunchParameters, gather
+from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.state.descriptions import exit_text
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.processes.processes import Processes
 
 _STAGES = "ddp_notebook.rank.setup.stages"
 _FREE_WITHIN_S = 2.0
@@ -44,7 +39,7 @@ class BringUp:
         self.processes = processes
         self.record = record
         self.generation = 0
-        self.told = Told()
+        self.launch = LaunchParameters()
         self.store = "session"
         self.settings: Settings = {}
         """What this set-up changes on single ranks."""
@@ -118,7 +113,7 @@ class BringUp:
             scheme = "tcp" if options.init_method == "tcp" else "env"
             text = f"{scheme}://{host}:{port}"
             values |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-        self.told = Told(
+        self.launch = LaunchParameters(
             values,
             0 if self.store == "rank0" and options.init_method != "file" else None,
             lambda: self.store == "rank0" or self.processes.store_alive,
@@ -130,7 +125,7 @@ class BringUp:
         )
 
     def _await_end(self, interrupted: Callable[[], bool]) -> None:
-        watchman = Watchman(self.look)
+        detector = StallDetector(self.look)
 
         def decided() -> bool:
             statuses = {state.status for state in self.record.snapshot.ranks}
@@ -142,7 +137,7 @@ class BringUp:
             self._report_crashed_calls()
             if self.record.snapshot.with_status(Status.DEAD) or self._all_settled():
                 break
-            if (diagnosis := watchman.turn()) is not None:
+            if (diagnosis := detector.turn()) is not None:
                 raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
             if interrupted():
                 raise KeyboardInterrupt
@@ -237,7 +232,7 @@ class BringUp:
     def look(self) -> Case:
         """The case as it is."""
         return gather(
-            self.processes.cluster, self.record.snapshot, self.told, asked=self._still_asked
+            self.processes.cluster, self.record.snapshot, self.launch, asked=self._still_asked
         )
 
     def _still_asked(self) -> Ranks:
@@ -271,15 +266,15 @@ class BringUp:
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
         # A call can be known to have ended before the rank's own word of it has arrived.
-        self.record.wait_for(lambda: not self._inside(ranks, left), stretched(_LAST_WORD_S))
+        self.record.wait_for(lambda: not self._inside(ranks, left), scaled_for_load(_LAST_WORD_S))
         self.record.lose_group()
         return left
 
     def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
         """How long to wait for ranks that are to come out; not for what cannot hear, or move."""
         if heard.intersection(ranks):
-            return stretched(_FREE_WITHIN_S)
-        return 0.0 if self.stopped(ranks) == ranks else stretched(_HEARD_WITHIN_S)
+            return scaled_for_load(_FREE_WITHIN_S)
+        return 0.0 if self.stopped(ranks) == ranks else scaled_for_load(_HEARD_WITHIN_S)
 
     def stopped(self, ranks: Ranks) -> Ranks:
         """Those whose process is stopped: whatever they are in, they do not come out of it."""

@@ -1,38 +1,115 @@
-"""One step of set-up: send paused ranks on and wait until each arrived, or waits for others."""
+"""Steps paused ranks: one stage of set-up or of DDP's construction, or one collective."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_ranks
+from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.runs import collective_steps
+from ddp_notebook.session.runs.collective_steps import END
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.state.setup_table import step_table
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.controller import RunController
+    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.tools.ddp_construction import DdpConstruction, Wrap
 
 _SETTLED_S = 0.5
 """A rank that has waited so long in a stage will not arrive in this step."""
 
 
+class Stepping:
+    """One verb moves whatever is paused."""
+
+    def __init__(
+        self, record: Record, runs: RunRegistry, set_up: SetUp, construction: DdpConstruction
+    ) -> None:
+        self._record = record
+        self._runs = runs
+        self._set_up = set_up
+        self._construction = construction
+
+    def step(self, ranks: Ranks | None = None, to: str | None = None) -> StepTable:
+        """`Session.step`."""
+        bring_up = self._set_up.need("%ddp_step")
+        if ranks is not None:
+            check_ranks(ranks, self._record.snapshot)
+        current, half_way = self._runs.current, self._set_up.half_way
+        if current is not None and current.run.held and not (current.run.done and half_way):
+            return self._step_collective(current, ranks, to)
+        if current is not None and current.run.pending and not half_way:
+            raise UsageMistake(
+                f"{current.run.heading} runs freely on {name_ranks(current.run.pending)}: it does "
+                "not pause before collectives. From its beginning it can: "
+                "%%ddp --step collective, %ddp_run --step collective train.py"
+            )
+        if self._construction.latest is not None and not half_way:
+            return _step_construction(self._construction.latest, ranks, to)
+        stages = {stage.value: stage for stage in Stage} | {END: Stage.VERIFIED}
+        if to is not None and to not in stages:
+            raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
+        with noted() as interrupted:
+            return step(bring_up, ranks, stages[to] if to else None, interrupted)
+
+    def _step_collective(
+        self, current: RunController, ranks: Ranks | None, to: str | None
+    ) -> StepTable:
+        with noted() as interrupted:
+            made = collective_steps.step(
+                current.run, current.cluster, current.logs, self._record, ranks, to, interrupted
+            )
+            self._runs.await_released()
+            return made
+
+    def table(self) -> StepTable:
+        """`Session.step_table`."""
+        return table(self._set_up.need("%ddp_step"))
+
+
+def _step_construction(wrapping: Wrap, ranks: Ranks | None, to: str | None) -> StepTable:
+    if wrapping.stage is None:
+        raise UsageMistake(
+            "There is nothing to step: set-up and %ddp_wrap are complete. The buckets "
+            "after a training step: %ddp_wrap --buckets"
+        )
+    if ranks is not None:
+        raise UsageMistake("A stage of %ddp_wrap takes every rank: type %ddp_step")
+    stages = {stage.value: stage for stage in WrapStage} | {END: WrapStage.REDUCER}
+    if to is not None and to not in stages:
+        raise UsageMistake(
+            f"{wrapping.name} is being wrapped: --to is one of {', '.join(stages)}, not {to!r}."
+        )
+    return wrapping.step(stages[to] if to is not None else None)
+
+
 def step(
-    bringup: BringUp, ranks: Ranks | None, to: Stage | None, interrupted: Callable[[], bool]
+    bring_up: BringUp, ranks: Ranks | None, to: Stage | None, interrupted: Callable[[], bool]
 ) -> StepTable:
     """Move paused ranks on. Raises UsageMistake when none of them can be moved."""
-    moving = _short_of(bringup, ranks, None)
+    moving = _short_of(bring_up, ranks, None)
     if not moving:
-        raise UsageMistake(_why_not(bringup, ranks))
+        raise UsageMistake(_why_not(bring_up, ranks))
     while moving and not interrupted():
-        bringup.send_on(moving, to)
-        _await_arrival(bringup, moving, interrupted)
+        bring_up.send_on(moving, to)
+        _await_arrival(bring_up, moving, interrupted)
         # Ranks that waited for these when the step began have arrived somewhere on the way.
-        moving = _short_of(bringup, ranks, to) if to is not None else ()
-    return table(bringup)
+        moving = _short_of(bring_up, ranks, to) if to is not None else ()
+    return table(bring_up)
 
 
-def _short_of(bringup: BringUp, ranks: Ranks | None, to: Stage | None) -> Ranks:
+def _short_of(bring_up: BringUp, ranks: Ranks | None, to: Stage | None) -> Ranks:
     """The paused ranks, of `ranks` (None: of all), that have not passed `to` (None: any stage)."""
-    snapshot = bringup.record.snapshot
+    snapshot = bring_up.record.snapshot
     return tuple(
         rank
         for rank in snapshot.with_status(Status.PAUSED)
@@ -41,39 +118,39 @@ def _short_of(bringup: BringUp, ranks: Ranks | None, to: Stage | None) -> Ranks:
     )
 
 
-def table(bringup: BringUp) -> StepTable:
+def table(bring_up: BringUp) -> StepTable:
     """Where all ranks stand, with who hosts the store and whose keys are in it."""
-    made = step_table(bringup.record.snapshot, bringup.store)
-    return replace(made, details=(*_the_store(bringup), *made.details))
+    made = step_table(bring_up.record.snapshot, bring_up.store)
+    return replace(made, details=(*_the_store(bring_up), *made.details))
 
 
-def _the_store(bringup: BringUp) -> tuple[str, ...]:
-    address = bringup.told.values.get("MASTER_ADDR", "")
+def _the_store(bring_up: BringUp) -> tuple[str, ...]:
+    address = bring_up.launch.values.get("MASTER_ADDR", "")
     if not address:
         return ()
-    port, keeper = bringup.told.values["MASTER_PORT"], bringup.processes.keeper_pid
-    host = "rank 0" if bringup.store == "rank0" else f"the session (pid {keeper})"
+    port, pid = bring_up.launch.values["MASTER_PORT"], bring_up.processes.store_pid
+    host = "rank 0" if bring_up.store == "rank0" else f"the session (pid {pid})"
     joined = [
         s.rank
-        for s in bringup.record.snapshot.ranks
+        for s in bring_up.record.snapshot.ranks
         if Stage.RENDEZVOUS in (s.entering, s.stage)
         or (s.stage is not None and s.stage.number > Stage.RENDEZVOUS.number)
     ]
-    claimed = {bringup.settings.get(rank, {}).get("RANK") or str(rank) for rank in joined}
+    claimed = {bring_up.settings.get(rank, {}).get("RANK") or str(rank) for rank in joined}
     keys = ", ".join(f"join/{rank}" for rank in sorted(claimed)) or "none yet"
     return (f"store: {address}:{port}, hosted by {host}", f"keys of ranks in it: {keys}")
 
 
-def _await_arrival(bringup: BringUp, moving: Ranks, interrupted: Callable[[], bool]) -> None:
+def _await_arrival(bring_up: BringUp, moving: Ranks, interrupted: Callable[[], bool]) -> None:
     """Wait until every rank in motion has arrived, failed, died, or can only wait for others."""
-    record = bringup.record
+    record = bring_up.record
     looked_at: object = None
     since_s = time.monotonic()
 
     def arrived() -> bool:
         states = record.snapshot.ranks
-        inside = [r for r in bringup.everyone if states[r].status is Status.SETTING_UP]
-        return not inside and bringup.answered(moving)
+        inside = [r for r in bring_up.everyone if states[r].status is Status.SETTING_UP]
+        return not inside and bring_up.answered(moving)
 
     while not record.wait_for(arrived, 0.05) and not interrupted():
         states = record.snapshot.ranks
@@ -82,13 +159,13 @@ def _await_arrival(bringup: BringUp, moving: Ranks, interrupted: Callable[[], bo
             looked_at, since_s = picture, time.monotonic()
         elif time.monotonic() - since_s > _SETTLED_S:
             since_s = time.monotonic()
-            case = bringup.look()
+            case = bring_up.look()
             if not case.where(Activity.BUSY):
                 return
 
 
-def _why_not(bringup: BringUp, ranks: Ranks | None) -> str:
-    snapshot = bringup.record.snapshot
+def _why_not(bring_up: BringUp, ranks: Ranks | None) -> str:
+    snapshot = bring_up.record.snapshot
     paused = snapshot.with_status(Status.PAUSED)
     if not paused:
         if snapshot.ready:

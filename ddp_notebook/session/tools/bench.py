@@ -1,4 +1,4 @@
-"""The session's verb that measures what collectives cost."""
+"""Measures what collectives cost, against tensor size, on the ranks that there are."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.summary import Setting, summarise
 from ddp_notebook.errors import DDPError, UsageMistake
-from ddp_notebook.model import Event, Progress, Ranks, format_bytes, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Event,
+    Progress,
+    Ranks,
+    codec,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+)
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
-from ddp_notebook.session.tools.measuring import Measures, Measuring
+from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.setup.set_up import SetUp
 
 _MEMORY_SHARE = 0.5
 """Of what is free: the rest is for the user's own work, and for what the backend takes."""
@@ -51,8 +62,8 @@ class BenchOptions:
                 raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
 
 
-class Gathering:
-    """What ranks said of a run that goes on. From any thread."""
+class PartialResults:
+    """What ranks have measured so far in a benchmark that goes on. From any thread."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.done = 0.0
@@ -62,15 +73,15 @@ class Gathering:
 
     def take(self, events: Sequence[Event]) -> bool:
         """Take in what is of a benchmark; True when there was something."""
-        found = False
+        is_news = False
         for event in events:
             if isinstance(event, Progress) and event.task == "bench" and event.rank in self._visits:
-                found = True
+                is_news = True
                 with self._lock:
                     if event.value:
                         self._visits[event.rank].append(event.value)
                     self.done = max(self.done, event.done / event.total)
-        return found
+        return is_news
 
     def visits(self) -> dict[int, list[Mapping[str, Any]]]:
         """All visits so far, by rank."""
@@ -82,47 +93,36 @@ Watch = Callable[[float, Callable[[], BenchRun]], None]
 """Called with the share that is done, and what gives all that was measured so far."""
 
 
-class BenchVerbs(Measures):
-    """Mixed into `Session`."""
+class Bench:
+    """The collective benchmarks of a session."""
 
-    def _need(self, verb: str) -> Processes:
-        raise NotImplementedError
-
-    if TYPE_CHECKING:
-
-        def _idle(self, ranks: Ranks | None, verb: str) -> Ranks: ...
+    def __init__(
+        self,
+        record: Record,
+        pool: RankPool,
+        runs: RunRegistry,
+        set_up: SetUp,
+        benchmarks: Benchmarks,
+    ) -> None:
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+        self._set_up = set_up
+        self._benchmarks = benchmarks
 
     @property
-    def ready(self) -> bool:
-        """True while there are ranks whose set-up is complete."""
-        raise NotImplementedError
+    def device(self) -> str:
+        """`Session.bench_device`."""
+        return self._pool.need("%ddp_bench").devices.device
 
-    @property
-    def bench_device(self) -> str:
-        """Where the tensors of a benchmark live: cpu, or cuda:0."""
-        return self._need("%ddp_bench").devices.device
-
-    def bench(
+    def run(
         self, plan: Plan, options: BenchOptions | None = None, watch: Watch | None = None
     ) -> BenchResult:
-        """Measure collectives against tensor size, on all ranks or those of `options`.
-
-        The method: ranks are aligned by a barrier before each batch of iterations, every rank
-        stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
-        visited in at least three rounds, each in another order, until the 95 % interval of the
-        median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
-        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
-        sources.
-
-        `watch` is called as it goes, from another thread. After an interrupt, when `measuring` is
-        cancelled, or when a rank dies, what was measured by then is returned and `ended` says why.
-        Raises UsageMistake when it cannot begin, DDPError when it ends before anything was
-        measured.
-        """
+        """`Session.bench`."""
         options = options or BenchOptions()
-        processes = self._need("%ddp_bench")
-        members = self._idle(options.ranks, "%ddp_bench")
-        if not self.ready:
+        processes = self._pool.need("%ddp_bench")
+        members = self._runs.idle(options.ranks, "%ddp_bench")
+        if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         _check_world_sizes(plan, members)
         backend, device = _place(options, processes)
@@ -141,19 +141,19 @@ class BenchVerbs(Measures):
             buckets_bytes=tuple(facts[members[0]]["buckets_bytes"]),
         )
         own = used == _backend_for(device, facts[members[0]]["backend"])
-        with self._measuring(", ".join(plan.ops)) as measuring:
+        with self._benchmarks.measuring(", ".join(plan.ops)) as measuring:
             run = self._measure(processes, setting, "" if own else used, watch, measuring)
         return BenchResult.of(run, options.baseline)
 
     def _facts(
         self, processes: Processes, members: Ranks, device: str
     ) -> dict[int, dict[str, Any]]:
-        said = ask(
-            processes.cluster, self.record, members, f"{_TASKS}:bench_facts", {"device": device}
+        answers = ask(
+            processes.cluster, self._record, members, f"{_TASKS}:bench_facts", {"device": device}
         )
-        if not said.complete:
-            raise UsageMistake(f"%ddp_bench cannot begin: {_why(said, self.record)}.")
-        return said.values
+        if not answers.complete:
+            raise UsageMistake(f"%ddp_bench cannot begin: {_why(answers, self._record)}.")
+        return answers.values
 
     def _measure(
         self,
@@ -164,28 +164,28 @@ class BenchVerbs(Measures):
         measuring: Measuring,
     ) -> BenchRun:
         """Run it on the ranks, and make what came of it into a result."""
-        gathering = Gathering(setting.ranks)
+        partial = PartialResults(setting.ranks)
 
         def so_far() -> BenchRun:
-            return summarise(setting, gathering.visits(), {}, fitted=False)
+            return summarise(setting, partial.visits(), {}, fitted=False)
 
-        def heard(events: Sequence[Event]) -> None:
-            if gathering.take(events):
-                measuring.done = gathering.done
+        def take(events: Sequence[Event]) -> None:
+            if partial.take(events):
+                measuring.done = partial.done
                 if watch is not None:
-                    watch(gathering.done, so_far)
+                    watch(partial.done, so_far)
 
         arguments = {
-            "plan": setting.plan.to_json(),
+            "plan": codec.encode(setting.plan),
             "members": list(setting.ranks),
             "backend": backend,
             "device": setting.device,
         }
-        unsubscribe = self.record.subscribe(heard)
+        unsubscribe = self._record.subscribe(take)
         try:
-            said = ask(
+            answers = ask(
                 processes.cluster,
-                self.record,
+                self._record,
                 setting.ranks,
                 f"{_TASKS}:bench",
                 arguments,
@@ -194,38 +194,38 @@ class BenchVerbs(Measures):
             )
         finally:
             unsubscribe()
-        visits = gathering.visits()
-        visits.update({rank: value["visits"] for rank, value in said.values.items()})
-        ended = "" if said.complete else _why(said, self.record)
-        run = summarise(setting, visits, said.values, ended)
+        visits = partial.visits()
+        visits.update({rank: value["visits"] for rank, value in answers.values.items()})
+        ended = "" if answers.complete else _why(answers, self._record)
+        run = summarise(setting, visits, answers.values, ended)
         if not run.curves:
-            raise _nothing(said, ended)
+            raise _nothing(answers, ended)
         return run
 
 
-def _nothing(said: Answers, ended: str) -> DDPError:
+def _nothing(answers: Answers, ended: str) -> DDPError:
     """What to raise when there is no size to show."""
-    if said.failed and not said.dead and not said.interrupted and not said.pending:
+    if answers.failed and not answers.dead and not answers.interrupted and not answers.pending:
         return UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
     return DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
 
 
-def _why(said: Answers, record: Record) -> str:
+def _why(answers: Answers, record: Record) -> str:
     """Why a run was cut short, and what to do about it."""
     parts = []
-    for rank, code in said.dead.items():
+    for rank, code in answers.dead.items():
         parts.append(f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}")
     texts: dict[str, list[int]] = {}
-    for rank, failure in said.failed.items():
+    for rank, failure in answers.failed.items():
         texts.setdefault(failure.text, []).append(rank)
-    if not said.dead:  # else what the others say is only that their peer is gone
+    if not answers.dead:  # else what the others say is only that their peer is gone
         parts += [f"{name_ranks(ranks)}: {text}" for text, ranks in texts.items()]
-    if said.interrupted:
+    if answers.interrupted:
         parts.append("it was interrupted")
-    if said.pending:
+    if answers.pending:
         parts.append(
-            f"{name_ranks(said.pending)} still in a collective: %ddp_abort, or with new processes "
-            f"%ddp_restart --ranks {format_ranks(said.pending)}"
+            f"{name_ranks(answers.pending)} still in a collective: %ddp_abort, or with new "
+            f"processes %ddp_restart --ranks {format_ranks(answers.pending)}"
         )
     return "; ".join(parts)
 

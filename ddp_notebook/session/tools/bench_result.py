@@ -12,7 +12,7 @@ from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.results import BenchRun, CurveChange
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import codec
-from ddp_notebook.model.codec import Misfit
+from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.views.bench import export as bench_export
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class BenchResult(BenchRun):
                 f"ddp_notebook reads version {VERSION}."
             )
         try:
-            return cls.of(codec.from_json(BenchRun, wire["run"]))
-        except (Misfit, KeyError, TypeError, ValueError) as error:
+            return cls.of(codec.decode(BenchRun, wire["run"]))
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise UsageMistake(f"{source} is damaged: {error}.") from None
 
     def compared(self) -> tuple[CurveChange, ...]:
@@ -104,7 +104,7 @@ class BenchResult(BenchRun):
         """
         run = self if samples else _without_samples(self)
         text = json.dumps(
-            {"kind": KIND, "version": VERSION, "run": codec.to_json(run)}, allow_nan=False
+            {"kind": KIND, "version": VERSION, "run": codec.encode(run)}, allow_nan=False
         )
         return _written(text, path)
 

@@ -1,4 +1,4 @@
-"""The session's verb for training steps: where their time goes, on the ranks that there are."""
+"""Measures training steps: where their time goes, on the ranks that there are."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from ddp_notebook.bench.steps.plan import Memory, StepPlan
 from ddp_notebook.bench.steps.results import Prediction, StepBenchResult
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
-from ddp_notebook.launch.timeouts import stretched
-from ddp_notebook.model import Board, Event, Progress, Ranks, Status, format_ranks, name_ranks
-from ddp_notebook.model.ddp import fingerprint_from_json
-from ddp_notebook.session.guards import check_name, idle_ranks
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Event, Progress, Ranks, Status, codec, format_ranks, name_ranks
+from ddp_notebook.model.ddp import Fingerprint
+from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import cores
 from ddp_notebook.session.queries import Answers, ask
-from ddp_notebook.session.tools.measuring import Measures, Measuring
-from ddp_notebook.state.board import exit_text
+from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.setup.set_up import SetUp
 
-_AGENT = "ddp_notebook.rank.bench.steps_task"
+_RANK_TASK = "ddp_notebook.rank.bench.steps_task"
 _TASK = "steps"
 _STOP_WITHIN_S = 15.0
 """How long interrupted ranks may take to finish the steps that they are in."""
@@ -37,37 +41,37 @@ Watch = Callable[[float, Callable[[], StepBenchResult]], None]
 """Told what share is done, 0 to 1, and what gives the points there are by then."""
 
 
-class StepBenchVerbs(Measures):
-    """Mixed into `Session`."""
+class StepBench:
+    """The benchmarks of training steps of a session."""
 
-    def _need(self, verb: str) -> Processes:
-        raise NotImplementedError
+    def __init__(
+        self,
+        record: Record,
+        pool: RankPool,
+        runs: RunRegistry,
+        set_up: SetUp,
+        benchmarks: Benchmarks,
+    ) -> None:
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+        self._set_up = set_up
+        self._benchmarks = benchmarks
 
-    def abort(self, ranks: Ranks | None = None) -> Board:
-        """Free ranks that are blocked."""
-        raise NotImplementedError
-
-    def bench_steps(
+    def run(
         self,
         plan: StepPlan,
         *,
         predict_for: int | None = None,
         watch: Watch | None = None,
     ) -> StepBenchResult:
-        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
-
-        With `predict_for` steps at that many ranks are worked out too. What was measured is
-        kept when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
-        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
-        its loss or data cannot be used, differ between ranks or do not fit into memory;
-        CellInterrupted and DDPError when nothing was measured.
-        """
-        processes = self._need("%ddp_bench")
-        members = idle_ranks(None, "%ddp_bench", self.record.snapshot)
+        """`Session.bench_steps`."""
+        processes = self._pool.need("%ddp_bench")
+        members = self._runs.idle(None, "%ddp_bench")
         for name in (plan.model, plan.loss, plan.data):
             if name:
                 check_name(name)
-        with self._measuring(f"training steps of {plan.model}") as measuring:
+        with self._benchmarks.measuring(f"training steps of {plan.model}") as measuring:
             prepared = self._prepare(processes, members, plan, measuring)
             try:
                 batches = _usable(prepared, plan)
@@ -75,18 +79,18 @@ class StepBenchVerbs(Measures):
                 self._ask(processes, members, "forget", {})
                 raise
             about = _about(prepared[members[0]], len(members))
-            heard = _Heard(members, watch, measuring, about)
-            unsubscribe = self.record.subscribe(heard.take)
+            partial = _PartialResults(members, watch, measuring, about)
+            unsubscribe = self._record.subscribe(partial.take)
             try:
-                told = {"batches": batches, "alone": not _communicates(prepared)}
-                answers = self._ask(processes, members, "measure", told, measuring.cancelled)
-                problem = self._end(answers, heard)
+                arguments = {"batches": batches, "alone": not _communicates(prepared)}
+                answers = self._ask(processes, members, "measure", arguments, measuring.cancelled)
+                problem = self._end(answers, partial)
             finally:
                 unsubscribe()
         notes = (*about.notes, *_left_out(prepared, plan, batches))
         result = stats.summarise(
             replace(about, notes=notes, problem=problem),
-            [heard.blocks[rank] for rank in members],
+            [partial.blocks[rank] for rank in members],
             rounds=plan.rounds,
         )
         if not result.points:
@@ -99,12 +103,12 @@ class StepBenchVerbs(Measures):
     def _prepare(
         self, processes: Processes, members: Ranks, plan: StepPlan, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
-        arguments = {"plan": plan.to_json(), "device": processes.devices.device}
+        arguments = {"plan": codec.encode(plan), "device": processes.devices.device}
         answers = self._ask(processes, members, "prepare", arguments, measuring.cancelled)
         if answers.complete:
             return answers.values
         if answers.pending:
-            self.abort(answers.pending)
+            self._set_up.abort(answers.pending)
         if answers.interrupted:
             raise CellInterrupted("The benchmark was interrupted; nothing was measured.", ())
         texts: dict[str, list[int]] = {}
@@ -125,20 +129,20 @@ class StepBenchVerbs(Measures):
     ) -> Answers:
         return ask(
             processes.cluster,
-            self.record,
+            self._record,
             members,
-            f"{_AGENT}:{function}",
+            f"{_RANK_TASK}:{function}",
             arguments,
             cancelled=cancelled,
             interrupt_grace_s=_STOP_WITHIN_S,
         )
 
-    def _end(self, answers: Answers, heard: _Heard) -> str:
+    def _end(self, answers: Answers, partial: _PartialResults) -> str:
         """How it ended, in words, empty when well; the ranks can go on working after it."""
         if answers.complete:
             # The last word of a rank travels apart from its answer.
             blocks = {rank: each["blocks"] for rank, each in answers.values.items()}
-            self.record.wait_for(lambda: heard.has(blocks), _LAST_WORD_S)
+            self._record.wait_for(lambda: partial.has(blocks), _LAST_WORD_S)
             return ""
         self._see_dead(answers)
         how = _how(answers)
@@ -146,7 +150,7 @@ class StepBenchVerbs(Measures):
             return how
         try:
             # A rank that failed left the others in the middle of something.
-            self.abort(answers.pending or None)
+            self._set_up.abort(answers.pending or None)
         except DDPError as error:
             return f"{how} The ranks could not be set up again: {error}"
         if answers.dead:
@@ -157,17 +161,18 @@ class StepBenchVerbs(Measures):
         """Count a rank as dead whose end is known only now: its peers notice it in a moment."""
         if not answers.failed or not answers.pending:
             return
-        self.record.wait_for(
-            lambda: bool(self.record.snapshot.with_status(Status.DEAD)), stretched(_DEATH_KNOWN_S)
+        self._record.wait_for(
+            lambda: bool(self._record.snapshot.with_status(Status.DEAD)),
+            scaled_for_load(_DEATH_KNOWN_S),
         )
-        for rank in self.record.snapshot.with_status(Status.DEAD):
+        for rank in self._record.snapshot.with_status(Status.DEAD):
             if rank in answers.pending:
-                answers.dead[rank] = self.record.snapshot.ranks[rank].exit_code or 0
+                answers.dead[rank] = self._record.snapshot.ranks[rank].exit_code or 0
         answers.pending = tuple(rank for rank in answers.pending if rank not in answers.dead)
 
 
-class _Heard:
-    """What the ranks told of their blocks."""
+class _PartialResults:
+    """The blocks that the ranks have measured so far."""
 
     def __init__(
         self, members: Ranks, watch: Watch | None, measuring: Measuring, about: StepBenchResult
@@ -214,7 +219,7 @@ def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
     """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
-    models = {rank: fingerprint_from_json(each["contents"]) for rank, each in prepared.items()}
+    models = {rank: codec.decode(Fingerprint, each["contents"]) for rank, each in prepared.items()}
     findings = params.compare(models, plan.model)
     if findings:
         raise UsageMistake(

@@ -20,6 +20,7 @@ from ddp_notebook.model import (
     Status,
     StepRow,
     StepTable,
+    codec,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -27,12 +28,9 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import (
     BucketPlan,
     Fingerprint,
+    Reduction,
     Synced,
     WrapStage,
-    fingerprint_from_json,
-    plan_from_json,
-    reduction_from_json,
-    synced_from_json,
 )
 from ddp_notebook.session.guards import check_name, idle_ranks
 from ddp_notebook.session.interrupts import noted
@@ -41,6 +39,8 @@ from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.runs.registry import RunRegistry
 
 _AGENT = "ddp_notebook.rank.training.ddp"
 _SETTLE_S = 10.0
@@ -70,8 +70,26 @@ class WrapOptions:
             check_name(self.target)
 
 
+class DdpConstruction:
+    """The models of a session that are taken through DDP's construction, one after another."""
+
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+        self.latest: Wrap | None = None
+        """The last model that was taken through it."""
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+
+    def wrap(self, name: str, options: WrapOptions) -> Wrap:
+        """`Session.wrap`."""
+        cluster = self._pool.need("%ddp_wrap").cluster
+        self._runs.idle(None, "%ddp_wrap")
+        self.latest = wrap(cluster, self._record, None, name, options, self.latest)
+        return self.latest
+
+
 class _Stopped(Exception):
-    """A stage was not passed: whose doing it is, and how each rank stands. Stays in this file."""
+    """A stage was not passed: the findings, and how each rank stands. Stays in this file."""
 
     def __init__(self, findings: tuple[Finding, ...], rows: tuple[StepRow, ...]) -> None:
         super().__init__(findings)
@@ -281,7 +299,7 @@ class Wrap:
         """Compare the models as values: ranks that differ must not begin a collective."""
         hashed = stage is WrapStage.REDUCER  # which itself does not send values again
         answers = self._ask("fingerprint", stage, {"hashed": hashed})
-        models = {rank: fingerprint_from_json(each) for rank, each in answers.items()}
+        models = {rank: codec.decode(Fingerprint, each) for rank, each in answers.items()}
         hashes = {rank: tuple(each["hashes"]) for rank, each in answers.items()}
         findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
         if findings:
@@ -293,7 +311,7 @@ class Wrap:
 
     def _broadcast(self) -> dict[int, str]:
         answers = self._ask("broadcast", WrapStage.BROADCAST)
-        synced: dict[int, Synced] = {r: synced_from_json(each) for r, each in answers.items()}
+        synced = {r: codec.decode(Synced, each) for r, each in answers.items()}
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
@@ -314,7 +332,7 @@ class Wrap:
 
     def _make_buckets(self) -> dict[int, str]:
         answers = self._ask("buckets", WrapStage.BUCKETS, self._ddp_options)
-        plans: dict[int, BucketPlan] = {r: plan_from_json(each) for r, each in answers.items()}
+        plans = {r: codec.decode(BucketPlan, each) for r, each in answers.items()}
         findings = params.other_buckets(plans, self.name)
         if findings:
             raise _Stopped(
@@ -368,7 +386,7 @@ class Wrap:
 
     def _show_reduction(self) -> None:
         answers = self._ask("reduction")
-        known = {rank: reduction_from_json(each) for rank, each in answers.items()}
+        known = {rank: codec.decode(Reduction, each) for rank, each in answers.items()}
         step = known[self.ranks[0]].steps
         text = f"as DDP noted it in step {step}" if step else "no step yet"
         self._details = list(ddp_construction.reduction_lines(known, self.name))

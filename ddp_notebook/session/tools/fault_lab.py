@@ -7,57 +7,180 @@ import difflib
 import socket
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from dataclasses import replace as changed
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts, job_path
+from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.launch.labhosts import INTERFACE
 from ddp_notebook.model import Diagnosis
-from ddp_notebook.session.processes import lab_hosts
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.session import Session
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.cells import Cells
+    from ddp_notebook.session.runs.scripts import Scripts
+    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 
 FIRST_NAME = "lab-0"
 """The host with rank 0."""
-_MODEL = """
-import torch
-class Net(torch.nn.Module):
-    def __init__(self, variant):
-        super().__init__()
-        if variant == "order":
-            self.second, self.first = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
-        else:
-            self.first, self.second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 8)
-        if variant == "shape":
-            self.first = torch.nn.Linear(8, 5)
-        if variant == "dtype":
-            self.second = self.second.half()
-        if variant == "number":
-            self.third = torch.nn.Linear(8, 2)
-        if variant == "buffers":
-            self.register_buffer("seen", torch.zeros(1))
-model = Net({variant!r} if rank == 1 else "")
-"""
 
 
 @dataclass(frozen=True)
 class FaultResult:
-    """What came of a fault, or of its repair.
+    """How a fault ended, or its repair.
 
-    `error` is how the set-up ended, empty when it came to its end. `diagnosis` is what was
-    found; None when nothing had to be.
+    `error` is how set-up failed, empty when it succeeded. `diagnosis` is what was found; None
+    when nothing was to be found.
     """
 
     fault: Fault
     diagnosis: Diagnosis | None
     error: str = ""
     repaired: bool = False
+
+
+Started = Callable[[CellRun], None]
+"""Called with a run once it has begun."""
+
+
+class FaultLab:
+    """Injects faults into the set-up of a session's ranks, and repairs them."""
+
+    def __init__(
+        self,
+        record: Record,
+        pool: RankPool,
+        set_up: SetUp,
+        cells: Cells,
+        scripts: Scripts,
+        construction: DdpConstruction,
+    ) -> None:
+        self._record = record
+        self._pool = pool
+        self._set_up = set_up
+        self._cells = cells
+        self._scripts = scripts
+        self._construction = construction
+        self._last: Fault | None = None
+
+    def fault(self, name: str, started: Started | None = None) -> FaultResult:
+        """`Session.fault`."""
+        self._pool.need("%ddp_fault")
+        fault = find(name)
+        if fault.kind is Kind.HOSTS:
+            check_hosts()
+        self._set_up.make_ready()
+        if self._world_size < fault.min_ranks:
+            raise UsageMistake(
+                f"{fault.name} needs {fault.min_ranks} ranks, and there are {self._world_size}. "
+                f"%ddp_shutdown, then %ddp_init --world-size {fault.min_ranks}"
+            )
+        result = self._run(fault, True, started)
+        self._last = fault
+        return result
+
+    def repair(self, started: Started | None = None) -> FaultResult:
+        """`Session.repair`."""
+        self._pool.need("%ddp_fault")
+        if self._last is None:
+            raise UsageMistake("There is nothing to repair: inject a fault first, %ddp_fault NAME")
+        self._set_up.make_ready()
+        return self._run(self._last, False, started)
+
+    @property
+    def _world_size(self) -> int:
+        return self._record.snapshot.world_size
+
+    def _run(self, fault: Fault, faulty: bool, started: Started | None) -> FaultResult:
+        """Run set-up, a script or a cell with the fault in it, or without it."""
+        run = {
+            Kind.SETTINGS: self._settings,
+            Kind.SCRIPT: self._script,
+            Kind.HOSTS: self._on_two_hosts,
+            Kind.MODEL: self._model,
+        }[fault.kind]
+        try:
+            diagnosis = run(fault, faulty, started)
+        except (CellFailed, SetupFailed, Stuck) as error:
+            return FaultResult(fault, error.diagnosis, str(error), not faulty)
+        return FaultResult(fault, diagnosis, "", not faulty)
+
+    def _settings(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
+        options = self._set_up.as_before()
+        if not faulty:
+            self._set_up.set_up(options)
+            return None
+        with self._values(fault) as settings:
+            self._set_up.set_up(replace(options, settings=settings, store=fault.store))
+        return None
+
+    @contextlib.contextmanager
+    def _values(self, fault: Fault) -> Iterator[dict[int, dict[str, str]]]:
+        """The fault's settings for each rank, with ports that are as they say meanwhile."""
+        host = self._pool.need("%ddp_fault").options.master_addr
+        with socket.create_server((host, 0)) as taken:
+            made: dict[int, dict[str, str]] = {}
+            for index, values in fault.settings.items():
+                for rank in range(self._world_size) if index < 0 else (index,):
+                    known = {
+                        "held_port": taken.getsockname()[1],
+                        "free_port": free_port(host),
+                        "world_size": self._world_size,
+                    }
+                    filled = {name: text.format(**known) for name, text in values.items()}
+                    made.setdefault(rank, {}).update(filled)
+            yield made
+
+    def _script(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
+        result = self._scripts.run(
+            str(job_path(fault.job)),
+            store=fault.store,
+            settings={rank: {"DDP_FAULT": str(int(faulty))} for rank in range(self._world_size)},
+            started=started,
+        )
+        result.raise_for_error()
+        if result.diagnosis is not None:
+            return result.diagnosis
+        return self._scripts.seen_late if faulty and fault.passes else None
+
+    def _on_two_hosts(
+        self, fault: Fault, faulty: bool, started: Started | None
+    ) -> Diagnosis | None:
+        processes = self._pool.need("%ddp_fault")
+        hosts = fault.hosts if faulty else TwoHosts()
+        port = free_port(processes.options.master_addr)
+        placed = processes.open_lab((FIRST_NAME, hosts.name), hosts.drops, port)
+        settings = {
+            rank: {"GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE} for rank in placed.hosts
+        }
+        for index, values in fault.settings.items() if faulty else ():
+            for rank in placed.hosts if index < 0 else (index,):
+                settings[rank].update(values)
+        result = self._scripts.run(
+            str(job_path(fault.job)),
+            store=fault.store,
+            settings=settings,
+            started=started,
+            placed=placed,
+        )
+        result.raise_for_error()
+        return result.diagnosis
+
+    def _model(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
+        if self._set_up.half_way:
+            self._set_up.set_up(self._set_up.as_before())
+        self._cells.run(fault.model_source(faulty=faulty), started=started).raise_for_error()
+        wrapping = self._construction.wrap("model", WrapOptions())
+        if wrapping.diagnosis is not None and wrapping.diagnosis.findings:
+            if not faulty:
+                raise DDPError(wrapping.diagnosis.headline)
+            return wrapping.diagnosis
+        return None
 
 
 def find(name: str) -> Fault:
@@ -69,130 +192,14 @@ def find(name: str) -> Fault:
     raise UsageMistake(f"There is no fault {name!r}.{hint} The list: %ddp_fault")
 
 
-def check(fault: Fault) -> None:
-    """Raises UsageMistake when this machine cannot have the fault."""
-    if fault.kind is Kind.HOSTS:
-        lab_hosts.check()
-
-
-def inject(
-    session: Session, fault: Fault, started: Callable[[CellRun], None] | None = None
-) -> FaultResult:
-    """Run set-up with the fault in it. Raises UsageMistake when there are too few ranks."""
-    world_size = session.record.snapshot.world_size
-    if world_size < fault.min_ranks:
+def check_hosts() -> None:
+    """Raises UsageMistake where the lab cannot have a second host. Changes nothing."""
+    if why := network_namespaces.why_not():
         raise UsageMistake(
-            f"{fault.name} needs {fault.min_ranks} ranks, and there are {world_size}. "
-            f"%ddp_shutdown, then %ddp_init --world-size {fault.min_ranks}"
+            "This fault needs a second host, which the lab makes of network namespaces, and here "
+            f"that does not work: {why}. Start Jupyter as root on Linux, with the capability "
+            "CAP_SYS_ADMIN (docker run --privileged), or try another fault: %ddp_fault"
         )
-    return _play(session, fault, True, started)
-
-
-def repair(
-    session: Session, fault: Fault, started: Callable[[CellRun], None] | None = None
-) -> FaultResult:
-    """Free the ranks, and run the same set-up without the mistake."""
-    session.make_ready()
-    return _play(session, fault, False, started)
-
-
-def _play(
-    session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
-) -> FaultResult:
-    play = {
-        Kind.SETTINGS: _settings,
-        Kind.SCRIPT: _script,
-        Kind.HOSTS: _on_two_hosts,
-        Kind.MODEL: _model,
-    }[fault.kind]
-    try:
-        diagnosis = play(session, fault, faulty, started)
-    except (CellFailed, SetupFailed, Stuck) as error:
-        return FaultResult(fault, error.diagnosis, str(error), not faulty)
-    return FaultResult(fault, diagnosis, "", not faulty)
-
-
-def _settings(
-    session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
-) -> Diagnosis | None:
-    options = changed(session.options, settings={}, step=False)
-    if not faulty:
-        session.set_up(options)
-        return None
-    with _values(session, fault) as settings:
-        session.set_up(changed(options, settings=settings, store=fault.store))
-    return None
-
-
-@contextlib.contextmanager
-def _values(session: Session, fault: Fault) -> Iterator[dict[int, dict[str, str]]]:
-    """The fault's settings for each rank, with ports that are as they say meanwhile."""
-    world_size = session.record.snapshot.world_size
-    host = session.options.master_addr
-    with socket.create_server((host, 0)) as held:
-        made: dict[int, dict[str, str]] = {}
-        for place, values in fault.settings.items():
-            for rank in range(world_size) if place < 0 else (place,):
-                known = {
-                    "held_port": held.getsockname()[1],
-                    "free_port": free_port(host),
-                    "world_size": world_size,
-                }
-                filled = {name: text.format(**known) for name, text in values.items()}
-                made.setdefault(rank, {}).update(filled)
-        yield made
-
-
-def _script(
-    session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
-) -> Diagnosis | None:
-    everyone = range(session.record.snapshot.world_size)
-    result = session.run_script(
-        str(job_path(fault.job)),
-        store=fault.store,
-        settings={rank: {"DDP_FAULT": str(int(faulty))} for rank in everyone},
-        started=started,
-    )
-    result.raise_for_error()
-    if result.diagnosis is not None:
-        return result.diagnosis
-    return session.seen_late if faulty and fault.passes else None
-
-
-def _on_two_hosts(
-    session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
-) -> Diagnosis | None:
-    hosts = fault.hosts if faulty else TwoHosts()
-    port = free_port(session.options.master_addr)
-    placed = session.open_lab((FIRST_NAME, hosts.name), hosts.drops, port)
-    settings = {rank: {"GLOO_SOCKET_IFNAME": INTERFACE} for rank in placed.hosts}
-    for place, values in fault.settings.items() if faulty else ():
-        for rank in placed.hosts if place < 0 else (place,):
-            settings[rank].update(values)
-    result = session.run_script(
-        str(job_path(fault.job)),
-        store=fault.store,
-        settings=settings,
-        started=started,
-        placed=placed,
-    )
-    result.raise_for_error()
-    return result.diagnosis
-
-
-def _model(
-    session: Session, fault: Fault, faulty: bool, started: Callable[[CellRun], None] | None
-) -> Diagnosis | None:
-    if not session.ready:
-        session.set_up(changed(session.options, settings={}, step=False))
-    source = _MODEL.replace("{variant!r}", repr(fault.variant if faulty else ""))
-    session.run_cell(source, started=started).raise_for_error()
-    wrapping = session.wrap("model", WrapOptions())
-    if wrapping.diagnosis is not None and wrapping.diagnosis.findings:
-        if not faulty:
-            raise DDPError(wrapping.diagnosis.headline)
-        return wrapping.diagnosis
-    return None
 
 
 def names() -> list[str]:
@@ -215,13 +222,13 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     if whole and fault.kind is Kind.HOSTS:
         lines += _of_hosts(fault.hosts)
     if whole and fault.kind in (Kind.SETTINGS, Kind.HOSTS):
-        for place, values in fault.settings.items():
-            where = "every rank" if place < 0 else f"rank {place}"
+        for index, values in fault.settings.items():
+            where = "every rank" if index < 0 else f"rank {index}"
             lines += [f"  {where}: {name}={value}" for name, value in values.items()]
     if whole and fault.kind in (Kind.SCRIPT, Kind.HOSTS):
         lines += ["", job_path(fault.job).read_text("utf-8")]
     if whole and fault.kind is Kind.MODEL:
-        lines += ["", _MODEL.replace("{variant!r}", repr(fault.variant)).strip()]
+        lines += ["", fault.model_source(faulty=True).strip()]
     return "\n".join(lines)
 
 

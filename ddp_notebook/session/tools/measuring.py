@@ -1,4 +1,4 @@
-"""The benchmark that goes on: what it measures, how far it is, and how it is cancelled."""
+"""The progress of a benchmark: what it measures, how far it is, and how it is cancelled."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ class Measuring:
         return self._cancelled.is_set()
 
 
-class Measures:
-    """Mixed into `Session`."""
+class Benchmarks:
+    """Which benchmark of a session goes on."""
 
-    record: Record
-    measuring: Measuring | None
-    """The benchmark that goes on, if one does."""
+    def __init__(self, record: Record) -> None:
+        self.current: Measuring | None = None
+        """The benchmark that goes on; None when none does."""
+        self._record = record
 
     @contextmanager
-    def _measuring(self, what: str) -> Iterator[Measuring]:
-        """Within, it is known that a benchmark goes on."""
-        mine = self.measuring = Measuring(what)
-        self.record.add(())
+    def measuring(self, what: str) -> Iterator[Measuring]:
+        """Within, it is known that a benchmark of `what` goes on."""
+        progress = self.current = Measuring(what)
+        self._record.add(())
         try:
-            yield mine
+            yield progress
         finally:
-            if self.measuring is mine:
-                self.measuring = None
-            mine.over.set()
-            self.record.add(())
+            if self.current is progress:
+                self.current = None
+            progress.over.set()
+            self._record.add(())

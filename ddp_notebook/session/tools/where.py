@@ -1,4 +1,4 @@
-"""The session's verb that says where the ranks are."""
+"""Where the ranks are, as one tree of Python stacks; and what software they run on."""
 
 from __future__ import annotations
 
@@ -13,37 +13,32 @@ from ddp_notebook.model import (
     RankState,
     StackTree,
     Status,
-    rank_stack_from_json,
+    codec,
 )
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
-from ddp_notebook.state.board import describe
+from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
 
 _ASK_TIMEOUT_S = 2.0
+_FACTS_TIMEOUT_S = 10.0
 
 
-class Looking:
-    """Mixed into `Session`."""
+class Where:
+    """Looks at the ranks of a session; from any thread, any time."""
 
-    record: Record
-
-    def _need(self, verb: str) -> Processes:
-        raise NotImplementedError
+    def __init__(self, record: Record, pool: RankPool) -> None:
+        self._record = record
+        self._pool = pool
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
-        """The Python stacks of `ranks` (all by default) as one tree. From any thread, any time.
-
-        With `locals`, short texts of the variables in the user's frames. Of ranks that are dead
-        or do not answer within two seconds the tree says what is known. Raises UsageMistake for
-        a rank that does not exist, NoSession, SessionLost.
-        """
-        cluster = self._need("%ddp_where").cluster
-        snapshot = self.record.snapshot
+        """`Session.where`."""
+        cluster = self._pool.need("%ddp_where").cluster
+        snapshot = self._record.snapshot
         members = ranks if ranks is not None else tuple(range(snapshot.world_size))
         check_ranks(members, snapshot)
         states = [snapshot.ranks[rank] for rank in sorted(set(members))]
@@ -52,6 +47,13 @@ class Looking:
         answers = cluster.ask(alive, question, _ASK_TIMEOUT_S)
         stacks = (_stack(state, answers.get(state.rank)) for state in states)
         return stack_tree.merge(stacks, snapshot.world_size)
+
+    def rank_facts(self) -> dict[int, dict[str, Any]]:
+        """`Session.rank_facts`."""
+        cluster = self._pool.need("%ddp_doctor").cluster
+        everyone = tuple(range(self._record.snapshot.world_size))
+        answers = cluster.ask(everyone, "facts", _FACTS_TIMEOUT_S)
+        return {rank: dict(facts) for rank, facts in answers.items() if "error" not in facts}
 
 
 def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
@@ -65,5 +67,5 @@ def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
     if "error" in answer:
         text = f"its observer failed: {answer['error']}"
         return RankStack(state.rank, Doing(Activity.SILENT, text=text))
-    found = rank_stack_from_json(answer)
-    return RankStack(state.rank, found.doing, found.frames)
+    stack = codec.decode(RankStack, answer)
+    return RankStack(state.rank, stack.doing, stack.frames)

@@ -16,10 +16,6 @@ from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve
 
 _NCCL_JSON_VERSION = 2
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
-_NCCL_OPS = {"all_to_all": "alltoall"}
-_REDUCING = ("all_reduce", "reduce_scatter")
-_IN_PLACE = ("all_reduce", "broadcast", "barrier")
-"""What is measured in place; the others have a tensor of their own for what they receive."""
 _BODY_WIDTH = 33
 """Of nccl-tests' columns for one placement."""
 
@@ -75,7 +71,7 @@ def nccl_text(run: BenchRun) -> str:
 
 
 def _nccl_table(run: BenchRun, curve: Curve) -> list[str]:
-    name = f"{_NCCL_OPS.get(curve.op, curve.op)}_perf"
+    name = f"{_nccl_name(curve)}_perf"
     sizes = [p.size_bytes for p in curve.points]
     lines = [
         f"# Collective test starting: {name}",
@@ -114,7 +110,7 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
         f"  {point.wrong:>6}"
     )
     nothing = " " * _BODY_WIDTH
-    places = (nothing, measured) if curve.op in _IN_PLACE else (measured, nothing)
+    places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
     return (
         f"{told['size']:>12}  {told['count']:>12}  {told['type']:>8}  {told['redop']:>6}"
         f"  {told['root']:>6}{''.join(places)}"
@@ -127,13 +123,17 @@ def _width(value: float, width: int) -> str:
     return f"{text:>{width}}"
 
 
+def _nccl_name(curve: Curve) -> str:
+    return curve.operation.nccl_name or curve.op
+
+
 def _nccl_head(curve: Curve, point: BenchPoint) -> dict[str, Any]:
     return {
         "size": point.size_bytes,
         "count": point.count,
         "type": _NCCL_TYPES.get(curve.dtype, curve.dtype),
-        "redop": "sum" if curve.op in _REDUCING else "none",
-        "root": "0" if curve.op == "broadcast" else "-1",
+        "redop": "sum" if curve.operation.reduces else "none",
+        "root": "-1" if curve.operation.root is None else str(curve.operation.root),
     }
 
 
@@ -190,11 +190,11 @@ def nccl_json(run: BenchRun) -> dict[str, Any]:
 
 
 def _nccl_result(curve: Curve, point: BenchPoint) -> dict[str, Any]:
-    place = "in_place" if curve.op in _IN_PLACE else "out_of_place"
+    place = "in_place" if curve.operation.in_place else "out_of_place"
     result = {**_nccl_head(curve, point), place: _by_mean(point)}
     if point.samples is not None:
         result[f"{place}_per_iter"] = _per_iteration(point, point.samples.times_ns)
-    name = f"{_NCCL_OPS.get(curve.op, curve.op)} {curve.world_size} ranks {curve.mode}"
+    name = f"{_nccl_name(curve)} {curve.world_size} ranks {curve.mode}"
     return {**result, "actual_iterations": point.iterations, "experiment_name": name}
 
 

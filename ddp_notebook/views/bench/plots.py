@@ -72,7 +72,7 @@ def _new_figure() -> Figure:
 
 def _against_size(left: Axes, right: Axes, run: BenchRun, baseline: BenchRun | None) -> None:
     """Time on the left, bus bandwidth on the right."""
-    sized = [curve for curve in run.curves if curve.op != "barrier" and curve.points]
+    sized = [curve for curve in run.curves if curve.operation.sized and curve.points]
     kept = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
     left.set_title("Time on the slowest rank: median, 95 % interval")
     right.set_title("Bus bandwidth: what each rank sends")
@@ -239,8 +239,8 @@ def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> N
             _say(axes, "nothing was measured")
         return
     _distributions(left, curve)
-    if curve.op == "barrier":
-        _say(right, "a barrier has no size")
+    if not curve.operation.sized:
+        _say(right, f"{curve.op} has no size")
         return
     for number, rank in enumerate(curve.ranks):
         right.plot(

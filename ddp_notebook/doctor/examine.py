@@ -1,4 +1,4 @@
-"""All checks in order, each with the facts it needs."""
+"""`examine`: makes all checks in order, each with the facts that it needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 
 import psutil
 
-from ddp_notebook.doctor import containers, facts, gpus, machine, network, software, variables
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.doctor import facts, gpus, machine, network, software, variables
 from ddp_notebook.launch.client import can_fork
 from ddp_notebook.launch.devices import visible_gpus
 from ddp_notebook.model.doctor import Check, DoctorReport
-from ddp_notebook.session.options import InitOptions, cores
+from ddp_notebook.session.options import InitOptions, check_world_size, cores
 
 _NEEDED_MODULES = ("torch", "numpy", "ipyparallel", "ipykernel", "IPython", "zmq", "psutil")
 _SOCKET_BYTES = 103 if sys.platform == "darwin" else 107
@@ -27,7 +26,7 @@ _SOCKET_BYTES = 103 if sys.platform == "darwin" else 107
 
 
 Look: TypeAlias = Callable[[], Check | Iterable[Check]]
-"""Gets the facts for a check, or for several, and makes them."""
+"""Makes one check or several, and gets the facts for it only when called."""
 
 
 def examine(
@@ -37,25 +36,33 @@ def examine(
     master_port: int = 0,
     threads: int = 0,
     rank_facts: Mapping[int, Mapping[str, Any]] | None = None,
+    command: str = "%ddp_doctor",
 ) -> DoctorReport:
-    """Look whether `world_size` ranks can work here; starts none, changes nothing.
+    """Check whether `world_size` ranks can work here; starts none, changes nothing.
 
-    The arguments are those of `%ddp_init`. `rank_facts` are what `agent.facts.gather` gave on
-    ranks that run; without them a fresh Python is asked about torch, which takes seconds.
-    Raises UsageMistake for arguments that make no sense.
+    The arguments are those of `%ddp_init`; `command` is what the user typed, for messages.
+    `rank_facts` is what `rank.inspect.facts.gather` returned on running ranks; without it a fresh
+    Python is asked about torch, which takes seconds. Raises UsageMistake.
     """
-    _check_arguments(world_size, backend, master_port, threads)
+    check_world_size(world_size, command)
+    InitOptions(  # which checks the other arguments
+        world_size=world_size, backend=backend, master_port=master_port, threads_per_rank=threads
+    )
     torch = rank_facts[min(rank_facts)] if rank_facts else facts.torch_facts()
     environment = dict(os.environ)
-    there = facts.gpus()
-    pool = visible_gpus() if "CUDA_VISIBLE_DEVICES" in environment else [g.index for g in there]
+    gpus_here = facts.gpus()
+    pool = (
+        visible_gpus()
+        if "CUDA_VISIBLE_DEVICES" in environment
+        else [gpu.index for gpu in gpus_here]
+    )
     on_gpus = world_size <= len(pool)
     nccl_wanted = backend == "nccl" or (backend == "auto" and on_gpus)
     looks = (
         *_at_variables(environment),
         *_at_software(torch, rank_facts or {}, backend, nccl_wanted),
-        *_at_devices(world_size, backend, there, pool, torch),
-        *((("GPUs", partial(gpus.check_gpus, there, environment)),) if on_gpus else ()),
+        *_at_devices(world_size, backend, gpus_here, pool, torch),
+        *((("GPUs", partial(gpus.check_gpus, gpus_here, environment)),) if on_gpus else ()),
         *_at_network(world_size, master_port, environment, nccl_wanted),
         *_at_memory(world_size, nccl_wanted),
         *_at_processes(world_size, threads, environment.get("OMP_NUM_THREADS")),
@@ -65,32 +72,19 @@ def examine(
     return DoctorReport(checks, world_size, backend)
 
 
-def _check_arguments(world_size: int, backend: str, master_port: int, threads: int) -> None:
-    """The arguments, judged as `%ddp_init` does, whose messages name it. Raises UsageMistake."""
-    try:
-        InitOptions(
-            world_size=world_size,
-            backend=backend,
-            master_port=master_port,
-            threads_per_rank=threads,
-        )
-    except UsageMistake as mistake:
-        raise UsageMistake(str(mistake).replace("%ddp_init", "%ddp_doctor")) from None
-
-
 def _safely(name: str, look: Look) -> Iterator[Check]:
-    """What a check gives. A system that does not let us look is no reason to stop."""
+    """The checks that `look` makes; a warning when the system does not let us look."""
     try:
-        found = look()
-        yield from (found,) if isinstance(found, Check) else found
+        checks = look()
+        yield from (checks,) if isinstance(checks, Check) else checks
     except (psutil.Error, OSError, ValueError) as error:
-        remedy = "It does not stop %ddp_init; look at it by hand."
-        yield Check.warning(name, f"could not be looked at: {error}", remedy)
+        remedy = "%ddp_init works without this check. Check it by hand."
+        yield Check.warning(name, f"could not be checked: {error}", remedy)
 
 
 def _at_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, Look]]:
     yield "rendezvous variables", partial(variables.check_rendezvous, environment)
-    yield "other variables", partial(variables.check_bites, environment)
+    yield "other variables", partial(variables.check_known_trouble, environment)
 
 
 def _at_software(
@@ -103,8 +97,8 @@ def _at_software(
     yield "torch", partial(software.check_torch, torch)
     if torch.get("torch") and torch.get("distributed"):
         yield "backend", partial(software.check_backend, torch, backend, on_gpus)
-    for each in ("ipyparallel", "ipykernel"):
-        yield each, partial(software.check_version, each, facts.installed_version(each))
+    for name in ("ipyparallel", "ipykernel"):
+        yield name, partial(software.check_version, name, facts.installed_version(name))
     yield "ranks", partial(software.check_ranks, rank_facts)
     yield (
         "file names",
@@ -115,14 +109,14 @@ def _at_software(
 def _at_devices(
     world_size: int,
     backend: str,
-    there: Sequence[gpus.Gpu],
+    gpus_here: Sequence[gpus.Gpu],
     pool: Sequence[str],
     torch: software.Facts,
 ) -> Iterator[tuple[str, Look]]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     yield (
         "CUDA_VISIBLE_DEVICES",
-        partial(gpus.check_visible_devices, chosen, there, torch.get("devices")),
+        partial(gpus.check_visible_devices, chosen, gpus_here, torch.get("devices")),
     )
     yield "devices", partial(gpus.check_devices, world_size, backend, pool, torch)
 
@@ -145,7 +139,7 @@ def _at_network(
         yield "free ports", partial(network.check_ports, ports, world_size)
     yield "loopback", lambda: network.check_loopback(facts.try_loopback())
     interfaces = facts.interfaces()
-    own = {address for each in interfaces.values() for address in each.addresses}
+    own = {address for interface in interfaces.values() for address in interface.addresses}
     address = environment.get("MASTER_ADDR", "").strip()
     master = facts.look_up(address) if address else None
     several = master is not None and not all(map(network.is_loopback, master.addresses))
@@ -161,9 +155,7 @@ def _at_network(
 def _at_memory(world_size: int, nccl_wanted: bool) -> Iterator[tuple[str, Look]]:
     yield (
         "memory",
-        lambda: machine.check_memory(
-            world_size, facts.available_bytes(), containers.memory_limit()
-        ),
+        lambda: machine.check_memory(world_size, facts.available_bytes(), facts.container_memory()),
     )
     yield (
         "address space",
@@ -185,7 +177,7 @@ def _at_processes(
     yield (
         "processes",
         lambda: machine.check_processes(
-            world_size, per_rank, *facts.process_limit(), containers.process_limit()
+            world_size, per_rank, *facts.process_limit(), facts.container_processes()
         ),
     )
     yield "cores", partial(machine.check_cores, cores(), world_size, threads, omp_num_threads)

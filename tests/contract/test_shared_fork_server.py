@@ -17,9 +17,9 @@ import psutil
 import pytest
 from support import eventually, is_alive, pids_of
 
-from ddp_notebook.launch import client, siblings
+from ddp_notebook.launch import client, shared_fork_server
 from ddp_notebook.launch.client import ForkServerClient
-from ddp_notebook.launch.siblings import Sibling
+from ddp_notebook.launch.shared_fork_server import ForkedServer
 from ddp_notebook.session import InitOptions, Session
 
 pytestmark = [
@@ -77,7 +77,7 @@ def test_the_second_has_what_the_first_has_loaded_without_loading_it(
     servers: Any, tmp_path: Path
 ) -> None:
     first, second = servers(), servers()  # the second asks while the first still loads torch
-    assert isinstance(second._process, Sibling)
+    assert isinstance(second._process, ForkedServer)
     assert ready(second).ready.result()["import_s"] == 0
     assert ready(first).ready.result()["import_s"] > 0
     assert psutil.Process(second.pid).ppid() == first.pid
@@ -105,12 +105,12 @@ def test_each_has_its_own_end(servers: Any, tmp_path: Path) -> None:
 def test_when_the_first_is_gone_another_one_is_asked(servers: Any) -> None:
     first = ready(servers())
     second = ready(servers())
-    point = siblings.meeting_point(sys.path)
+    address = shared_fork_server.address(sys.path)
     first.close()
 
     def listens() -> bool:
         names = Path("/proc/net/unix").read_text()
-        return f"@{point[1:]}\n" in names
+        return f"@{address[1:]}\n" in names
 
     eventually(listens, 20, "the second listens")
     third = ready(servers())
@@ -121,18 +121,18 @@ def test_when_the_first_is_gone_another_one_is_asked(servers: Any) -> None:
 def test_when_who_is_asked_does_not_answer_a_server_is_started(
     how: str, servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_SIBLING_WITHIN_S", 0.5 if how == "it is stopped" else 60.0)
+    monkeypatch.setattr(client, "_FORKED_WITHIN_S", 0.5 if how == "it is stopped" else 60.0)
     first = ready(servers())
     os.kill(first.pid, signal.SIGSTOP)
     second = servers()
-    assert isinstance(second._process, Sibling) and second.pid == 0
+    assert isinstance(second._process, ForkedServer) and second.pid == 0
     folder = tmp_path / "session"
     folder.mkdir()
     second.own(str(folder))  # told before there is anybody to tell it to
     if how == "it is killed":
         os.kill(first.pid, signal.SIGKILL)
     assert ready(second).ready.result()["import_s"] > 0
-    assert not isinstance(second._process, Sibling) and is_alive(second.pid)
+    assert not isinstance(second._process, ForkedServer) and is_alive(second.pid)
     second.close()
     assert not folder.exists()
     if how == "it is stopped":
@@ -158,11 +158,13 @@ def test_it_ends_with_its_notebook_also_when_a_child_of_that_holds_its_pipes(
     notebook = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "log"), str(mark)])
     try:
         kind, server, child = eventually(lambda: mark.exists() and json.loads(mark.read_text()), 60)
-        assert kind == "Sibling" and psutil.Process(server).ppid() == first.pid
+        assert kind == "ForkedServer" and psutil.Process(server).ppid() == first.pid
         holder = psutil.Process(notebook.pid).children()[0]
         notebook.kill()
         notebook.wait()
-        eventually(lambda: not is_alive(server) and not is_alive(child), 20, "the sibling ends")
+        eventually(
+            lambda: not is_alive(server) and not is_alive(child), 20, "the forked server ends"
+        )
         assert holder.is_running()
         holder.kill()
     finally:

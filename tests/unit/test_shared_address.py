@@ -1,4 +1,4 @@
-"""Which servers would be alike, and who is let in."""
+"""Which fork servers are equal, so that one forks the other, and which clients are accepted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.launch import siblings
-from ddp_notebook.launch.forkserver import ForkServer
+from ddp_notebook.launch import shared_fork_server
+from ddp_notebook.launch.fork_server import ForkServer
+from ddp_notebook.launch.shared_fork_server import ListeningSocket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are none")
 
 
 def here() -> str:
-    return siblings.meeting_point(sys.path)
+    return shared_fork_server.address(sys.path)
 
 
-def test_the_same_process_has_the_same_meeting_point() -> None:
+def test_the_same_process_has_the_same_address() -> None:
     assert here().startswith(f"\0ddp-notebook-{os.getuid()}-")
     assert here() == here()
 
@@ -50,31 +51,31 @@ def test_what_a_server_depends_on_makes_another_one(
         case "umask":
             mask = os.umask(0o077 if os.umask(0o022) != 0o077 else 0o027)
             request.addfinalizer(lambda: os.umask(mask))
-    assert siblings.meeting_point(path) not in ("", before)
+    assert shared_fork_server.address(path) not in ("", before)
 
 
 @pytest.mark.parametrize("name", ["", "notes.txt", "data/x.csv", "random.py", "torch/__init__.py"])
 def test_any_folder_will_do_that_has_nothing_to_load(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = []
+    addresses = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()
         if name:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
         monkeypatch.chdir(folder)
-        points.append(here())
-    assert (points[0] == points[1]) == (not name.endswith(".py"))
+        addresses.append(here())
+    assert (addresses[0] == addresses[1]) == (not name.endswith(".py"))
 
 
 def test_an_installation_makes_another_one(tmp_path: Path) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     os.utime(folder, ns=(1, 1))
-    before = siblings.meeting_point([str(folder)])
+    before = shared_fork_server.address([str(folder)])
     os.utime(folder, ns=(2, 2))
-    assert siblings.meeting_point([str(folder)]) != before
+    assert shared_fork_server.address([str(folder)]) != before
 
 
 def test_on_another_system_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,37 +92,37 @@ def test_where_processes_cannot_be_held_there_is_none(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def door() -> Iterator[tuple[str, socket.socket]]:
-    point = f"\0ddp-notebook-test-{os.getpid()}-{time.monotonic_ns()}"
-    opened = siblings.listen(point)
+def listener() -> Iterator[tuple[str, socket.socket]]:
+    address = f"\0ddp-notebook-test-{os.getpid()}-{time.monotonic_ns()}"
+    opened = shared_fork_server.listen(address)
     assert opened is not None
     with opened:
-        yield point, opened
+        yield address, opened
 
 
-def test_only_one_listens(door: tuple[str, socket.socket]) -> None:
-    assert siblings.listen(door[0]) is None
+def test_only_one_listens(listener: tuple[str, socket.socket]) -> None:
+    assert shared_fork_server.listen(listener[0]) is None
 
 
-def test_who_asks_gets_pipes_to_its_server(door: tuple[str, socket.socket]) -> None:
-    point, opened = door
-    sibling = siblings.ask(point)
-    assert sibling is not None
-    guest = siblings.admit(opened)
-    assert guest is not None
-    sibling.stdin.write(b"command")
-    sibling.stdin.close()
-    assert os.read(guest.commands, 100) == b"command"
-    assert os.read(guest.commands, 100) == b"", "no end of it is left open"
-    os.write(guest.events, b"event")
-    guest.close()
-    with sibling.stdout:
-        assert sibling.stdout.read() == b"event"
+def test_who_asks_gets_pipes_to_its_server(listener: tuple[str, socket.socket]) -> None:
+    address, opened = listener
+    server = shared_fork_server.request(address)
+    assert server is not None
+    client = shared_fork_server.accept(opened)
+    assert client is not None
+    server.stdin.write(b"command")
+    server.stdin.close()
+    assert os.read(client.commands, 100) == b"command"
+    assert os.read(client.commands, 100) == b"", "no end of it is left open"
+    os.write(client.events, b"event")
+    client.close()
+    with server.stdout:
+        assert server.stdout.read() == b"event"
 
 
 def test_nobody_is_asked_where_nobody_listens() -> None:
-    assert siblings.ask("\0ddp-notebook-test-nobody") is None
-    assert siblings.listen("") is None
+    assert shared_fork_server.request("\0ddp-notebook-test-nobody") is None
+    assert shared_fork_server.listen("") is None
 
 
 @pytest.fixture(params=["another user", "another container"])
@@ -133,55 +134,56 @@ def somebody_else(request: pytest.FixtureRequest) -> Callable[..., tuple[int, in
 
 
 def test_somebody_else_s_server_is_not_asked(
-    door: tuple[str, socket.socket],
+    listener: tuple[str, socket.socket],
     somebody_else: Callable[..., tuple[int, int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(siblings, "_peer", somebody_else)
-        assert siblings.ask(door[0]) is None
-    assert siblings.admit(door[1]) is None, "nothing was sent"
+        patch.setattr(shared_fork_server, "_peer_credentials", somebody_else)
+        assert shared_fork_server.request(listener[0]) is None
+    assert shared_fork_server.accept(listener[1]) is None, "nothing was sent"
 
 
 def test_somebody_else_gets_no_server(
-    door: tuple[str, socket.socket],
+    listener: tuple[str, socket.socket],
     somebody_else: Callable[..., tuple[int, int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sibling = siblings.ask(door[0])
-    assert sibling is not None
+    server = shared_fork_server.request(listener[0])
+    assert server is not None
     with monkeypatch.context() as patch:
-        patch.setattr(siblings, "_peer", somebody_else)
-        assert siblings.admit(door[1]) is None
-    with sibling.stdin, sibling.stdout:
-        assert sibling.answers(10) and sibling.stdout.read() == b"", "it knows at once"
+        patch.setattr(shared_fork_server, "_peer_credentials", somebody_else)
+        assert shared_fork_server.accept(listener[1]) is None
+    with server.stdin, server.stdout:
+        assert server.answers(10) and server.stdout.read() == b"", "it knows at once"
 
 
 @pytest.mark.parametrize("sent", [b"", b"?"])
 def test_who_asks_without_pipes_gets_no_server(
-    sent: bytes, door: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+    sent: bytes, listener: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(siblings, "_SENT_WITHIN_S", 0.1)
+    monkeypatch.setattr(shared_fork_server, "_RECEIVE_TIMEOUT_S", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.connect(door[0])
+        asking.connect(listener[0])
         asking.sendall(sent)
-        assert siblings.admit(door[1]) is None
-    assert siblings.admit(door[1]) is None, "and nobody waits any more"
+        assert shared_fork_server.accept(listener[1]) is None
+    assert shared_fork_server.accept(listener[1]) is None, "and nobody waits any more"
 
 
 def test_a_server_that_cannot_fork_serves_its_own_notebook_on(
-    door: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
+    listener: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full() -> int:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    server = ForkServer.__new__(ForkServer)  # its loop alone: it would take this one's stdin
-    server.door = door[1]
-    sibling = siblings.ask(door[0])
-    assert sibling is not None
+    loop = ForkServer.__new__(ForkServer)  # its loop alone: it would take this process's stdin
+    loop.listening = ListeningSocket(listener[0], os.dup(listener[1].fileno()))
+    server = shared_fork_server.request(listener[0])
+    assert server is not None
     with monkeypatch.context() as patch:
         patch.setattr(os, "fork", full)
         patch.setattr(gc, "freeze", lambda: None)
-        server.see_to_others()
-    with sibling.stdin, sibling.stdout:
-        assert sibling.answers(10) and sibling.stdout.read() == b"", "and the other knows at once"
+        loop.fork_servers()
+    loop.listening.close()
+    with server.stdin, server.stdout:
+        assert server.answers(10) and server.stdout.read() == b"", "and the other knows at once"

@@ -1,4 +1,4 @@
-"""The live board's lanes: who is where, who waits for whom, whose doing it is; and their JSON."""
+"""The board's rows: what ranks do, who waits for whom, which is the culprit; and their JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from ddp_notebook.model import (
     Status,
     parse_ranks,
 )
-from ddp_notebook.state.lanes import Picture, as_of, lanes, standing_at, standings
+from ddp_notebook.state.board_rows import BoardFacts, board_of, board_rows
+from ddp_notebook.state.collective_table import collectives_at
+from ddp_notebook.state.stack_locations import locations, pending_locations
 
 S = 1_000_000_000
 
@@ -44,7 +46,7 @@ def issued(rank: int, number: int = 0, phase: Phase = Phase.ISSUED) -> Collectiv
     )
 
 
-def picture(world_size: int = 4, without: int = 2, **more: object) -> Picture:
+def facts(world_size: int = 4, without: int = 2, **more: object) -> BoardFacts:
     """All but one rank wait in an all_reduce; that one computes."""
     ranks = tuple(running(rank) for rank in range(world_size))
     of = {rank: (issued(rank),) for rank in range(world_size) if rank != without}
@@ -54,7 +56,7 @@ def picture(world_size: int = 4, without: int = 2, **more: object) -> Picture:
         "collectives": Collectives(of, {"default": everyone}),
         "pending": everyone,
     }
-    return Picture(**{**fields, **more})  # type: ignore[arg-type]
+    return BoardFacts(**{**fields, **more})  # type: ignore[arg-type]
 
 
 def blames(*ranks: int, passing: bool = False, waiting: tuple[int, ...] = ()) -> Diagnosis:
@@ -64,64 +66,66 @@ def blames(*ranks: int, passing: bool = False, waiting: tuple[int, ...] = ()) ->
 
 
 def test_who_waits_is_shown_with_whom_it_waits_for_and_since_when() -> None:
-    drawn = lanes(picture())
-    assert [lane.ranks for lane in drawn] == [(0,), (1,), (2,), (3,)]
-    assert [lane.role for lane in drawn] == [Role.WAITING, Role.WAITING, Role.BUSY, Role.WAITING]
-    assert [lane.waits_for for lane in drawn] == [(2,), (2,), (), (2,)]
+    drawn = board_rows(facts())
+    assert [row.ranks for row in drawn] == [(0,), (1,), (2,), (3,)]
+    assert [row.role for row in drawn] == [Role.WAITING, Role.WAITING, Role.RUNNING, Role.WAITING]
+    assert [row.waits_for for row in drawn] == [(2,), (2,), (), (2,)]
     assert drawn[0].since_ns == 5 * S
     assert "all_reduce of float32 [4]" in drawn[0].text and "cell 3:6 in step" in drawn[0].text
 
 
-def test_ranks_in_the_same_place_share_a_lane_from_eight_on() -> None:
-    drawn = lanes(picture(world_size=64, without=7))
-    assert [lane.ranks for lane in drawn] == [tuple(r for r in range(64) if r != 7), (7,)]
+def test_ranks_in_the_same_place_share_a_row_from_eight_on() -> None:
+    drawn = board_rows(facts(world_size=64, without=7))
+    assert [row.ranks for row in drawn] == [tuple(r for r in range(64) if r != 7), (7,)]
     assert drawn[0].waits_for == (7,)
 
 
-def test_a_finding_says_whose_doing_it_is_and_who_only_waits() -> None:
-    wrong = lanes(picture(diagnosis=blames(2, waiting=(0, 1, 3))))
-    assert [lane.role for lane in wrong] == [Role.VICTIM, Role.VICTIM, Role.CULPRIT, Role.VICTIM]
-    late = lanes(picture(diagnosis=blames(2, passing=True)))
+def test_a_finding_says_the_culprit_and_who_waits() -> None:
+    for pending in ((0, 1, 2, 3), ()):  # also of ranks of which no collective is known
+        wrong = board_rows(facts(diagnosis=blames(2, waiting=(0, 1, 3)), pending=pending))
+        waiting = Role.WAITING
+        assert [row.role for row in wrong] == [waiting, waiting, Role.CULPRIT, waiting]
+    late = board_rows(facts(diagnosis=blames(2, passing=True)))
     assert late[2].role is Role.LATE
 
 
 def test_silence_is_no_health_and_death_needs_no_age() -> None:
     states = (running(0, heard_ns=5 * S), running(1, status=Status.DEAD, heard_ns=S, exit_code=-9))
-    silent, dead = lanes(Picture(Snapshot(ranks=states, taken_ns=11 * S)))
+    silent, dead = board_rows(BoardFacts(Snapshot(ranks=states, taken_ns=11 * S)))
     assert (silent.role, silent.heard_ns) == (Role.SILENT, 5 * S)
     assert (dead.role, dead.heard_ns) == (Role.DEAD, 0)
     assert "SIGKILL" in dead.text
 
 
-def test_a_held_rank_waits_for_nobody() -> None:
+def test_a_paused_rank_waits_for_nobody() -> None:
     of = {0: (issued(0, phase=Phase.HELD),), 1: (issued(1),)}
     snapshot = Snapshot(ranks=(running(0), running(1)), taken_ns=11 * S)
-    held, waits = lanes(Picture(snapshot, Collectives(of, {"default": (0, 1)}), (0, 1)))
-    assert (held.role, held.waits_for) == (Role.HELD, ())
+    paused, waits = board_rows(BoardFacts(snapshot, Collectives(of, {"default": (0, 1)}), (0, 1)))
+    assert (paused.role, paused.waits_for) == (Role.PAUSED, ())
     assert (waits.role, waits.waits_for) == (Role.WAITING, (0,))
 
 
-def test_the_lines_where_ranks_stand_come_with_those_around_them() -> None:
+def test_the_lines_where_ranks_are_come_with_those_around_them() -> None:
     source = "\n".join(f"line {n}" for n in range(1, 12))
-    (one,) = standings(picture(sources={"cell 3": source}))
-    assert (one.ranks, one.place, one.line) == ((0, 1, 3), "cell 3:6 in step", 6)
+    (one,) = pending_locations(facts(sources={"cell 3": source}))
+    assert (one.ranks, one.call_site, one.line) == ((0, 1, 3), "cell 3:6 in step", 6)
     assert one.callers == ("cell 3:9",)
     assert one.lines == tuple((n, f"line {n}") for n in range(4, 9))
 
 
 def test_of_code_that_is_not_at_hand_the_line_alone_is_shown() -> None:
     place = replace(places(7)[0], text="loss.backward()")
-    (one,) = standing_at({0: (place,), 1: (place,)}, {})
+    (one,) = locations({0: (place,), 1: (place,)}, {})
     assert one.ranks == (0, 1) and one.lines == ((7, "loss.backward()"),)
 
 
 def test_the_past_has_what_was_issued_by_then_and_not_done_yet() -> None:
     of = {0: (issued(0, phase=Phase.DONE), replace(issued(0, 1), issued_ns=8 * S))}
     now = Collectives(of, {"default": (0,)})
-    assert as_of(now, 4 * S).of[0] == ()
-    (then,) = as_of(now, 5 * S + 1).of[0]
+    assert collectives_at(now, 4 * S).of[0] == ()
+    (then,) = collectives_at(now, 5 * S + 1).of[0]
     assert then.phase is Phase.ISSUED
-    assert as_of(now, 9 * S).of == of
+    assert collectives_at(now, 9 * S).of == of
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,21 +133,21 @@ def test_the_past_has_what_was_issued_by_then_and_not_done_yet() -> None:
 def test_any_state_becomes_json_of_bounded_size_that_does_not_change_by_itself(
     snapshot: Snapshot,
 ) -> None:
-    drawn = lanes(Picture(snapshot))
-    assert sorted(rank for lane in drawn for rank in lane.ranks) == [0, 1, 2]
-    made = model.board_json("headline", snapshot.notes, snapshot, drawn, 7)
+    drawn = board_rows(BoardFacts(snapshot))
+    assert sorted(rank for row in drawn for rank in row.ranks) == [0, 1, 2]
+    made = model.board_json(board_of(BoardFacts(snapshot)), 7)
     assert json.loads(json.dumps(made)) == made
     assert len(json.dumps(made)) < 200_000
-    for lane in made["lanes"]:
-        assert set(parse_ranks(lane["ranks"], 3)) <= {0, 1, 2}
-        assert "\x1b" not in lane["text"] and "\n" not in lane["text"]
+    for row in made["rows"]:
+        assert set(parse_ranks(row["ranks"], 3)) <= {0, 1, 2}
+        assert "\x1b" not in row["text"] and "\n" not in row["text"]
 
 
 def test_a_thousand_ranks_that_all_do_something_else_are_cut_and_said() -> None:
     states = tuple(running(rank, doing=f"line {rank}") for rank in range(1000))
     snapshot = Snapshot(ranks=states, taken_ns=11 * S)
-    made = model.board_json("", (), snapshot, lanes(Picture(snapshot)), 0)
-    assert len(made["lanes"]) == model.MOST_LANES
+    made = model.board_json(board_of(BoardFacts(snapshot)), 0)
+    assert len(made["rows"]) == model.MOST_ROWS
     assert made["left_out"] == "128-999"
 
 
@@ -164,7 +168,7 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
 
 def buttons(*states: RankState, in_run: bool = False) -> dict[str, model.Action]:
     """The buttons for ranks in these states."""
-    drawn = lanes(Picture(Snapshot(ranks=states, taken_ns=11 * S)))
+    drawn = board_rows(BoardFacts(Snapshot(ranks=states, taken_ns=11 * S)))
     return {each.name: each for each in model.actions(drawn, True, in_run)}
 
 
@@ -173,9 +177,9 @@ def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     assert ready["step"].why_not and ready["abort"].why_not
     assert ready["restart"].why_not == model.CHOOSE_RANKS
     assert not ready["why"].why_not and not ready["where"].why_not
-    held = buttons(running(0, status=Status.PAUSED, stage=Stage.LAUNCHED))
-    assert not held["step"].why_not and not held["abort"].why_not
-    assert held["continue"].magic == "%ddp_step --to verified"
+    paused = buttons(running(0, status=Status.PAUSED, stage=Stage.LAUNCHED))
+    assert not paused["step"].why_not and not paused["abort"].why_not
+    assert paused["continue"].magic == "%ddp_step --to verified"
     dead = buttons(running(0), running(1, status=Status.DEAD), in_run=True)
     assert dead["restart"].magic == "%ddp_restart --ranks 1" and not dead["restart"].why_not
     assert dead["continue"].magic == "%ddp_step --to end"
@@ -190,10 +194,10 @@ def test_for_a_thousand_ranks_that_wait_for_one_the_others_are_looked_at_once() 
             self.looked_at += 1
             return super().get(*key)  # type: ignore[call-overload]
 
-    waiting = picture(1024, without=341)
+    waiting = facts(1024, without=341)
     of = Counted(waiting.collectives.of)
-    (late,) = [lane for lane in lanes(waiting) if lane.ranks == (341,)]
-    assert late.role is Role.BUSY
+    (late,) = [row for row in board_rows(waiting) if row.ranks == (341,)]
+    assert late.role is Role.RUNNING
     counted = replace(waiting, collectives=replace(waiting.collectives, of=of))
-    assert {lane.waits_for for lane in lanes(counted)} == {(341,), ()}
+    assert {row.waits_for for row in board_rows(counted)} == {(341,), ()}
     assert of.looked_at <= 2 * 1024

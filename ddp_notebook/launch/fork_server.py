@@ -1,6 +1,6 @@
 """The fork server: one process per host that has torch loaded and starts ranks in milliseconds.
 
-It reads commands and writes events as JSON lines on its standard input and output:
+It reads commands from standard input and writes events to standard output, as JSON lines:
 
     <- {"cmd": "spawn", "tag": n, "spec": {...}}        see child.py
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
@@ -10,28 +10,25 @@ It reads commands and writes events as JSON lines on its standard input and outp
     -> {"event": "exited", "pid": p, "code": c}         as soon as SIGCHLD arrives
     -> {"event": "error", "tag": n, "text": "..."}
 
-It also serves between two imports: a controller, which needs no torch, can be started
-while torch is being loaded. What is nice to have is imported when nothing is asked of it.
+It also serves between two imports: a controller, which needs no torch, can be started while torch
+is being loaded. Modules that are only nice to have are imported while no command waits.
 
-When its input closes, the session is gone (also by SIGKILL): it ends its children with
-everything they started, removes the session's folder and leaves. It stays single
-threaded, and it never touches CUDA: both are conditions for forking safely.
+When its input closes, the session is gone (also by SIGKILL): it ends its children with everything
+they started, removes the session's folder and exits. It stays single threaded and never initializes
+CUDA: forking is not safe otherwise.
 
-Other notebooks may ask it for servers of theirs, see siblings.py. One of these is another process
-with other pipes, and otherwise as if it had been started itself.
+It forks fork servers for other notebooks, too: see shared_fork_server.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,109 +36,62 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.launch import child, siblings
+from ddp_notebook.launch import child
+from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES
+from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
+from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
 from ddp_notebook.launch.shared_memory import remove_orphans
 
-GRACE_S = 0.5
-"""How long a child may take to end after SIGTERM before it is killed."""
 _PARENT_CHECK_S = 2.0
 _IDLE_S = 1.0
-"""After how long without a command it imports what is nice to have."""
-_LOOK_AGAIN_S = 0.02
+"""How long no command must have come before an idle module is imported."""
 
-# numpy's BLAS starts a pool of threads when it is loaded; a forking process must have none.
+# numpy's BLAS starts a thread pool when it is loaded; a process that forks must have no threads.
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-def session_members(leader: int) -> list[int]:
-    """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue  # it ended meanwhile
-        if int(fields[3]) == leader and fields[0] != b"Z":
-            members.append(int(stat.parent.name))
-    return members
-
-
-def send_signal(pid: int, number: int) -> None:
-    """Signal a process that may be gone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def end_sessions(leaders: Iterable[int]) -> None:
-    """End what the processes `leaders`, now dead, left behind in their sessions.
-
-    Resource trackers of multiprocessing end by themselves, and remove shared memory, when
-    everybody who shares it is gone: they get some time for it.
-    """
-    left = list(leaders)
-    for leader in left:
-        kill_members(leader, spare_trackers=True)
-    deadline = time.monotonic() + GRACE_S
-    while any(session_members(leader) for leader in left) and time.monotonic() < deadline:
-        time.sleep(_LOOK_AGAIN_S)
-    for leader in left:
-        kill_members(leader)
-
-
-def kill_members(leader: int, *, spare_trackers: bool = False) -> None:
-    """Kill what is left in the session of `leader`."""
-    for member in session_members(leader):
-        if not (spare_trackers and _is_resource_tracker(member)):
-            send_signal(member, signal.SIGKILL)
-
-
-def _is_resource_tracker(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 def _import(name: str) -> None:
     with contextlib.suppress(ImportError):  # an older release without this module
-        importlib.import_module(name)
+        child.load(name)
 
 
 def _freeze() -> None:
-    """Children share these pages until they write to them."""
+    """Keep the garbage collector off what is loaded, so that children go on sharing its pages."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 class ForkServer:
-    """The loop of the process. `mode` is fork or process."""
+    """The loop of the process. `mode` is fork or process.
 
-    def __init__(self, mode: str, python_path: Sequence[str], point: str, door: int) -> None:
+    `address` is where equal servers are shared (empty: nowhere), `listener` the descriptor of a
+    socket that listens there already, -1 for none.
+    """
+
+    def __init__(self, mode: str, python_path: Sequence[str], address: str, listener: int) -> None:
         self.mode = mode
-        self.later: list[str] = []
-        """Modules to import when there is nothing else to do."""
+        self.idle_modules: list[str] = []
+        """Modules still to import while no command waits."""
         self.python_path = list(python_path)
-        self.point = point
-        """Where those meet whose servers would be like this one; empty for nowhere."""
-        self.door = socket.socket(fileno=door) if door >= 0 else None
-        """Where others ask, as long as it is this server whom they ask."""
+        self.listening = ListeningSocket(address, listener)
         self.notebook: int | None = None
-        """A pidfd of the notebook's process, where that is not the parent."""
+        """A pidfd of the notebook's process; None where that is the parent."""
         self.commands = os.dup(0)
         self.events = os.dup(1)
-        # What imports print must not end up between the events, nor eat the commands.
-        nothing = os.open(os.devnull, os.O_RDWR)
+        # What imports print must not get between the events, nor may imports read commands.
+        null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
-            os.dup2(nothing, fd)
-        os.close(nothing)
+            os.dup2(null, fd)
+        os.close(null)
         self.parent_pid = os.getppid()
         self.begin()
 
     def begin(self) -> None:
         """Be a server that has no children yet."""
         self.started_s = time.time()
-        self.siblings: set[int] = set()
-        """Servers of other notebooks that were forked here."""
+        self.forked_servers: set[int] = set()
+        """Fork servers of other notebooks that were forked here."""
         self.children: dict[int, subprocess.Popen[bytes] | None] = {}
         self.folders: list[str] = []
         self.orphaned: dict[int, float] = {}
@@ -156,27 +106,26 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def send(self, **event: Any) -> None:
-        """Write one event; a session that is gone does not read it, and the loop will notice."""
+        """Write one event. If the session is gone nobody reads it; the loop will notice."""
         data = json.dumps(event).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while data:
                 data = data[os.write(self.events, data) :]
 
-    def preload(self, modules: Iterable[str], later: Iterable[str] = ()) -> None:
-        """Import what ranks will need, so that forked ones have it; `later` when idle."""
+    def preload(self, modules: Iterable[str]) -> None:
+        """Import what ranks will need, so that forked ones have it loaded."""
         started = time.monotonic()
-        kept = {name: os.environ.get(name) for name in _SINGLE_THREADED}
+        previous = {name: os.environ.get(name) for name in _SINGLE_THREADED}
         os.environ.update(dict.fromkeys(_SINGLE_THREADED, "1"))
         # matplotlib reads it once, when it is loaded; ranks draw as a notebook does.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        self.later = list(later)
-        gc.disable()  # it looks at all that importing makes, again and again: a third of the time
+        gc.disable()  # it would scan all new objects again and again: a third of the time
         for name in modules:
             _import(name)
             self.turn(0)
             if self.closed:
                 return
-        for name, value in kept.items():
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -185,7 +134,7 @@ class ForkServer:
         self.send_ready(time.monotonic() - started)
 
     def send_ready(self, import_s: float) -> None:
-        """Tell the session that ranks can be started."""
+        """Report that ranks can be started; `import_s` is how long the imports took."""
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
         seconds = round(import_s, 3)
         self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
@@ -193,20 +142,21 @@ class ForkServer:
     def loop(self) -> None:
         """Serve until the session is gone."""
         while not self.closed:
-            self.see_to_others()
-            wait_s = GRACE_S if self.orphaned else _IDLE_S if self.later else _PARENT_CHECK_S
+            self.fork_servers()
+            wait_s = GRACE_S if self.orphaned else _IDLE_S if self.idle_modules else _PARENT_CHECK_S
             idle = not self.turn(wait_s)
-            if idle and self.later and not self.orphaned:
-                _import(self.later.pop(0))
+            if idle and self.idle_modules and not self.orphaned:
+                _import(self.idle_modules.pop(0))
                 _freeze()
 
     def turn(self, wait_s: float) -> bool:
-        """Serve what comes within `wait_s` and look after the children; False when nothing came.
+        """Serve the commands of the next `wait_s` seconds and reap children; False for no event.
 
-        `closed` is set when the session is gone.
+        Sets `closed` when the session is gone.
         """
-        awaited = [self.commands, self.wake_read, self.door, self.notebook]
-        fds = [each for each in awaited if each is not None]
+        fds = [self.commands, self.wake_read, *self.listening.fds]
+        if self.notebook is not None:
+            fds.append(self.notebook)
         readable, _, _ = select.select(fds, [], [], wait_s)
         if self.wake_read in readable:
             self.reap()
@@ -218,50 +168,47 @@ class ForkServer:
             while b"\n" in self.buffer:
                 line, self.buffer = self.buffer.split(b"\n", 1)
                 self.serve(json.loads(line))
-        # A process forked by the notebook can hold our input open after the notebook died.
-        alone = self.notebook is None and os.getppid() != self.parent_pid
-        self.closed = self.closed or alone or self.notebook in readable
+        # A process that the notebook forked can hold our input open after the notebook died.
+        orphan = self.notebook is None and os.getppid() != self.parent_pid
+        self.closed = self.closed or orphan or self.notebook in readable
         return bool(readable)
 
-    # -- servers of other notebooks ----------------------------------------------------
+    # -- fork servers of other notebooks -----------------------------------------------
 
-    def see_to_others(self) -> None:
-        """Fork a server for each notebook that asks; be the one who is asked when nobody is."""
-        if self.door is None:
-            self.door = siblings.listen(self.point)
-        while self.door is not None and (guest := siblings.admit(self.door)) is not None:
+    def fork_servers(self) -> None:
+        """Fork a fork server for each notebook that asks for one."""
+        while (client := self.listening.accept()) is not None:
             gc.freeze()  # also what was loaded since the last time
             try:
                 pid = os.fork()
-            except OSError:  # no room for another process: that is no end of this one
-                guest.close()
+            except OSError:  # the limit of processes is reached: this server goes on nevertheless
+                client.close()
                 return
             if pid == 0:
-                self.become_sibling(guest)
+                self.serve_only(client)
             else:
-                self.siblings.add(pid)
-                guest.close()
+                self.forked_servers.add(pid)
+                client.close()
 
-    def become_sibling(self, guest: siblings.Guest) -> None:
-        """In the child: be the server of the notebook that asked."""
-        # Whatever happens from here on: these are not its own.
+    def serve_only(self, client: Client) -> None:
+        """In the child: be the fork server of the notebook that asked."""
+        # First of all, lest an error here end the parent's children and folders.
         self.children, self.folders, self.orphaned = {}, [], {}
         os.setsid()
-        self.let_go()
-        self.commands, self.events, self.notebook = guest
-        self.later = []  # to load what is missing would copy more pages than it fills
+        self.close_fds()
+        self.commands, self.events, self.notebook = client
+        self.idle_modules = []  # importing them here would copy more shared pages than it saves
         self.begin()
         self.send_ready(0.0)
 
-    def let_go(self) -> None:
-        """In a child: close what is this server's."""
+    def close_fds(self) -> None:
+        """In a child: close what belongs to this server."""
         for fd in (self.commands, self.events, self.wake_read, self.wake_write):
             os.close(fd)
-        if self.door is not None:
-            self.door.close()
+        self.listening.close()
         if self.notebook is not None:
             os.close(self.notebook)
-        self.door = self.notebook = None
+            self.notebook = None
 
     # -- children ----------------------------------------------------------------------
 
@@ -291,12 +238,12 @@ class ForkServer:
         return pid
 
     def run_forked(self, spec: dict[str, Any]) -> None:
-        """In the child: drop what is the fork server's and become what `spec` says."""
+        """In the child: close what belongs to the fork server and become what `spec` says."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.let_go()
-        gc.freeze()  # also what was loaded since the last time: a look at it would copy its pages
+        self.close_fds()
+        gc.freeze()  # also what was loaded since the last time: a collection would copy its pages
         gc.enable()
         child.become(spec, os.getppid())
         child.reseed()
@@ -321,7 +268,7 @@ class ForkServer:
         return process.pid
 
     def reap(self) -> None:
-        """Tell of every child that ended, and end what it left behind in its session."""
+        """Report every child that ended, and kill what it left running in its session."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 1 << 12)
         while True:
@@ -331,8 +278,8 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            if pid in self.siblings:
-                self.siblings.remove(pid)
+            if pid in self.forked_servers:
+                self.forked_servers.remove(pid)
                 continue
             process = self.children.pop(pid, None)
             if process is not None and process.stdin is not None:
@@ -343,7 +290,7 @@ class ForkServer:
             self.orphaned[pid] = time.monotonic() + GRACE_S
 
     def end_orphans(self) -> None:
-        """End what dead children left behind, when its time is over."""
+        """Kill what dead children left running, once its grace period is over."""
         now = time.monotonic()
         for leader in [pid for pid, until in self.orphaned.items() if until <= now]:
             del self.orphaned[leader]
@@ -353,40 +300,29 @@ class ForkServer:
     def end(self) -> None:
         """End all children and what they started; remove the session's folders."""
         leaders = list(self.children)
-        for pid in leaders:
-            send_signal(pid, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
-        while self.children and time.monotonic() < deadline:
-            select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
-            self.reap()
-        for pid in self.children:
-            send_signal(pid, signal.SIGKILL)
-        deadline = time.monotonic() + GRACE_S
-        while self.children and time.monotonic() < deadline:
-            select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
-            self.reap()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self.children:
+                send_signal(pid, number)
+            deadline = time.monotonic() + GRACE_S
+            while self.children and time.monotonic() < deadline:
+                select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
+                self.reap()
         end_sessions({*leaders, *self.orphaned})
         remove_orphans(self.folders, self.started_s, wait_s=1.0)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(
-    mode: str,
-    preload: Sequence[str],
-    later: Sequence[str],
-    python_path: Sequence[str],
-    point: str,
-    door: int,
-) -> None:
-    """Run the fork server in this process until its standard input closes.
+def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> None:
+    """Run the fork server in this process until its input closes. For arguments see `ForkServer`.
 
-    `point` is where others that would be like it ask for theirs, `door` the descriptor of a socket
-    that listens there; empty and -1 for none.
+    In mode "process" children are ordinary processes, so nothing is imported beforehand.
     """
-    server = ForkServer(mode, python_path, point, door)
+    server = ForkServer(mode, python_path, address, listener)
+    fork = mode == "fork"
     try:
-        server.preload(preload, later)
+        server.idle_modules = list(IDLE_MODULES) if fork else []
+        server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
         server.end()

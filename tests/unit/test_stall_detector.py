@@ -22,12 +22,12 @@ from ddp_notebook.session.runs.stall_detector import (
     LOOK_EVERY_S,
     RESTLESS_FOR_S,
     UNDECIDED_AFTER_S,
-    Watchman,
+    StallDetector,
     stuck,
 )
 
 STEP_S = 0.05
-"""How often the loop that waits gives the watchman a turn."""
+"""How often the loop that waits gives the stall detector a turn."""
 
 
 def waiting(rank: int, port: int = 1, **more: object) -> RankReport:
@@ -54,14 +54,14 @@ HEALTHY = (waiting(0), waiting(1), waiting(2))
 
 
 class Watch:
-    """A watchman whose time passes when it is told to."""
+    """A stall detector whose time passes when it is told to."""
 
     def __init__(self, *ranks: RankReport) -> None:
         self.ranks = ranks
         self.now_s = 100.0
         self.looks = 0
         self.moved: Callable[[], object] = lambda: None
-        self.man = Watchman(self._look, lambda: self.now_s, lambda: self.moved())
+        self.detector = StallDetector(self._look, lambda: self.now_s, lambda: self.moved())
 
     def _look(self) -> Case:
         self.looks += 1
@@ -72,7 +72,7 @@ class Watch:
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += STEP_S
-            if (said := self.man.turn()) is not None:
+            if (said := self.detector.turn()) is not None:
                 return said
         return None
 
@@ -81,7 +81,7 @@ class Watch:
         before = self.looks
         while self.looks == before:
             self.now_s += STEP_S
-            if (said := self.man.turn()) is not None:
+            if (said := self.detector.turn()) is not None:
                 return said
         return None
 
@@ -93,7 +93,7 @@ def said(diagnosis: Diagnosis | None) -> tuple[Category, Ranks]:
 
 def test_nobody_is_looked_at_before_somebody_may_have_waited() -> None:
     watch = Watch(*SURE)
-    assert watch.man.turn() is None
+    assert watch.detector.turn() is None
     watch.pass_s(LOOK_AFTER_S - 2 * STEP_S)
     assert watch.looks == 0
 
@@ -142,7 +142,7 @@ def test_a_look_at_which_all_is_well_begins_the_count_anew() -> None:
 def test_a_rank_that_works_holds_the_word_back_whatever_else_is_wrong() -> None:
     watch = Watch(waiting(0), waiting(1, port=2), busy(2))
     assert watch.pass_s(10 * UNDECIDED_AFTER_S) is None
-    assert watch.man.latest.wrong, "who asks is told"
+    assert watch.detector.latest.wrong, "who asks is told"
     watch.ranks = SURE
     assert said(watch.pass_s(5)) == (Category.ENV_MISMATCH, (1,))
 
@@ -158,8 +158,8 @@ def test_who_was_late_is_remembered_after_it_came() -> None:
     assert watch.pass_s(5) is None
     watch.ranks = HEALTHY
     assert watch.pass_s(5) is None
-    assert said(watch.man.seen_late) == (Category.STRAGGLER, (1,))
-    assert watch.man.latest.findings == ()
+    assert said(watch.detector.seen_late) == (Category.STRAGGLER, (1,))
+    assert watch.detector.latest.findings == ()
 
 
 def test_what_may_be_a_moments_picture_waits_while_ranks_lack_a_cpu() -> None:
@@ -246,9 +246,9 @@ def test_ranks_that_all_do_nothing_are_not_undecided() -> None:
 
 
 def test_stuck_needs_a_mistake_and_nobody_who_works() -> None:
-    wrong = Diagnosis(Watch(*SURE).man.latest.findings)
+    wrong = Diagnosis(Watch(*SURE).detector.latest.findings)
     assert not stuck(Case(SURE), wrong)
     watch = Watch(*SURE)
     watch.look()
-    assert stuck(Case(SURE), watch.man.latest)
-    assert not stuck(Case((*SURE, busy(3))), watch.man.latest)
+    assert stuck(Case(SURE), watch.detector.latest)
+    assert not stuck(Case((*SURE, busy(3))), watch.detector.latest)

@@ -1,0 +1,75 @@
+"""What a dead process leaves running: the processes of its session (setsid), listed and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+GRACE_S = 0.5
+"""How long a process may take to end by itself before it is killed."""
+_POLL_S = 0.02
+
+
+def is_running(pid: int) -> bool:
+    """True for a process that has not ended. A zombie, which only waits to be reaped, has."""
+    try:
+        return _stat(Path("/proc", str(pid), "stat"))[0] != b"Z"
+    except (OSError, IndexError):
+        return False
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
+    members = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = _stat(path)
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields[3]) == leader and fields[0] != b"Z":
+            members.append(int(path.parent.name))
+    return members
+
+
+def _stat(path: Path) -> list[bytes]:
+    """The fields of proc(5)'s stat from the state on; the command before it may hold anything."""
+    return path.read_bytes().rpartition(b")")[2].split()
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Signal a process that may have ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def end_sessions(leaders: Iterable[int]) -> None:
+    """End what the processes `leaders`, now dead, left running in their sessions.
+
+    The resource trackers of multiprocessing remove shared memory and end by themselves once
+    every process that shares it is gone, so they are killed only after `GRACE_S`.
+    """
+    remaining = list(leaders)
+    for leader in remaining:
+        kill_members(leader, spare_trackers=True)
+    deadline = time.monotonic() + GRACE_S
+    while any(session_members(leader) for leader in remaining) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for leader in remaining:
+        kill_members(leader)
+
+
+def kill_members(leader: int, *, spare_trackers: bool = False) -> None:
+    """Kill what is left in the session of `leader`."""
+    for member in session_members(leader):
+        if not (spare_trackers and _is_resource_tracker(member)):
+            send_signal(member, signal.SIGKILL)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False

@@ -1,0 +1,145 @@
+"""The session's ranks as processes: the warm fork server, what runs now, what was lost, the end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import NoSession, SessionLost, UsageMistake
+from ddp_notebook.launch.client import ForkServerClient, can_fork
+from ddp_notebook.launch.devices import DevicePlan, plan_devices, visible_gpus
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.options import InitOptions
+    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.record import Record
+
+_WARM_AFTER_S = 0.1
+
+
+class RankPool:
+    """Owns the processes of a session: none yet, running, or lost. From any thread."""
+
+    def __init__(self, record: Record) -> None:
+        self.processes: Processes | None = None
+        """What runs for the session; None while there are no ranks."""
+        self.fork_server: ForkServerClient | None = None
+        """The warm one, for the ranks to come; one that has ranks belongs to `processes`."""
+        self.lost_reason = ""
+        """Why the session was lost; empty while it was not."""
+        self._record = record
+        self._before_close: list[Callable[[str], None]] = []
+        self._gpus: tuple[str, ...] | None = None
+        self._lock = threading.Lock()
+        self._owner_pid = os.getpid()
+
+    def need(self, verb: str) -> Processes:
+        """The processes, for `verb` to work on. Raises NoSession, SessionLost."""
+        if self.lost_reason:
+            raise SessionLost(f"{self.lost_reason} Start again: %ddp_init")
+        if self.processes is None:
+            raise NoSession(verb)
+        return self.processes
+
+    def before_close(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the reason before processes end: for those who wait for them."""
+        self._before_close.append(callback)
+
+    # -- starting ------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """`Session.warm`."""
+
+        def work() -> None:
+            try:
+                processes = _processes_class()
+            except RuntimeError:
+                if threading.main_thread().is_alive():
+                    raise
+                return  # Python is ending: nothing can be imported any more, nor is it needed
+            processes.sweep_stale_folders()
+            self._gpus = visible_gpus()
+
+        if can_fork():
+            self.warm_fork_server("fork")
+        # Not before %load_ext has returned: the two would take turns.
+        warming = threading.Timer(_WARM_AFTER_S, work)
+        warming.name, warming.daemon = "ddp-warm", True
+        warming.start()
+
+    def warm_fork_server(self, mode: str) -> ForkServerClient:
+        """A fork server that loads torch or has it loaded, for the next start."""
+        with self._lock:
+            warm = self.fork_server
+            if warm is not None and (not warm.alive or warm.mode != mode):
+                warm.close()
+                warm = None
+            if warm is None:
+                warm = self.fork_server = ForkServerClient(mode)
+            return warm
+
+    def plan(self, options: InitOptions) -> DevicePlan:
+        """Which rank gets which device. Raises UsageMistake when there are too few."""
+        available = self._gpus if self._gpus is not None else visible_gpus()
+        return plan_devices(
+            options.world_size, options.device, options.backend, options.gpus, available
+        )
+
+    def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:
+        """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
+        fork_server = self.warm_fork_server(mode)
+        self.fork_server = None  # from now on it is that of `processes`, and ends with them
+        made = _processes_class()(options, devices, fork_server, self._record, self._lose)
+        self.processes = made
+        return made
+
+    # -- ending --------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """End all processes but the warm fork server; does nothing when there are none."""
+        with self._lock:
+            processes, self.processes = self.processes, None
+        if processes is not None:
+            for callback in self._before_close:
+                callback(reason)
+            processes.close()
+
+    def shut_down(self) -> None:
+        """`Session.shutdown`."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child of the notebook, on its way out
+        self.close("The ranks were shut down.")
+        with self._lock:
+            warm, self.fork_server = self.fork_server, None
+        if warm is not None:
+            warm.close()
+        self._record.begin(0)
+
+    def _lose(self, reason: str) -> None:
+        """The session cannot go on (called from any thread)."""
+        if self.lost_reason:
+            return
+        self.lost_reason = reason
+        self._record.note(ended=reason)
+        self._record.add(())
+        close = partial(self.close, reason)
+        threading.Thread(target=close, name="ddp-close", daemon=True).start()
+
+
+def launch_mode(launcher: str) -> str:
+    """How processes start, fork or process, for the option `--launcher`. Raises UsageMistake."""
+    if launcher == "fork" and not can_fork():
+        raise UsageMistake(
+            "Ranks cannot be forked here. Leave --launcher out: they start as processes."
+        )
+    return ("fork" if can_fork() else "process") if launcher == "auto" else launcher
+
+
+def _processes_class() -> type[Processes]:
+    """The one late import of a session: it loads ipyparallel, for which %load_ext cannot wait."""
+    from ddp_notebook.session.processes.processes import Processes
+
+    return Processes

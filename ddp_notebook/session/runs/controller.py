@@ -1,0 +1,287 @@
+"""One run of a cell or a script, from the claim of its ranks to its end."""
+
+from __future__ import annotations
+
+import enum
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
+from ddp_notebook.model import Case, Diagnosis, Event, Ranks
+from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
+from ddp_notebook.session.runs.gather import LaunchParameters, gather
+from ddp_notebook.session.runs.interruption import interruption
+from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.stall_detector import StallDetector
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.record import Record
+
+_STOP_WITHIN_S = 0.7
+"""How long interrupted ranks may take to stop before control returns without them."""
+_SEND_AGAIN_AFTER_S = 2.0
+
+Replies = dict[int, Callable[[], bool]]
+"""Of each rank that something was sent to: whether it replied."""
+
+
+class RunState(enum.Enum):
+    """Where a run is on its way. While it is claimed its ranks can get no other run."""
+
+    CLAIMED = "claimed"
+    """Its ranks are reserved; nothing was sent."""
+    RUNNING = "running"
+    """It was sent, and a thread waits for its end."""
+    INTERRUPTING = "interrupting"
+    """Its ranks are being interrupted, and a thread waits for them."""
+    LOST = "lost"
+    """The session ended under it; the thread that waits is about to notice."""
+    STUCK = "stuck"
+    """Released with ranks in it that made no progress."""
+    INTERRUPTED = "interrupted"
+    """Released with ranks in it that did not stop in time."""
+    ENDED = "ended"
+    """Released: no rank is in it, or the session has ended."""
+
+    @property
+    def claimed(self) -> bool:
+        """True while a thread is responsible for the run."""
+        return self in _CLAIMED
+
+
+_CLAIMED = frozenset({RunState.CLAIMED, RunState.RUNNING, RunState.INTERRUPTING, RunState.LOST})
+_WATCHED = {
+    RunState.CLAIMED: RunState.RUNNING,
+    RunState.STUCK: RunState.RUNNING,
+    RunState.INTERRUPTED: RunState.INTERRUPTING,
+}
+_GIVEN_UP = {
+    RunState.CLAIMED: RunState.INTERRUPTING,
+    RunState.RUNNING: RunState.INTERRUPTING,
+    RunState.STUCK: RunState.INTERRUPTED,
+}
+_WITHOUT_SESSION = {
+    RunState.CLAIMED: RunState.LOST,
+    RunState.RUNNING: RunState.LOST,
+    RunState.INTERRUPTING: RunState.LOST,
+    RunState.STUCK: RunState.ENDED,
+    RunState.INTERRUPTED: RunState.ENDED,
+}
+_RELEASED_WITH_RANKS = {
+    RunState.RUNNING: RunState.STUCK,
+    RunState.INTERRUPTING: RunState.INTERRUPTED,
+}
+
+
+class Work(Protocol):
+    """What ranks run: a cell or a script. It differs in what is sent and in how it ends."""
+
+    @property
+    def launch(self) -> LaunchParameters:
+        """What the ranks were launched with, as far as it is the run's own."""
+
+    def send(self, ranks: Ranks) -> Replies:
+        """Send it to `ranks`."""
+
+    def end(self, controller: RunController) -> CellResult:
+        """How it ended, once no rank is in it."""
+
+
+class RunController:
+    """Takes one run from the claim of its ranks to its end; owns its `state`.
+
+    One thread waits for the end (`see_through`); any thread may give the run up or lose it.
+    """
+
+    def __init__(
+        self, run: CellRun, cluster: RankCluster, logs: CollectiveLogs, record: Record
+    ) -> None:
+        self.run = run
+        self.cluster = cluster
+        self.logs = logs
+        self.state = RunState.CLAIMED
+        self.work: Work | None = None
+        """None until it is known what to run."""
+        self._patient = False
+        self._record = record
+        self._lock = threading.Lock()
+        self.watched = False
+        """A thread waits for its end, or did."""
+        self._sent = False
+        self._signalled: set[int] = set()
+        self._lost_reason = ""
+
+    # -- changes of state ----------------------------------------------------------------
+
+    def carry_out(self, work: Work, *, patient: bool) -> None:
+        """Say what to run. A `patient` run goes on also when no rank makes progress."""
+        self.work, self._patient = work, patient
+
+    def watch(self) -> None:
+        """This thread, or one that it starts, waits for the end from now on."""
+        self.watched = True
+        self._enter(_WATCHED)
+
+    def give_up(self) -> None:
+        """Have its ranks interrupted: those that are in it by `signal_started`, others later."""
+        self._enter(_GIVEN_UP)
+
+    def lose(self, reason: str) -> None:
+        """The session ends under it: whoever waits for it goes on."""
+        self._lost_reason = reason
+        self._enter(_WITHOUT_SESSION)
+        self.run.over.set()
+
+    def release(self) -> None:
+        """Nobody waits for it any more: its free ranks may get another run."""
+        with self._lock:
+            left = bool(self.run.pending)
+            self.state = (
+                _RELEASED_WITH_RANKS.get(self.state, RunState.ENDED) if left else (RunState.ENDED)
+            )
+            self.run.detector = None
+        self._record.add(())  # wakes those who wait for the release
+
+    def _enter(self, table: dict[RunState, RunState]) -> None:
+        with self._lock:
+            self.state = table.get(self.state, self.state)
+
+    @property
+    def given_up(self) -> bool:
+        """True once its ranks were to be interrupted, by the user or by another verb."""
+        return self.state in (RunState.INTERRUPTING, RunState.INTERRUPTED)
+
+    @property
+    def lost(self) -> bool:
+        """True once the session has ended under it."""
+        return bool(self._lost_reason)
+
+    # -- what its ranks tell -------------------------------------------------------------
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take in what its ranks tell; interrupt those that begin a run that was given up."""
+        self.run.take(events)
+        self.signal_started()
+
+    def signal_started(self) -> None:
+        """Interrupt the ranks that are in a run that was given up.
+
+        Only a rank that has begun: one that is about to begin would lose the message. And each
+        once: what the cell does about an interrupt must not be interrupted in turn.
+        """
+        if not self.given_up:
+            return
+        with self._lock:
+            ranks = sorted(set(self.run.pending) & self.run.started - self._signalled)
+            self._signalled.update(ranks)
+        for rank in ranks:
+            self.cluster.signal(rank, signal.SIGINT)
+
+    def look(self, *, as_script: bool = True) -> Case:
+        """The case as it is. That of a cell has all ranks of the session in it.
+
+        So has a script's with `as_script` false: once it is over and the ranks have the
+        session's group again.
+        """
+        run, snapshot = self.run, self._record.snapshot
+        alone = as_script and bool(run.script)
+        ranks = run.ranks if alone else tuple(range(snapshot.world_size))
+        return gather(
+            self.cluster,
+            snapshot,
+            self.work.launch if alone and self.work is not None else LaunchParameters(),
+            ranks if alone else None,
+            asked=lambda: run.pending,
+            collectives=lambda: self.logs.read(ranks, run.cell),
+            sources=run.sources,
+        )
+
+    # -- to the end ----------------------------------------------------------------------
+
+    def see_through(self, interrupted: Callable[[], bool]) -> CellResult:
+        """Send the run if it was not yet, and wait until it is over, stuck or interrupted.
+
+        Then it is released. Ranks that are stuck or do not stop are `pending` in the result.
+        """
+        assert self.work is not None
+        try:
+            diagnosis = self._wait(self.work, interrupted)
+            if diagnosis is not None:
+                return replace(self.run.result(_stuck(diagnosis)), diagnosis=diagnosis)
+            if self.lost and not self.run.done:
+                return self._lost()
+            if interrupted() and not self.run.done:
+                return self.run.result(self._interrupt())
+            return self.work.end(self)
+        except Exception:
+            if not self.lost:
+                raise
+            return self._lost()  # what is asked of a session that ends can fail anyhow
+        finally:
+            self.release()
+
+    def _lost(self) -> CellResult:
+        return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
+
+    def _wait(self, work: Work, interrupted: Callable[[], bool]) -> Diagnosis | None:
+        """Wait until no rank is in it, or nobody is to wait longer; why it is stuck, if it is.
+
+        A reply without a start means that the engine dropped the message (it does after an
+        interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
+        """
+        run = self.run
+        detector = run.detector = None if self._patient else self._detector()
+        with quick_switches():
+            replies = {} if self._sent else work.send(run.ranks)
+            self._sent = True
+            sent_s = dict.fromkeys(replies, time.monotonic())
+            sent_again: set[int] = set()
+            while not run.over.wait(LOOK_EVERY_S) and not run.done:
+                diagnosis = detector.turn() if detector is not None else None
+                if diagnosis is not None:
+                    return None if run.done else diagnosis
+                if interrupted():
+                    return None
+                for rank in self._dropped(replies, sent_s):
+                    if rank in sent_again:
+                        run.lost.add(rank)
+                        continue
+                    sent_again.add(rank)
+                    sent_s[rank] = time.monotonic()
+                    replies.update(work.send((rank,)))
+        return None
+
+    def _dropped(self, replies: Replies, sent_s: dict[int, float]) -> list[int]:
+        """Ranks that replied a while ago and did not begin."""
+        late_s = time.monotonic() - _SEND_AGAIN_AFTER_S
+        waited_for = set(self.run.pending) - self.run.started
+        return [r for r in replies if r in waited_for and sent_s[r] <= late_s and replies[r]()]
+
+    def _detector(self) -> StallDetector:
+        """Looks for ranks that are stuck; asks nobody while they issue collectives or print."""
+        run, logs = self.run, self.logs
+        return StallDetector(self.look, moved=lambda: (logs.written(run.ranks), run.changes))
+
+    def _interrupt(self) -> CellInterrupted:
+        """Interrupt its ranks; control returns whether they stop or not."""
+        self.give_up()
+        deadline_s = time.monotonic() + _STOP_WITHIN_S
+        while self.run.pending and (left_s := deadline_s - time.monotonic()) > 0:
+            self.signal_started()
+            self._record.wait_for(lambda: self.run.done, min(left_s, LOOK_EVERY_S))
+        return interruption(self.run, self._record.snapshot)
+
+
+def _stuck(diagnosis: Diagnosis) -> Stuck:
+    """What a run raises whose ranks make no progress any more."""
+    lines = [f"{diagnosis.headline.removesuffix('.')}."]
+    if diagnosis.findings:
+        lines.append(f"What to do: {diagnosis.findings[0].remedy}")
+    lines.append("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
+    return Stuck("\n".join(lines), diagnosis)

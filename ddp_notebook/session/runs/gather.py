@@ -1,0 +1,108 @@
+"""Asks ranks what they know and makes a case of it; of dead and silent ranks, what is on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    Probe,
+    RankReport,
+    Ranks,
+    Snapshot,
+    Status,
+    codec,
+)
+from ddp_notebook.session.processes.unresponsive import silent
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+
+_ASK_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class LaunchParameters:
+    """What the launcher told the ranks: the rendezvous variables, and which rank hosts the store.
+
+    `store_host` None: no rank hosts it, a process of the session does.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    store_host: int | None = None
+    store_alive: Callable[[], bool] = lambda: True
+
+
+def gather(
+    cluster: RankCluster,
+    snapshot: Snapshot,
+    launch: LaunchParameters,
+    ranks_of_run: Ranks | None = None,
+    asked: Callable[[], Ranks] = tuple,
+    collectives: Callable[[], Collectives] = Collectives,
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Case:
+    """The evidence of the ranks (all by default), of dead and silent ones what the record has.
+
+    `asked` are the ranks that have something to do: one that does nothing has not begun yet,
+    and what it knows is of an earlier set-up.
+    """
+    states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
+    dead = {state.rank: state for state in states if state.status is Status.DEAD}
+    alive = tuple(state.rank for state in states if state.rank not in dead)
+    answers = cluster.ask(alive, "evidence", _ASK_TIMEOUT_S)
+    to_do = asked()
+    ranks = []
+    for state in states:
+        if state.rank in dead:
+            evidence = RankReport(
+                state.rank,
+                Activity.DEAD,
+                exit_code=state.exit_code,
+                last_words=state.last_words,
+            )
+        elif (answer := answers.get(state.rank, {})) and "error" in answer:
+            doing = f"its observer failed: {answer['error']}"
+            evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
+        elif answer:
+            evidence = codec.decode(RankReport, answer)
+            if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
+                evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
+        else:
+            evidence = silent(state)
+        ranks.append(evidence)
+    return Case(
+        with_reach(cluster, ranks),
+        dict(launch.values),
+        launch.store_host,
+        store_alive=launch.store_alive(),
+        collectives=collectives(),
+        sources=sources,
+    )
+
+
+def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
+    """`ranks`, those that connect to each other across hosts with whom of them they reach.
+
+    Asked in a second step: only now it is known where each of them listens.
+    """
+    connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
+    if len({e.network for e in connecting}) < 2:
+        return tuple(ranks)
+    targets = [
+        each
+        for e in connecting
+        for each in e.listens
+        if not each.startswith(("127.", "::1:"))  # on another host that is another place
+    ]
+    asked = tuple(e.rank for e in connecting)
+    answers = cluster.ask(asked, "reach", _ASK_TIMEOUT_S, {"targets": targets})
+    return tuple(
+        replace(e, reach=tuple(Probe(**each) for each in answers.get(e.rank, {}).get("reach", ())))
+        for e in ranks
+    )

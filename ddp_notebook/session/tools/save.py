@@ -1,0 +1,48 @@
+"""Writes what is known of a session to a file, also after the session was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.archive.save import check_target, saved_run, write
+from ddp_notebook.errors import NoSession, SessionLost
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.tools.why import Why
+
+
+class Save:
+    """Saves the run of a session."""
+
+    def __init__(self, record: Record, runs: RunRegistry, why: Why) -> None:
+        self._record = record
+        self._runs = runs
+        self._why = why
+
+    def save(
+        self, path: str | os.PathLike[str], *, output: bool = False, force: bool = False
+    ) -> SavedRun:
+        """`Session.save`."""
+        target = check_target(path, force)
+        if not self._record.snapshot.ranks:
+            raise NoSession("%ddp_save")
+        case = None
+        # Of a session that was lost nobody is left to ask; what it was like is known still.
+        # One that is ending closes its connections while they are asked.
+        with contextlib.suppress(NoSession, SessionLost, OSError):
+            case = self._why.case("%ddp_save")
+        run = self._runs.current.run if self._runs.current is not None else None
+        saved = saved_run(
+            *self._record.kept(),
+            case,
+            script=run.script if run is not None else "",
+            run=run.cell if run is not None else 0,
+            output=output,
+        )
+        write(target, saved, force)
+        return saved

@@ -1,0 +1,78 @@
+"""Variables on the ranks, set and fetched; and what a rank wrote."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.session.guards import check_name, check_ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
+
+_TIMEOUT_S = 60.0
+
+
+class Values:
+    """Values and output of the ranks of a session."""
+
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+
+    def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
+        """`Session.push`."""
+        cluster = self._pool.need("%ddp_push").cluster
+        members = self._runs.idle(ranks, "%ddp_push")
+        for name, value in values.items():
+            check_name(name)
+            try:
+                pickle.dumps(value)
+            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+                raise UsageMistake(
+                    f"{name} is a {type(value).__name__}, which cannot be sent to the ranks: "
+                    f"{error}. Make it there instead: %%ddp, then {name} = ..."
+                ) from None
+        cluster.push(members, values, _TIMEOUT_S)
+        return members
+
+    def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
+        """`Session.pull`."""
+        cluster = self._pool.need("%ddp_pull").cluster
+        members = self._runs.idle(ranks, "%ddp_pull")
+        check_name(name)
+        answers = cluster.call(
+            members,
+            "ddp_notebook.rank.values:get",
+            lambda _: {"name": name, "keep_tensors": keep_tensors},
+        )
+        values: dict[int, Any] = {}
+        problems: dict[str, list[int]] = {}
+        for rank, answer in answers.items():
+            reply = cluster.value_of(answer, _TIMEOUT_S)
+            if "error" in reply:
+                problems.setdefault(reply["error"], []).append(rank)
+            else:
+                values[rank] = reply["value"]
+        if problems:
+            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
+            raise UsageMistake(f"{name} cannot be pulled ({why}).")
+        return values
+
+    def output(self, rank: int, log: bool = False) -> str:
+        """`Session.output`."""
+        processes = self._pool.need("%ddp_output")
+        check_ranks((rank,), self._record.snapshot)
+        runs = (controller.run for controller in reversed(self._runs.controllers))
+        run = next((run for run in runs if rank in run.ranks), None)
+        cell = run.cell if run is not None else 0
+        path = processes.log_file(rank) if log else processes.output_file(rank, cell)
+        if path.exists():
+            return path.read_text("utf-8", "replace")
+        return run.written(rank) if run is not None and not log else ""

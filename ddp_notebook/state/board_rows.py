@@ -1,0 +1,176 @@
+"""The state arranged for drawing: one row for ranks in the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ddp_notebook.model import (
+    Board,
+    BoardRow,
+    Collective,
+    Collectives,
+    Diagnosis,
+    Ranks,
+    RankState,
+    Role,
+    Snapshot,
+    Status,
+)
+from ddp_notebook.state import collective_table, setup_table
+from ddp_notebook.state.descriptions import describe, headline, notes
+
+FOLD_FROM = 8
+"""With this many ranks and more, ranks in the same state share a row."""
+SILENT_AFTER_S = 2.0
+"""A live rank sends a message every quarter of a second."""
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """What is known of the session at one moment.
+
+    `collectives` is what the ranks issued in the current or last run; `pending` are the ranks
+    that are still in it. `sources` is code by file name. `store` says who hosts the store:
+    session or rank0.
+    """
+
+    snapshot: Snapshot
+    collectives: Collectives = field(default_factory=Collectives)
+    pending: Ranks = ()
+    diagnosis: Diagnosis | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    store: str = "session"
+
+
+def board(snapshot: Snapshot) -> Board:
+    """The board of `snapshot` alone: without collectives and findings."""
+    return board_of(BoardFacts(snapshot))
+
+
+def board_of(facts: BoardFacts) -> Board:
+    """The board of all that is known, as old as the snapshot is."""
+    snapshot = facts.snapshot
+    return Board(headline(snapshot), board_rows(facts), notes(snapshot), snapshot)
+
+
+def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
+    """The ranks in their order; many ranks in the same state share a row."""
+    issued = facts.collectives.of
+    latest = {rank: issued[rank][-1] for rank in set(facts.pending) if issued.get(rank)}
+    missing = collective_table.MissingRanks(facts.collectives)
+    rows = [_row(state, latest.get(state.rank), missing, facts) for state in facts.snapshot.ranks]
+    if len(rows) < FOLD_FROM:
+        return tuple(rows)
+    groups: dict[object, list[BoardRow]] = {}
+    for row in rows:
+        groups.setdefault(_sameness(row), []).append(row)
+    return tuple(map(_together, groups.values()))
+
+
+def _sameness(row: BoardRow) -> object:
+    """Equal for ranks that share a row."""
+    return (
+        *(row.role, row.status, row.stage, row.entering, row.text, row.waits_for),
+        *(_kind_of_device(row.device), row.host, row.silent),
+    )
+
+
+def _together(rows: Sequence[BoardRow]) -> BoardRow:
+    """One row for all: its times are those of the earliest and of the quietest rank."""
+    if len(rows) == 1:
+        return rows[0]
+    return replace(
+        rows[0],
+        ranks=tuple(rank for row in rows for rank in row.ranks),
+        device=_kind_of_device(rows[0].device),
+        pid=0,
+        age_s=max(row.age_s for row in rows),
+        since_ns=min((row.since_ns for row in rows if row.since_ns), default=0),
+        heard_ns=min((row.heard_ns for row in rows if row.heard_ns), default=0),
+    )
+
+
+def _kind_of_device(device: str) -> str:
+    return device.partition(":")[0].partition(" ")[0]
+
+
+def _row(
+    state: RankState,
+    record: Collective | None,
+    missing: collective_table.MissingRanks,
+    facts: BoardFacts,
+) -> BoardRow:
+    """The row of one rank. `record` is the latest collective of a rank that is in a run."""
+    activity = _activity(state, record, missing, facts)
+    age_s = max(0.0, (facts.snapshot.taken_ns - state.heard_ns) / 1e9) if state.heard_ns else 0.0
+    silent = age_s > SILENT_AFTER_S and state.status is not Status.DEAD
+    return BoardRow(
+        ranks=(state.rank,),
+        status=state.status,
+        stage=state.stage,
+        entering=state.entering,
+        text=activity.text,
+        device=state.device,
+        pid=state.pid,
+        host=state.host,
+        age_s=age_s,
+        silent=silent,
+        role=_role(state, activity, silent, facts.diagnosis),
+        waits_for=activity.waits_for,
+        since_ns=activity.since_ns,
+        heard_ns=state.heard_ns if silent else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    """What a rank does, since when, and for whom it waits."""
+
+    text: str
+    since_ns: int = 0
+    waits_for: Ranks = ()
+    waits: bool = False
+    paused: bool = False
+
+
+def _activity(
+    state: RankState,
+    record: Collective | None,
+    missing: collective_table.MissingRanks,
+    facts: BoardFacts,
+) -> _Activity:
+    text = describe(state)
+    match state.status:
+        case Status.SETTING_UP:
+            waits_for = setup_table.waits_for(state, facts.snapshot, facts.store)
+            return _Activity(text, state.since_ns, waits_for, waits=bool(waits_for))
+        case Status.RUNNING if record is not None and not record.over:
+            text = collective_table.describe(record, facts.collectives.of[state.rank])
+            if collective_table.is_paused(record):
+                return _Activity(text, record.issued_ns, paused=True)
+            return _Activity(text, record.issued_ns, missing.of(record), waits=True)
+        case Status.RUNNING | Status.READY:
+            return _Activity(text)
+        case _:
+            return _Activity(text, state.since_ns, paused=state.status is Status.PAUSED)
+
+
+def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagnosis | None) -> Role:
+    """The first that is true of the rank, the worst before the others."""
+    findings = diagnosis.findings if diagnosis is not None else ()
+    for finding in findings:
+        if state.rank in finding.ranks and not finding.passing:
+            return Role.CULPRIT
+        if state.rank in finding.ranks:
+            return Role.PAUSED if activity.paused else Role.LATE
+    waits = activity.waits or any(state.rank in finding.waiting for finding in findings)
+    roles = (
+        (state.status is Status.DEAD, Role.DEAD),
+        (state.status is Status.FAILED, Role.FAILED),
+        (silent, Role.SILENT),
+        (activity.paused, Role.PAUSED),
+        (waits, Role.WAITING),
+        (state.status is Status.READY, Role.READY),
+    )
+    return next((role for is_so, role in roles if is_so), Role.RUNNING)

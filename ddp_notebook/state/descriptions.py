@@ -1,0 +1,89 @@
+"""The state in words: what a rank does, how its process ended."""
+
+from __future__ import annotations
+
+import signal
+
+from ddp_notebook.model import RankState, Snapshot, Status, format_ranks, name_ranks
+
+
+def headline(snapshot: Snapshot) -> str:
+    """The session in one line."""
+    if snapshot.ended:
+        return f"Session ended: {snapshot.ended}"
+    if not snapshot.ranks:
+        return "No ranks. Start them: %ddp_init --world-size 4"
+    count = f"{snapshot.world_size} rank{'s' if snapshot.world_size > 1 else ''}"
+    parts = []
+    for status in Status:
+        ranks = snapshot.with_status(status)
+        if ranks:
+            everyone = len(ranks) == snapshot.world_size
+            parts.append(status.value if everyone else f"{name_ranks(ranks)} {status.value}")
+    where = f" · {snapshot.init_method}" if snapshot.init_method else ""
+    return f"{count}, {snapshot.backend or 'no backend'}{where}: {'; '.join(parts)}"
+
+
+def exit_text(exit_code: int) -> str:
+    """How a process ended: ``killed by SIGKILL``, ``exited with code 3``."""
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def describe(state: RankState) -> str:
+    """What a rank does, waits for, raised last or died of, in a few words."""
+    match state.status:
+        case Status.STARTING:
+            return "its process starts"
+        case Status.SETTING_UP:
+            return state.doing or state.detail
+        case Status.PAUSED:
+            return state.detail
+        case Status.READY:
+            return f"its last cell raised {state.raised}" if state.raised else ""
+        case Status.RUNNING:
+            return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
+        case Status.FAILED:
+            stage = f"{state.entering.value}: " if state.entering else ""
+            return f"{stage}{state.cause}"
+        case Status.DEAD:
+            return _death(state)
+
+
+def _death(state: RankState) -> str:
+    last = state.last_words.strip().splitlines()
+    words = f" · last words: {last[-1].strip()}" if last else ""
+    return f"{exit_text(state.exit_code or 0)}{words}"
+
+
+def notes(snapshot: Snapshot) -> tuple[str, ...]:
+    """What was decided for the user, then what to do about what went wrong."""
+    lines = list(snapshot.notes)
+    for state in snapshot.ranks:
+        if state.status is Status.FAILED and state.remedy:
+            lines.append(f"Rank {state.rank}: {state.remedy}")
+        if state.lost_events:
+            lines.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
+    dead = snapshot.with_status(Status.DEAD)
+    if dead and not snapshot.ended:
+        lines.append(_how_to_restart(snapshot))
+    return tuple(dict.fromkeys(lines))
+
+
+def _how_to_restart(snapshot: Snapshot) -> str:
+    dead = snapshot.with_status(Status.DEAD)
+    running = snapshot.with_status(Status.RUNNING)
+    restart = f"%ddp_restart --ranks {format_ranks(dead)}"
+    who = name_ranks(dead)
+    if not running:
+        return f"{who.capitalize()} can be brought back, the others keep their variables: {restart}"
+    them = "both" if len(dead) + len(running) == 2 else "all of them"
+    return (
+        f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "
+        f"{restart}. If that waits for {who}, interrupt it and restart {them}: "
+        f"%ddp_restart --ranks {format_ranks((*dead, *running))}"
+    )

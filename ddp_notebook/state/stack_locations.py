@@ -1,0 +1,48 @@
+"""The lines of the user's code in which ranks are, each with the code around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddp_notebook.model import Place, Ranks, StackLocation
+from ddp_notebook.state.board_rows import BoardFacts
+
+_AROUND = 2
+"""Lines of code that are shown before and after the one."""
+_MOST_LOCATIONS = 12
+"""Those of the most ranks come first."""
+_MOST_CALLERS = 4
+
+
+def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
+    """Where ranks are that have not finished their latest collective."""
+    paths: dict[int, Sequence[Place]] = {}
+    for rank in facts.pending:
+        issued = facts.collectives.of.get(rank)
+        if issued and issued[-1].path and not issued[-1].over:
+            paths[rank] = issued[-1].path
+    return locations(paths, facts.sources)
+
+
+def locations(
+    paths: Mapping[int, Sequence[Place]], sources: Mapping[str, str]
+) -> tuple[StackLocation, ...]:
+    """Where ranks are whose calls are known, the innermost last; those of the most ranks first."""
+    ranks_at: dict[tuple[Place, ...], list[int]] = {}
+    for rank, path in sorted(paths.items()):
+        ranks_at.setdefault(tuple(path), []).append(rank)
+    made = [_location(tuple(ranks), path, sources) for path, ranks in ranks_at.items()]
+    return tuple(sorted(made, key=lambda location: -len(location.ranks))[:_MOST_LOCATIONS])
+
+
+def _location(ranks: Ranks, path: Sequence[Place], sources: Mapping[str, str]) -> StackLocation:
+    site = path[-1]
+    source = sources.get(site.file, "").splitlines()
+    lines: tuple[tuple[int, str], ...] = ()
+    if 0 < site.line <= len(source):
+        first, last = max(1, site.line - _AROUND), min(len(source), site.line + _AROUND)
+        lines = tuple((number, source[number - 1]) for number in range(first, last + 1))
+    elif site.text:
+        lines = ((site.line, site.text),)
+    callers = tuple(map(str, path[:-1][-_MOST_CALLERS:]))
+    return StackLocation(ranks, str(site), callers, lines, site.line)

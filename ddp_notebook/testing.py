@@ -1,0 +1,132 @@
+"""For tests: a cluster without processes, and the way to what runs behind a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Event, Ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.session import Session
+    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.setup.bring_up import BringUp
+
+
+def processes_of(session: Session) -> Processes:
+    """What runs for a session. Raises NoSession, SessionLost when nothing does."""
+    return session.pool.need("A test")
+
+
+def cluster_of(session: Session) -> Any:
+    """The cluster of a session, to be asked as the session does; also its private parts."""
+    return processes_of(session).cluster
+
+
+def bring_up_of(session: Session) -> BringUp:
+    """The set-up of the ranks of a session. Raises NoSession, SessionLost."""
+    return session._set_up.need("A test")
+
+
+def pids_of(session: Session) -> dict[str, Any]:
+    """The processes behind a session by what they are, and its folder; plain values."""
+    processes = processes_of(session)
+    return {
+        "fork_server": processes.fork_server.pid,
+        "controller": cluster_of(session)._cluster.controller.pid,
+        "store": processes.store_pid,
+        "ranks": [state.pid for state in session.record.snapshot.ranks],
+        "folder": str(processes.folder),
+    }
+
+
+Tell = Callable[[int, Mapping[str, Any]], Iterable[Event]]
+"""What a rank does when it is told something: the events that it emits."""
+
+
+@dataclass
+class FakeCluster:
+    """A `cluster.RankCluster` whose ranks answer from a script of values, or never.
+
+    `answers` has for each function that is called, or question that is asked, the answer of each
+    rank; one that is left out does not answer. An answer that is a UsageMistake is raised. What
+    is done with the cluster is written down: `sent`, `called`, `signals`.
+    """
+
+    record: Record
+    answers: dict[str, Mapping[int, Any]] = field(default_factory=dict)
+    """By function or question, without its module: rank to answer."""
+    tells: Tell = lambda rank, arguments: ()
+    """What ranks do that are told to run something, besides replying."""
+    signalled: Tell = lambda rank, arguments: ()
+    """What ranks do that get a signal, whose number is ``arguments["number"]``."""
+    meanwhile: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """By function: what happens once it was called."""
+    sent: list[tuple[Ranks, str]] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+    signals: list[tuple[int, int]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Nothing has to be started."""
+
+    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+        """A process number, of no process."""
+        return 100_000 + rank
+
+    def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
+        """All ranks take calls at once."""
+        return ()
+
+    def call(
+        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
+    ) -> dict[int, Future[Any]]:
+        """The answers of `answers`, at once."""
+        function = name.partition(":")[2]
+        self.called.append(function)
+        sent: dict[int, Future[Any]] = {rank: Future() for rank in ranks}
+        for rank, value in self.answers.get(function, {}).items():
+            if rank in sent:
+                sent[rank].set_result(value)
+        self.meanwhile.get(function, lambda: None)()
+        return sent
+
+    def tell(
+        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+    ) -> dict[int, Callable[[], bool]]:
+        """Every rank replies, and does what `tells` says."""
+        self.sent.append((ranks, name))
+        for rank in ranks:
+            self.record.add(tuple(self.tells(rank, arguments)))
+        return {rank: lambda: True for rank in ranks}
+
+    def ask(
+        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
+    ) -> dict[int, Mapping[str, Any]]:
+        """The answers of `answers`."""
+        known = self.answers.get(question, {})
+        return {rank: known[rank] for rank in ranks if rank in known}
+
+    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+        """What a call gave."""
+        value = answer.result(timeout_s)
+        if isinstance(value, UsageMistake):
+            raise value
+        return value
+
+    def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
+        """Nothing keeps the values."""
+
+    def signal(self, rank: int, number: int) -> None:
+        """The rank does what `signalled` says."""
+        self.signals.append((rank, number))
+        self.record.add(tuple(self.signalled(rank, {"number": number})))
+
+    def stop(self, rank: int) -> None:
+        """Nothing has to be ended."""
+
+    def close(self) -> None:
+        """Nothing has to be ended."""

@@ -1,0 +1,261 @@
+"""One run from claim to end, on ranks that do what a test says: no process, no notebook."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.errors import CellFailed, CellInterrupted, SessionLost, Stuck
+from ddp_notebook.model import (
+    Category,
+    CellFinished,
+    CellStarted,
+    Diagnosis,
+    Event,
+    Finding,
+    Output,
+    OutputKind,
+    RankExited,
+    RankState,
+    Status,
+)
+from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.runs import controller as controlling
+from ddp_notebook.session.runs.cells import CellWork
+from ddp_notebook.session.runs.controller import RunController, RunState
+from ddp_notebook.session.runs.detached import Detached
+from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.testing import FakeCluster
+
+BOTH = (0, 1)
+
+
+class Setting:
+    """A run of one cell on two ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.record = Record()
+        self.record.note(ranks=tuple(RankState(rank, status=Status.READY) for rank in BOTH))
+        self.cluster = FakeCluster(self.record)
+        self.run = CellRun(1, BOTH)
+        self.controller = RunController(self.run, self.cluster, CollectiveLogs(folder), self.record)
+        self.record.subscribe(self.controller.take)
+        work = CellWork(self.run, self.cluster, "x = 1", "%%ddp", is_async=False)
+        self.controller.carry_out(work, patient=True)
+
+    def ranks_do(self, rank_does: Callable[[int], Iterable[Event]]) -> None:
+        self.cluster.tells = lambda rank, _: rank_does(rank)
+
+    def see_through(self, interrupted: Callable[[], bool] = lambda: False) -> Any:
+        self.controller.watch()
+        return self.controller.see_through(interrupted)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Setting(tmp_path)
+
+
+def started(rank: int) -> CellStarted:
+    return CellStarted(rank=rank, cell=1)
+
+
+def finished(rank: int, outcome: str = "ok", **fields: Any) -> CellFinished:
+    return CellFinished(rank=rank, cell=1, outcome=outcome, **fields)
+
+
+def test_a_cell_that_finishes_is_claimed_until_it_is_released(setting: Setting) -> None:
+    states = []
+
+    def rank_does(rank: int) -> Iterable[Event]:
+        states.append(setting.controller.state)
+        return (started(rank), finished(rank))
+
+    setting.ranks_do(rank_does)
+    assert setting.controller.state is RunState.CLAIMED
+    assert setting.controller.state.claimed
+    result = setting.see_through()
+    assert (result.error, result.pending) == (None, ())
+    assert states == [RunState.RUNNING] * 2
+    assert setting.controller.state is RunState.ENDED
+    assert not setting.controller.state.claimed
+    assert setting.cluster.sent == [(BOTH, "ddp_notebook.rank.cells.runner:run")]
+
+
+def test_a_rank_that_dies_without_a_word_gets_the_last_line_that_it_wrote(
+    setting: Setting,
+) -> None:
+    def rank_does(rank: int) -> Iterable[Event]:
+        if rank == 0:
+            return (started(0), finished(0))
+        wrote = Output(rank=1, cell=1, what=OutputKind.STDOUT, text="epoch 3\n")
+        return (started(1), wrote, RankExited(rank=1, pid=9, exit_code=-9))
+
+    setting.ranks_do(rank_does)
+    error = setting.see_through().error
+    assert isinstance(error, CellFailed)
+    assert "rank 1 died, killed by SIGKILL (last words: epoch 3)" in str(error)
+
+
+def test_an_interrupt_reaches_ranks_that_have_begun_and_once(setting: Setting) -> None:
+    setting.ranks_do(lambda rank: (started(rank),))
+    setting.cluster.signalled = lambda rank, _: (finished(rank, "interrupted", line=2),)
+    result = setting.see_through(lambda: True)
+    assert isinstance(result.error, CellInterrupted)
+    assert "ranks 0-1 stopped at cell line 2" in str(result.error)
+    assert setting.cluster.signals == [(0, signal.SIGINT), (1, signal.SIGINT)]
+    assert setting.controller.state is RunState.ENDED
+
+
+def test_a_rank_that_does_not_stop_is_left_and_one_that_begins_late_is_interrupted_then(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlling, "_STOP_WITHIN_S", 0.05)
+    setting.ranks_do(lambda rank: (started(0),) if rank == 0 else ())
+    result = setting.see_through(lambda: True)
+    assert isinstance(result.error, CellInterrupted)
+    assert result.pending == BOTH
+    assert setting.controller.state is RunState.INTERRUPTED
+    assert setting.cluster.signals == [(0, signal.SIGINT)]
+    setting.record.add((started(1),))
+    assert setting.cluster.signals == [(0, signal.SIGINT), (1, signal.SIGINT)]
+
+
+def test_a_run_that_is_stuck_is_released_with_its_ranks_and_waited_for_again(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = Finding(Category.MISSING_RANK, (1,), "rank 1 is missing", "Start it.")
+    diagnosis = Diagnosis((finding,), None, 2)
+
+    class Detector:
+        latest = diagnosis
+        seen_late = None
+
+        def turn(self) -> Diagnosis | None:
+            return diagnosis
+
+    monkeypatch.setattr(RunController, "_detector", lambda _: Detector())
+    setting.ranks_do(lambda rank: (started(rank),))
+    assert setting.controller.work is not None
+    setting.controller.carry_out(setting.controller.work, patient=False)
+    result = setting.see_through()
+    assert isinstance(result.error, Stuck)
+    assert "What to do: Start it." in str(result.error)
+    assert (result.diagnosis, result.pending) == (diagnosis, BOTH)
+    assert setting.controller.state is RunState.STUCK
+
+    setting.controller.carry_out(setting.controller.work, patient=True)
+    detached = Detached(setting.controller)
+    assert setting.controller.state is RunState.RUNNING
+    assert len(setting.cluster.sent) == 1, "it is not sent again"
+    setting.record.add([finished(rank) for rank in BOTH])
+    assert detached.ended.result(10).error is None
+    assert not detached.left_with_ranks
+    assert setting.controller.state is RunState.ENDED
+
+
+def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
+    setting: Setting,
+) -> None:
+    setting.ranks_do(lambda rank: (started(rank),))
+    setting.cluster.signalled = lambda rank, _: (finished(rank, "error", ename="Freed"),)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(setting.see_through)
+        setting.record.wait_for(lambda: setting.run.started == set(BOTH), 10)
+        setting.controller.give_up()
+        assert setting.controller.state is RunState.INTERRUPTING
+        setting.controller.signal_started()
+        result = ended.result(10)
+    assert isinstance(result.error, CellFailed)
+    assert result.diagnosis is None
+    assert setting.controller.state is RunState.ENDED
+
+
+def test_a_session_that_ends_under_a_run_is_its_end(setting: Setting) -> None:
+    detached = Detached(setting.controller)
+    setting.controller.lose("The fork server ended.")
+    result = detached.ended.result(10)
+    assert isinstance(result.error, SessionLost)
+    assert str(result.error) == "The fork server ended. Start again: %ddp_init"
+    assert (setting.run.done, setting.controller.state) == (False, RunState.ENDED)
+    assert not detached.left_with_ranks
+
+
+def test_what_fails_because_the_session_ends_is_its_end_too(setting: Setting) -> None:
+    def rank_does(rank: int) -> Iterable[Event]:
+        setting.controller.lose("The fork server ended.")
+        raise OSError("the connection is closed")
+
+    setting.ranks_do(rank_does)
+    assert isinstance(setting.see_through().error, SessionLost)
+
+
+def test_what_fails_for_another_reason_is_raised_and_the_ranks_are_released(
+    setting: Setting,
+) -> None:
+    def rank_does(rank: int) -> Iterable[Event]:
+        raise OSError("no route")
+
+    setting.ranks_do(rank_does)
+    with pytest.raises(OSError, match="no route"):
+        setting.see_through()
+    assert not setting.controller.state.claimed
+
+
+def test_a_message_that_the_engine_dropped_is_sent_once_more_and_then_lost(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlling, "_SEND_AGAIN_AFTER_S", 0.05)
+    setting.ranks_do(lambda rank: (started(0), finished(0)) if rank == 0 else ())
+    error = setting.see_through().error
+    assert [ranks for ranks, _ in setting.cluster.sent] == [BOTH, (1,)]
+    assert str(error) == "rank 1 did not run the cell: the message was lost; rank 0 finished."
+
+
+def test_a_detached_run_is_stopped_as_an_interrupt_stops_it(setting: Setting) -> None:
+    begun = threading.Event()
+
+    def rank_does(rank: int) -> Iterable[Event]:
+        if rank == 1:
+            begun.set()
+        return (started(rank),)
+
+    setting.ranks_do(rank_does)
+    setting.cluster.signalled = lambda rank, _: (finished(rank, "interrupted"),)
+    detached = Detached(setting.controller)
+    assert begun.wait(10)
+    detached.stop()
+    assert isinstance(detached.ended.result(10).error, CellInterrupted)
+
+
+@pytest.mark.parametrize(
+    ("before", "act", "after"),
+    [
+        (RunState.CLAIMED, RunController.give_up, RunState.INTERRUPTING),
+        (RunState.STUCK, RunController.give_up, RunState.INTERRUPTED),
+        (RunState.ENDED, RunController.give_up, RunState.ENDED),
+        (RunState.LOST, RunController.give_up, RunState.LOST),
+        (RunState.INTERRUPTED, RunController.watch, RunState.INTERRUPTING),
+        (RunState.STUCK, RunController.watch, RunState.RUNNING),
+        (RunState.CLAIMED, RunController.release, RunState.ENDED),
+        (RunState.LOST, RunController.release, RunState.ENDED),
+        (RunState.INTERRUPTING, RunController.release, RunState.INTERRUPTED),
+        (RunState.RUNNING, RunController.release, RunState.STUCK),
+    ],
+)
+def test_the_ways_from_state_to_state_with_ranks_in_the_run(
+    setting: Setting,
+    before: RunState,
+    act: Callable[[RunController], None],
+    after: RunState,
+) -> None:
+    setting.controller.state = before
+    act(setting.controller)
+    assert setting.controller.state is after
