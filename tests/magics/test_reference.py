@@ -41,9 +41,10 @@ def test_the_page_has_every_option_its_default_and_every_example(verb: Verb) -> 
     assert options - {"-h", "--help"} == {n.split()[0] for n in typed if n.startswith("-")} - {
         "---"
     }
+    defaults = {action.dest: action.default for action in verb.parser._actions}
     for option in verb.options:
-        default = option.settings.get("default")
-        if default not in (None, "", [], 0) and "default" not in option.help:
+        default = defaults[option.attribute]
+        if default not in (None, False, "", []) and "default:" not in option.help:
             assert f"(default {str(default).removesuffix('.0')})" in section
     for call, purpose in verb.examples:
         assert call in section and purpose in section

@@ -51,18 +51,20 @@ FAULT = Verb(
     "ddp_fault",
     about="Inject a fault into set-up and show what is found; without a name, list the faults. "
     "Returns a Diagnosis; after --repair, the board.",
-    example="%ddp_fault duplicate-rank",
     examples=(
-        ("%ddp_fault", "the list of faults"),
         ("%ddp_fault duplicate-rank", "two processes have the same rank"),
+        ("%ddp_fault", "the list of faults"),
         ("%ddp_fault --repair", "applies the remedy of the last one"),
     ),
     run=_fault,
     options=(
         Option(
-            "name", nargs="?", default="", help="the fault", completer=one_of(fault_lab.names())
+            "name",
+            "the fault; without it, the list",
+            nargs="?",
+            completer=one_of(fault_lab.names()),
         ),
-        Option("--repair", action="store_true", help="apply the remedy of the last fault"),
-        Option("--show", action="store_true", help="show what it changes, and do nothing"),
+        Option("--repair", "apply the remedy of the last fault"),
+        Option("--show", "show what it changes, and do nothing"),
     ),
 )
