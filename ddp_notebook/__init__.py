@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Session", "__version__", "load_ipython_extension", "unload_ipython_extension"]
 __version__ = "0.1.0"
 
-_MAGICS = "_ddp_notebook_magics"
-
 
 def __getattr__(name: str) -> Any:
     if name == "Session":
@@ -39,24 +37,13 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext ddp_notebook` calls: register the magics, warm a fork server."""
-    import atexit
+    from ddp_notebook import magics
 
-    from ddp_notebook.magics import DDPMagics
-    from ddp_notebook.session import Session
-
-    if getattr(shell, _MAGICS, None) is not None:
-        return
-    session = Session()
-    magics = DDPMagics(shell, session)
-    shell.register_magics(magics)
-    setattr(shell, _MAGICS, magics)
-    atexit.register(session.shutdown)
-    session.warm()
+    magics.load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext ddp_notebook` calls: end the ranks."""
-    magics = getattr(shell, _MAGICS, None)
-    if magics is not None:
-        magics.session.shutdown()
-        setattr(shell, _MAGICS, None)
+    """What `%unload_ext ddp_notebook` calls: end the ranks, take the magics away."""
+    from ddp_notebook import magics
+
+    magics.unload(shell)

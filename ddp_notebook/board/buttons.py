@@ -1,45 +1,51 @@
-"""The live board's buttons: each does what a magic does, on a thread of its own.
+"""The live board's buttons: each runs a verb's own code, on a thread of its own.
 
-A button is the magic's text. It is read by the magic's own parser, so that what a person learns
-from the board is what can be typed.
+A button is the magic's text, so that what a person learns from the board is what can be typed.
 """
 
 from __future__ import annotations
 
-import argparse
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ddp_notebook.board.model import INTERRUPT
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Diagnosis, Ranks, parse_ranks
+from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
-from ddp_notebook.views import board, findings, output, stacks, step_table
 
-_MOVING = ("ddp_step", "ddp_restart")
-"""One of these at a time; asking and giving up are possible meanwhile."""
-ReadLine = Callable[[str, str], argparse.Namespace]
-"""Parses the line of a magic, given the magic's name and the line. Raises UsageError."""
-_KEPT = 3
+_MAX_ANSWERS = 3
 """Answers that stay on the board."""
 
 
+@dataclass(frozen=True)
+class Button:
+    """What a button does. `press` gets the words after the magic's name, and gives the magic's
+    value and what is shown of it; it raises what the magic raises.
+
+    `moves_ranks`: only one such button at a time; asking and aborting are possible meanwhile.
+    """
+
+    press: Callable[[str], tuple[Any, str]]
+    moves_ranks: bool = False
+
+
 class Buttons:
-    """What was pressed and not done yet, and what came of the last of them."""
+    """The buttons that were pressed and are not done, and the last answers."""
 
     def __init__(
         self,
         session: Session,
-        read: ReadLine,
+        buttons: Mapping[str, Button],
         changed: Callable[[], None],
         found: Callable[[Diagnosis], None],
     ) -> None:
-        """`read` parses the line of a magic, given its name. `changed` is called when there is
+        """`buttons` are by the name of the magic, without its %. `changed` is called when there is
         something new to show, `found` with a diagnosis.
         """
         self._session = session
-        self._read = read
+        self._buttons = buttons
         self._changed = changed
         self._found = found
         self._lock = threading.Lock()
@@ -58,74 +64,45 @@ class Buttons:
 
     def _do(self, magic: str) -> None:
         try:
-            self._say(magic, self._act(magic), ok=True)
+            self._answer(magic, self._act(magic), ok=True)
         except Exception as error:  # noqa: BLE001  # it is shown where the button was pressed
-            self._say(magic, str(error) or type(error).__name__, ok=False)
+            self._answer(magic, str(error) or type(error).__name__, ok=False)
 
-    def _say(self, magic: str, words: str, *, ok: bool) -> None:
+    def _answer(self, magic: str, text: str, *, ok: bool) -> None:
         with self._lock:
-            self.busy = tuple(each for each in self.busy if each != magic)
-            self._answers += 1  # to press once more shows an answer anew, be it the same
-            answer = {"number": self._answers, "magic": magic, "text": words, "ok": ok}
-            others = tuple(each for each in self.said if each["magic"] != magic)
-            self.said = (answer, *others)[:_KEPT]
+            self.busy = tuple(other for other in self.busy if other != magic)
+            self._answers += 1  # the number shows an answer as new, also when its text is the same
+            answer = {"number": self._answers, "magic": magic, "text": text, "ok": ok}
+            others = tuple(other for other in self.said if other["magic"] != magic)
+            self.said = (answer, *others)[:_MAX_ANSWERS]
         self._changed()
 
     def _act(self, magic: str) -> str:
         """What the magic gives, as text. Raises what it raises."""
         if magic == INTERRUPT:
             return self._cancel()
-        name, _, line = magic.removeprefix("%").partition(" ")
-        verb = {
-            "ddp_step": self._step,
-            "ddp_why": self._why,
-            "ddp_where": self._where,
-            "ddp_abort": self._abort,
-            "ddp_restart": self._restart,
-        }.get(name)
-        if verb is None or not magic.startswith("%"):
+        button = self._button(magic)
+        if button is None:
             raise UsageMistake(f"The board has no button for {magic}.")
-        other = next((m for m in self.busy if m != magic and m[1:].startswith(_MOVING)), "")
-        if other and name in _MOVING:
-            raise UsageMistake(f"{other} is still at work. %ddp_abort gives it up.")
-        return verb(self._read(name, line))
+        if button.moves_ranks:
+            for other in self.busy:
+                moving = self._button(other)
+                if other != magic and moving is not None and moving.moves_ranks:
+                    raise UsageMistake(f"{other} is still running. To stop it: %ddp_abort")
+        value, text = button.press(magic.partition(" ")[2])
+        if isinstance(value, Diagnosis):
+            self._found(value)
+        return text
+
+    def _button(self, magic: str) -> Button | None:
+        name = magic.partition(" ")[0]
+        return self._buttons.get(name[1:]) if name.startswith("%") else None
 
     def _cancel(self) -> str:
-        """End the benchmark that goes on; its own cell shows what came of it."""
+        """End the benchmark that runs; its own cell shows the result."""
         measuring = self._session.measuring
         if measuring is None:
-            raise UsageMistake("No benchmark runs.")
+            raise UsageMistake("No benchmark is running.")
         measuring.cancel()
         measuring.over.wait()
-        return f"The benchmark ended at {measuring.done:.0%}. What is measured is kept."
-
-    def _ranks(self, args: argparse.Namespace) -> Ranks | None:
-        if args.ranks is None:
-            return None
-        try:
-            return parse_ranks(args.ranks, self._session.record.snapshot.world_size)
-        except ValueError as error:
-            raise UsageMistake(str(error)) from None
-
-    def _step(self, args: argparse.Namespace) -> str:
-        table = self._session.step(self._ranks(args), args.to)
-        return "\n\n".join(part for part in (step_table.text(table), self._news()) if part)
-
-    def _news(self) -> str:
-        """What the ranks wrote since the notebook showed it last."""
-        run = self._session.current
-        return output.outputs(run.news()) if run is not None else ""
-
-    def _why(self, args: argparse.Namespace) -> str:
-        diagnosis = self._session.why()
-        self._found(diagnosis)
-        return findings.text(diagnosis)
-
-    def _where(self, args: argparse.Namespace) -> str:
-        return stacks.text(self._session.where(self._ranks(args), args.locals))
-
-    def _abort(self, args: argparse.Namespace) -> str:
-        return board.text(self._session.abort(self._ranks(args)))
-
-    def _restart(self, args: argparse.Namespace) -> str:
-        return board.text(self._session.restart(self._ranks(args)))
+        return f"The benchmark stopped at {measuring.done:.0%}. What is measured is kept."

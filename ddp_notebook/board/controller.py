@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
-from ddp_notebook.board.buttons import Buttons, ReadLine
+from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.timeline import Timeline, died_ns
@@ -40,11 +40,13 @@ _WATCHED_S = 90.0
 Jupyter see that the kernel is idle, or that it has ended."""
 
 
-def open_board(session: Session, shell: Any, read: ReadLine) -> LiveBoard | StillBoard:
+def open_board(
+    session: Session, shell: Any, buttons: Mapping[str, Button]
+) -> LiveBoard | StillBoard:
     """A board for `shell`: the widget where there can be one, else the picture alone."""
-    return (
-        LiveBoard(session, shell, read) if can_show_widgets(shell) else StillBoard(session, shell)
-    )
+    if can_show_widgets(shell):
+        return LiveBoard(session, shell, buttons)
+    return StillBoard(session, shell)
 
 
 class StillBoard:
@@ -77,11 +79,11 @@ class LiveBoard:
     there too. After `close` it stays as it is, and still answers a page that is opened later.
     """
 
-    def __init__(self, session: Session, shell: Any, read: ReadLine) -> None:
+    def __init__(self, session: Session, shell: Any, buttons: Mapping[str, Button]) -> None:
         self._session = session
         self._publisher = shell.display_pub
         self._source = BoardSource(session)
-        self._buttons = Buttons(session, read, self._pressed, self._source.diagnosed)
+        self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self._timeline: Timeline | None = None
         self._epoch_ns = time.monotonic_ns()
         self._wake = threading.Event()

@@ -1,14 +1,20 @@
-"""The magics: parse, call one Session method, return the value it gives.
+"""The magics: each is a `Verb`, a value that says everything about it.
 
-completion.py   Tab completion on the line of a magic: options, their values, rank sets, faults,
-examples.py     Calls of each verb, and what each is for; its page of help shows them.
-help.py         `%ddp_init?` shows what `%ddp_init -h` does; and `%ddp_tour`.
-parsing.py      One parser per verb. Bad input is a UsageError that ends with the call to type.
-register.py     The magics. Each parses its line, calls one Session method and returns the value
-run_display.py  A cell or a script on the ranks as the notebook shows it: live, then whole.
-verbs/          The verbs, a file or a family each.
+buttons.py      The buttons that the live board is handed: each runs a verb, and shows its value.
+cell_output.py  The output of the notebook cell that runs: text, MIME bundles, progress.
+completers.py   What Tab offers for the values of options: rank sets, lists, files, variables.
+completion.py   Tab completion on the line of a magic: its options, and the values they take.
+live_board.py   The live board of a notebook: it stands in one cell at a time.
+options.py      Options that several verbs have.
+parser.py       The options of a verb, and the parser of its line: bad input ends with a call.
+reference.py    The reference page, made from the verbs: notebooks/REFERENCE.md.
+register.py     The verbs as IPython's magics: each line is parsed, the verb run, its value given.
+run_display.py  How a notebook shows a cell or script on the ranks: live, then whole.
+ui.py           What a verb works with: the session, the shell, the cell's output, the live board.
+verb.py         A verb as a value: everything about one magic.
+verbs/          The verbs, a file or a family each. A new verb: a file there, a line in `VERBS`.
 """
 
-from ddp_notebook.magics.register import DDPMagics
+from ddp_notebook.magics.register import load, unload
 
-__all__ = ["DDPMagics"]
+__all__ = ["load", "unload"]

@@ -293,10 +293,10 @@ def test_a_fault_is_injected_found_and_repaired_and_variables_stay(
     assert shown.startswith("duplicate-rank: two processes say RANK=1\n")
     assert shown.index("%ddp_fault --repair") < shown.index("✗ Rank 2: ")
     assert mistake(ranks_up, capsys, "%ddp_fault wrong-port --repair").startswith(
-        "--repair is about the last fault"
+        "--repair is for the last fault; leave out its name"
     )
     board, shown = well(ranks_up, capsys, "%ddp_fault --repair")
-    assert shown.startswith("Repaired: two processes say RANK=1. Set-up came to its end.")
+    assert shown.startswith("Repaired: two processes say RANK=1. Set-up succeeded.")
     assert board.snapshot.ready
     assert well(ranks_up, capsys, "%ddp_pull mine")[0] == {0: 0, 1: 10, 2: 20}
 

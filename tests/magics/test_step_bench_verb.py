@@ -8,7 +8,7 @@ import pytest
 from kernels import Kernel
 
 from ddp_notebook.bench.steps.results import StepBenchResult
-from ddp_notebook.magics.parsing import parser_of
+from ddp_notebook.magics.verbs.bench import BENCH
 from ddp_notebook.magics.verbs.bench_steps import wants_steps
 
 
@@ -34,7 +34,7 @@ def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
     ],
 )
 def test_options_about_a_model_ask_for_training_steps(line: str, steps: bool) -> None:
-    assert wants_steps(parser_of("ddp_bench").read(line)) is steps
+    assert wants_steps(BENCH.parser.read(line)) is steps
 
 
 def test_training_steps_without_ranks_say_what_to_type(
@@ -52,7 +52,10 @@ def test_training_steps_are_measured_shown_and_returned(
         ("%ddp_bench --batch 8,x", "UsageError: '8,x' is not a list of batch sizes"),
         ("%ddp_bench --bucket-mb 0", "UsageError: '0' is not a list of bucket sizes"),
         ("%ddp_bench --model no-name", "UsageError: 'no-name' is not the name of a variable."),
-        ("%ddp_bench --model net --world-size 8", "UsageError: --world-size is what --predict"),
+        (
+            "%ddp_bench --model net --world-size 8",
+            "UsageError: --world-size is the number of ranks that --predict",
+        ),
         ("%ddp_bench --model net", "UsageError: net cannot be measured (ranks 0-1: there is no"),
         (
             "%ddp_bench --predict --world-size 0",

@@ -11,7 +11,6 @@ from test_live import Publisher
 
 from ddp_notebook.board import replay_board
 from ddp_notebook.board.controller import StillBoard, open_board
-from ddp_notebook.magics.parsing import read_line
 from ddp_notebook.session import Session
 
 WITH_COMMS = SimpleNamespace(comm_manager=object())
@@ -37,7 +36,7 @@ def test_without_their_packages_there_is_the_picture_alone(
         importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name)
     )
     here = shell(WITH_COMMS)
-    board = open_board(Session(), here, read_line)
+    board = open_board(Session(), here, {})
     assert isinstance(board, StillBoard)
     board.open()
     assert here.display_pub.arrived.wait(10)

@@ -1,19 +1,21 @@
-"""What Tab offers on the line of a magic."""
+"""What Tab offers on the line of a magic, and what `-h` shows."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.magics.completion import Surroundings, complete
-from ddp_notebook.magics.examples import EXAMPLES
-from ddp_notebook.magics.parsing import PARSERS, parser_of
+from ddp_notebook.magics.completion import complete
+from ddp_notebook.magics.parser import Surroundings
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import RankState, Status
 
 STATES = (Status.READY, Status.DEAD, Status.READY, Status.READY)
 AROUND = Surroundings(
-    names=("batch", "bias", "lr"),
+    variables=("batch", "bias", "lr"),
     ranks=tuple(RankState(rank, status=status) for rank, status in enumerate(STATES)),
 )
+each_verb = pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +36,7 @@ AROUND = Surroundings(
     ],
 )
 def test_what_tab_offers(line: str, expected: list[str]) -> None:
-    found = complete(line, AROUND)
-    assert found is not None
-    assert found == (line.rpartition(" ")[2], expected)
+    assert complete(line, AROUND) == (line.rpartition(" ")[2], expected)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,8 @@ def test_what_tab_offers(line: str, expected: list[str]) -> None:
         "",
         "%ddp_run tr",
         "%ddp_replay ru",
+        "%ddp_pull lo",
+        "%ddp_status x",
         "%ddp_bench --export run",
         "%ddp_nothing --x",
     ],
@@ -56,22 +58,29 @@ def test_what_is_left_to_ipython(line: str) -> None:
     assert complete(line, AROUND) is None
 
 
-def test_every_option_of_every_verb_is_offered() -> None:
-    for name in PARSERS:
-        found = complete(f"%{name} --", AROUND)
-        assert found is not None
-        assert set(found[1]) == {each for each in parser_of(name).options if each.startswith("--")}
+@each_verb
+def test_every_option_of_every_verb_is_offered(verb: Verb) -> None:
+    completion = complete(f"%{verb.name} --", AROUND)
+    assert completion is not None
+    names = {name for action in verb.parser._actions for name in action.option_strings}
+    assert set(completion[1]) == {name for name in names if name.startswith("--")}
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_a_page_of_help_has_two_examples_that_parse(name: str) -> None:
-    page = parser_of(name).format_help()
-    assert len(EXAMPLES[name]) >= 2
-    for call, what in EXAMPLES[name]:
-        assert f"  {call} " in page
-        assert what in page
-        verb, _, line = (
-            call.partition("= ")[2].partition(" ") if "= " in call else (call.partition(" "))
-        )
-        if verb.lstrip("%") == name:
-            parser_of(name).read(line)
+@each_verb
+def test_a_page_of_help_has_two_examples_that_parse(verb: Verb) -> None:
+    page = verb.help_page()
+    assert len(verb.examples) >= 2
+    for call, purpose in (*verb.examples, (verb.example, "")):
+        if purpose:
+            assert f"  {call} " in page
+            assert purpose in page
+        typed, _, line = call.rpartition("= ")[2].partition(" ")
+        if typed == verb.magic:
+            verb.parser.read(line)
+
+
+@each_verb
+def test_every_option_is_explained_and_its_name_in_the_arguments_is_known(verb: Verb) -> None:
+    arguments = {action.dest for action in verb.parser._actions}
+    for option in verb.options:
+        assert option.help and option.attribute in arguments

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from ddp_notebook.diagnosis.training.ddp_construction import (
     why_not,
 )
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.parsing import HelpShown
-from ddp_notebook.magics.verbs.wrap import WrapVerb, wrap_parser
+from ddp_notebook.magics.parser import HelpShown
+from ddp_notebook.magics.verbs.ddp import WRAP
 from ddp_notebook.model import StepRow, StepTable, codec
 from ddp_notebook.model.ddp import (
     Bucket,
@@ -200,15 +201,15 @@ def test_why_a_variable_cannot_be_wrapped(found: Mapping[str, str], why: str) ->
 
 
 def test_options_are_read_from_the_line() -> None:
-    args = wrap_parser().read("net --step --bucket-cap-mb 0.5 --find-unused-parameters --as ddp")
+    args = WRAP.parser.read("net --step --bucket-cap-mb 0.5 --find-unused-parameters --as ddp")
     assert (args.name, args.step, args.buckets, args.target) == ("net", True, False, "ddp")
     assert (args.bucket_cap_mb, args.find_unused_parameters) == (0.5, True)
-    assert wrap_parser().read("--buckets").name == ""
+    assert WRAP.parser.read("--buckets").name == ""
 
 
 def test_help_names_every_option() -> None:
     with pytest.raises(HelpShown) as shown:
-        wrap_parser().read("-h")
+        WRAP.parser.read("-h")
     for option in ("--step", "--buckets", "--bucket-cap-mb", "--find-unused-parameters", "--as"):
         assert option in str(shown.value)
 
@@ -216,7 +217,7 @@ def test_help_names_every_option() -> None:
 @pytest.mark.parametrize("line", ["model --nope", "one two", "model --bucket-cap-mb many"])
 def test_a_wrong_line_ends_with_one_that_works(line: str) -> None:
     with pytest.raises(UsageError, match="For example: %ddp_wrap model"):
-        wrap_parser().read(line)
+        WRAP.parser.read(line)
 
 
 @pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.0}, {"bucket_cap_mb": -1.0}])
@@ -239,12 +240,6 @@ def test_the_verb_hands_its_options_to_the_session_and_returns_the_table() -> No
             asked.append((name, options))
             return type("Wrapped", (), {"table": table})
 
-    class Verbs(WrapVerb):
-        session: Any = Session()
-
-        def _verb(self, name: str, line: str, act: Callable[[Any], Any]) -> Any:
-            assert name == "ddp_wrap"
-            return act(wrap_parser().read(line))
-
-    assert Verbs().ddp_wrap("net --step --as wrapped") is table
+    ui: Any = SimpleNamespace(session=Session())
+    assert WRAP.run(ui, WRAP.parser.read("net --step --as wrapped")) is table
     assert asked == [("net", WrapOptions(step=True, target="wrapped"))]

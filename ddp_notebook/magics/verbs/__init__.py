@@ -1,12 +1,42 @@
-"""The verbs, a file or a family each.
+"""The verbs, a file or a family each. A new verb: a file here, and a line in `VERBS`.
 
-bench.py        `%ddp_bench`: what communication costs. `DDPMagics` inherits the verb.
-bench_steps.py  `%ddp_bench --model net --batch 8,16,32`: the verb's part that is about training
+bench.py        `%ddp_bench`: what communication costs.
+bench_steps.py  `%ddp_bench --model net`: what a training step costs; its part of the verb.
+ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?
-fault.py        `%ddp_fault`: the lab of what goes wrong in set-up.
-files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks
-look.py         `%ddp_where`: which line each rank is at.
-ranks.py        The magics of set-up: step through it, ask why, give it up, run a script.
-wait.py         `%ddp_wait`, and what the notebook shows of a run that nobody waits for.
-wrap.py         `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a t
+files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
+lab.py          `%ddp_fault`: the fault lab, where set-up goes wrong on purpose.
+look.py         `%ddp_status`, `%ddp_why`, `%ddp_where`, `%ddp_step`: where the ranks are.
+ranks.py        `%ddp_init`, `%ddp_restart`, `%ddp_abort`, `%ddp_shutdown`: from start to end.
+run.py          `%%ddp`, `%ddp_run`, `%ddp_wait`: a cell or a script on the ranks.
+tour.py         `%ddp_tour`: five things to try.
+values.py       `%ddp_push`, `%ddp_pull`, `%ddp_output`: between the notebook and the ranks.
 """
+
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.magics.verbs import bench, ddp, doctor, files, lab, look, ranks, run, tour, values
+
+VERBS: tuple[Verb, ...] = (
+    ranks.INIT,
+    run.CELL,
+    run.SCRIPT,
+    run.WAIT,
+    look.STATUS,
+    look.WHY,
+    look.WHERE,
+    look.STEP,
+    ranks.ABORT,
+    ranks.RESTART,
+    ranks.SHUTDOWN,
+    values.PUSH,
+    values.PULL,
+    values.OUTPUT,
+    ddp.WRAP,
+    lab.FAULT,
+    doctor.DOCTOR,
+    bench.BENCH,
+    files.SAVE,
+    files.REPLAY,
+    tour.TOUR,
+)
+"""In the order of the reference."""

@@ -1,13 +1,9 @@
-"""`%ddp_bench`: what communication costs. `DDPMagics` inherits the verb."""
+"""`%ddp_bench`: what communication costs."""
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from IPython.core.magic import line_magic
+from collections.abc import Mapping
 
 from ddp_notebook.bench.ops import OP_NAMES
 from ddp_notebook.bench.plan import (
@@ -21,154 +17,134 @@ from ddp_notebook.bench.plan import (
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.verbs.bench_steps import (
-    PAINT_EVERY_S,
-    StepBenchVerb,
-    add_step_options,
-    wants_steps,
-)
-from ddp_notebook.model import Ranks
-from ddp_notebook.session import Session
+from ddp_notebook.magics import options
+from ddp_notebook.magics.completers import files, list_of
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.magics.verbs.bench_steps import STEP_OPTIONS, bench_steps, wants_steps
 from ddp_notebook.session.options import BACKENDS, DEVICES
 from ddp_notebook.session.tools.bench import BenchOptions
 from ddp_notebook.session.tools.bench_result import BenchResult, check_export
 from ddp_notebook.views.bench.live import live_bundle
-from ddp_notebook.views.live_region import LiveRegion
 
-if TYPE_CHECKING:
-    from ddp_notebook.magics.parsing import Parser
-
-_OF_COLLECTIVES = (
-    *("ranks", "op", "min", "max", "step", "dtype", "mode", "world_sizes"),
-    *("backend", "device", "tune", "export", "baseline"),
-)
 _CPU_MAX, _GPU_MAX = "64M", "1G"
 """The largest size by default: 64 MiB take some 40 ms on gloo, 1 GiB about as long on NVLink."""
 
-
-def bench_parser() -> Parser:
-    """The parser of `%ddp_bench`."""
-    from ddp_notebook.magics.parsing import Parser, with_ranks  # which know all verbs
-
-    description = "Measure what collectives cost against tensor size, on all ranks."
-    parser = with_ranks(Parser("%ddp_bench", "%ddp_bench --max 64M", description))
-    add = parser.add_argument
-    add("--op", default="all_reduce", help=f"of {','.join(OP_NAMES)} (default all_reduce)")
-    add("--min", default="auto", help="smallest size: 4K (default 4 bytes, or one element)")
-    add("--max", default="auto", help=f"largest size (default {_CPU_MAX}, on GPUs {_GPU_MAX})")
-    add("--step", type=int, default=2, help="each size is so many times the last (default 2)")
-    add("--dtype", default="float32", help=f"of {','.join(DTYPE_BYTES)} (default float32)")
-    add("--mode", default="blocking", help="blocking: one at a time; pipelined: several under way")
-    add("--world-sizes", default="", help="how many ranks take part: 2,4 for the first 2, then 4")
-    add("--backend", choices=BACKENDS, default="auto", help="default: the session's")
-    add("--device", choices=DEVICES, default="auto", help="default: the session's")
-    add("--budget", default="15s", help="how long it may take (default 15s)")
-    add("--tune", action="store_true", help="before and after SCHED_BATCH on gloo's loop thread")
-    add("--export", default="", help="a file to write: .json .csv .txt .nccl.json .png .svg .pdf")
-    add("--baseline", default="", help="a .json that was exported, to compare with")
-    add_step_options(parser)
-    return parser
-
-
-class BenchVerb(StepBenchVerb):
-    """The verb, for the class of all verbs to inherit."""
-
-    shell: Any
-    session: Session
-    _has_front_end: bool
-
-    if TYPE_CHECKING:
-
-        def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any: ...
-
-        def _say(self, text: str) -> None: ...
-
-        def _ranks(self, args: argparse.Namespace) -> Ranks | None: ...
-
-        def _require_ranks(self, verb: str) -> None: ...
-
-    @line_magic
-    def ddp_bench(self, line: str) -> BenchResult | StepBenchResult | None:
-        """What collectives cost against tensor size: %ddp_bench [--op broadcast] [--max 64M]
-
-        Or the training steps of a model: %ddp_bench --model net --batch 8,16,32
-        """
-        return self._verb("ddp_bench", line, self._bench)
-
-    def _bench(self, args: argparse.Namespace) -> BenchResult | StepBenchResult:
-        self._require_ranks("%ddp_bench")
-        if wants_steps(args):
-            _check_all_are_about_steps(args)
-            return self._bench_steps(args)
-        plan = _plan(args, on_gpu=self._on_gpu(args.device))
-        problem = check_export(args.export) if args.export else ""
-        if problem:
-            raise UsageMistake(problem)
-        baseline = BenchResult.read(args.baseline) if args.baseline else None
-        options = BenchOptions(self._ranks(args), args.backend, args.device, baseline)
-        painting = _Painting(plan)
-        region = LiveRegion(self.shell.display_pub, painting.bundle, PAINT_EVERY_S)
-
-        def watch(done: float, so_far: Callable[[], BenchRun]) -> None:
-            painting.done, painting.so_far = done, so_far
-            region.nudge()
-
-        if self._has_front_end:
-            region.open()
-        try:
-            result = self.session.bench(plan, options, watch)
-        finally:
-            region.close({"text/plain": ""})
-        if args.export:
-            self._say(result.save(args.export))
-        return result
-
-    def _on_gpu(self, device: str) -> bool:
-        return device != "cpu" and "cuda" in str(self.session.bench_device)
+_COLLECTIVE_OPTIONS = (
+    options.ranks("measure these ranks only"),
+    Option(
+        "--op",
+        default="all_reduce",
+        metavar="NAMES",
+        help=f"of {', '.join(OP_NAMES)}; several with commas",
+        completer=list_of(OP_NAMES),
+    ),
+    Option(
+        "--min",
+        default="auto",
+        metavar="SIZE",
+        help="smallest size, such as 4K (default: 4 bytes, or one element)",
+    ),
+    Option(
+        "--max",
+        default="auto",
+        metavar="SIZE",
+        help=f"largest size, such as 256M (default: {_CPU_MAX}, on GPUs {_GPU_MAX})",
+    ),
+    Option("--step", type=int, default=2, metavar="N", help="each size is N times the one before"),
+    Option(
+        "--dtype",
+        default="float32",
+        metavar="NAMES",
+        help=f"of {', '.join(DTYPE_BYTES)}; several with commas",
+        completer=list_of(DTYPE_BYTES),
+    ),
+    Option(
+        "--mode",
+        default="blocking",
+        metavar="NAMES",
+        help="blocking: one at a time; pipelined: several in flight; both: blocking,pipelined",
+        completer=list_of(MODES),
+    ),
+    Option(
+        "--world-sizes",
+        default="",
+        metavar="SIZES",
+        help="how many ranks take part: 2,4 for the first two ranks, then four",
+    ),
+    Option("--backend", choices=BACKENDS, default="auto", help="(default: the session's)"),
+    Option("--device", choices=DEVICES, default="auto", help="(default: the session's)"),
+    Option(
+        "--tune",
+        action="store_true",
+        help="measure before and after SCHED_BATCH is set on gloo's loop thread",
+    ),
+    Option(
+        "--export",
+        default="",
+        metavar="FILE",
+        help="write the result to FILE: .json .csv .txt .nccl.json .png .svg .pdf",
+        completer=files,
+    ),
+    Option(
+        "--baseline",
+        default="",
+        metavar="FILE",
+        help="compare with a result that was exported as .json",
+        completer=files,
+    ),
+)
 
 
-def _check_all_are_about_steps(args: argparse.Namespace) -> None:
-    """Raises UsageMistake when an option is about collectives alone."""
-    defaults = bench_parser().parse_args([])
-    for name in _OF_COLLECTIVES:
-        if getattr(args, name) != getattr(defaults, name):
-            option = "--" + name.replace("_", "-")
+def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
+    ui.session.require("%ddp_bench")
+    if wants_steps(args):
+        _check_no_collective_options(args)
+        return bench_steps(ui, args)
+    plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.bench_device)
+    problem = check_export(args.export) if args.export else ""
+    if problem:
+        raise UsageMistake(problem)
+    baseline = BenchResult.read(args.baseline) if args.baseline else None
+    wanted = BenchOptions(chosen_ranks(ui.session, args), args.backend, args.device, baseline)
+
+    def render(run: BenchRun | None, done: float, elapsed_s: float) -> Mapping[str, str]:
+        left_s = plan.budget_s - elapsed_s
+        return live_bundle(run, done, left_s if left_s > 0 else None)
+
+    with ui.output.progress(render) as watch:
+        result = ui.session.bench(plan, wanted, watch)
+    if args.export:
+        ui.say(result.save(args.export))
+    return result
+
+
+def _check_no_collective_options(args: argparse.Namespace) -> None:
+    """Raises UsageMistake when an option applies to collectives alone."""
+    for option in _COLLECTIVE_OPTIONS:
+        if getattr(args, option.attribute) != option.settings.get("default", False):
+            name = option.names[0]
             raise UsageMistake(
-                f"{option} is for collectives, and this measures training steps: leave {option} "
-                "out, or --model, --batch and what goes with them."
+                f"{name} is for collectives, and this call measures training steps: leave out "
+                f"{name}, or --model, --batch and the other options of training steps."
             )
 
 
-class _Painting:
-    """What is to be shown of a run that goes on. Asked by the painter's thread."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.done = 0.0
-        self.so_far: Callable[[], BenchRun] | None = None
-        self._plan = plan
-        self._started = time.monotonic()
-
-    def bundle(self) -> dict[str, str]:
-        """The MIME bundle of this moment."""
-        left_s = self._plan.budget_s - (time.monotonic() - self._started)
-        run = self.so_far() if self.so_far is not None else None
-        return live_bundle(run, self.done, max(left_s, 0.0) if left_s > 0 else None)
-
-
 def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
-    """The plan that the options write. Raises UsageMistake."""
+    """The plan that the options describe. Raises UsageMistake."""
     try:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
-        least = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
-        most = _GPU_MAX if on_gpu else _CPU_MAX
+        smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
+        largest = _GPU_MAX if on_gpu else _CPU_MAX
         return Plan(
             ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
             world_sizes=_world_sizes(args.world_sizes),
             tune=args.tune,
-            min_bytes=least if args.min == "auto" else parse_bytes(args.min),
-            max_bytes=parse_bytes(most if args.max == "auto" else args.max),
+            min_bytes=smallest if args.min == "auto" else parse_bytes(args.min),
+            max_bytes=parse_bytes(largest if args.max == "auto" else args.max),
             factor=args.step,
             budget_s=parse_seconds(args.budget),
         )
@@ -177,7 +153,27 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
 
 
 def _world_sizes(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdigit() and int(part) for part in parts):
+    sizes = [size.strip() for size in text.split(",") if size.strip()]
+    if not all(size.isdigit() and int(size) for size in sizes):
         raise ValueError(f"--world-sizes {text!r}: write numbers of ranks, such as 2,4.")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted({int(size) for size in sizes}))
+
+
+BENCH = Verb(
+    "ddp_bench",
+    about="Measure what collectives cost against tensor size, on all ranks; or the training steps "
+    "of a model. Returns a BenchResult: figure, table, what they mean and how far to trust them; "
+    "of training steps, a StepBenchResult.",
+    example="%ddp_bench --max 64M",
+    examples=(
+        ("%ddp_bench", "all_reduce from 4 bytes up, in about 15 s"),
+        ("%ddp_bench --op broadcast,all_gather --max 4M", "other collectives, smaller"),
+        ("%ddp_bench --model cnn --batch 8,32,128", "training steps at three batch sizes"),
+    ),
+    run=_bench,
+    options=(
+        *_COLLECTIVE_OPTIONS,
+        Option("--budget", default="15s", metavar="TIME", help="how long it may take: 30s or 2m"),
+        *STEP_OPTIONS,
+    ),
+)

@@ -1,102 +1,99 @@
-"""`%ddp_bench --model net --batch 8,16,32`: the verb's part that is about training steps.
-
-`DDPMagics` inherits it, and `%ddp_bench` calls it when one of its options is given.
-"""
+"""`%ddp_bench --model net`: what a training step costs; its part of the verb."""
 
 from __future__ import annotations
 
 import argparse
-import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ddp_notebook.bench.plan import parse_seconds
 from ddp_notebook.bench.steps.plan import StepPlan, parse_batches, parse_buckets
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.session.options import MAX_WORLD_SIZE
 from ddp_notebook.views.bench.steps_live import live_steps
-from ddp_notebook.views.live_region import LiveRegion
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ddp_notebook.magics.parsing import Parser
-    from ddp_notebook.session import Session
-
-PAINT_EVERY_S = 0.5
-"""The ranks that are measured need the cores."""
-_OWN = ("model", "loss", "data", "batch", "bucket_mb", "predict", "world_size")
-
-
-def add_step_options(parser: Parser) -> None:
-    """The options of `%ddp_bench` that make it measure training steps."""
-    add = parser.add_argument
-    add(
+STEP_OPTIONS = (
+    Option(
         "--model",
         default=None,
-        help="measure training steps: a model on the ranks, a function that makes one, "
-        "or cnn, mlp, transformer",
-    )
-    add("--batch", default=None, help="batch sizes per rank, such as 8,16,32 (8,32,128)")
-    add("--bucket-mb", default=None, help="bucket sizes, such as 1,5,25,default (default)")
-    add("--loss", default=None, help="a function on the ranks, of output and target")
-    add("--data", default=None, help="samples on the ranks: (inputs, targets), a Dataset, ...")
-    add("--predict", action="store_true", default=None, help="steps at another number of ranks")
-    add("--world-size", type=int, default=None, help="that number (default: twice as many)")
+        help="measure training steps of: a model on the ranks, a function that makes one, or cnn, "
+        "mlp, transformer (default: cnn, when another of these options is given)",
+    ),
+    Option(
+        "--batch",
+        default=None,
+        metavar="SIZES",
+        help="batch sizes per rank, such as 8,16,32 (default 8,32,128)",
+    ),
+    Option(
+        "--bucket-mb",
+        default=None,
+        metavar="SIZES",
+        help="bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
+    ),
+    Option("--loss", default=None, help="a function of output and target, on the ranks"),
+    Option(
+        "--data",
+        default=None,
+        help="samples on the ranks: (inputs, targets), a Dataset, ... (default: random ones that "
+        "fit the first layer)",
+    ),
+    Option(
+        "--predict",
+        action="store_true",
+        default=None,
+        help="also estimate training steps at another number of ranks",
+    ),
+    Option(
+        "--world-size",
+        type=int,
+        default=None,
+        metavar="N",
+        help="that number of ranks (default: twice as many)",
+    ),
+)
+"""Any of them makes `%ddp_bench` measure training steps."""
 
 
 def wants_steps(args: argparse.Namespace) -> bool:
     """True when one of the options for training steps was given."""
-    return any(getattr(args, name) is not None for name in _OWN)
+    return any(getattr(args, option.attribute) is not None for option in STEP_OPTIONS)
 
 
-class StepBenchVerb:
-    """The verb's part, for the class of all verbs to inherit."""
+def bench_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
+    """Measure training steps, and show bar by bar what is measured."""
+    plan = _plan(args)
+    predict_for = _predict_for(args, ui.session.record.snapshot.world_size)
 
-    session: Session
-    shell: Any
+    def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
+        left_s = elapsed_s * (1 - done) / done if done else None
+        return live_steps(plan.model, result, done, left_s)
 
-    if TYPE_CHECKING:
+    with ui.output.progress(render) as watch:
+        return ui.session.bench_steps(plan, predict_for=predict_for, watch=watch)
 
-        @property
-        def _has_front_end(self) -> bool: ...
 
-    def _bench_steps(self, args: argparse.Namespace) -> StepBenchResult:
-        self.session.require("%ddp_bench")
-        plan = _plan(args)
-        predict_for = self._predict_for(args)
-        painting = _Painting(plan.model)
-        region = LiveRegion(self.shell.display_pub, painting.bundle, PAINT_EVERY_S)
-
-        def watch(done: float, so_far: Callable[[], StepBenchResult]) -> None:
-            painting.done, painting.so_far = done, so_far
-            region.nudge()
-
-        if self._has_front_end:
-            region.open()
-        try:
-            return self.session.bench_steps(plan, predict_for=predict_for, watch=watch)
-        finally:
-            region.close({"text/plain": ""})
-
-    def _predict_for(self, args: argparse.Namespace) -> int | None:
-        if not args.predict:
-            if args.world_size is not None:
-                raise UsageMistake(
-                    "--world-size is what --predict works out, and the ranks here are measured: "
-                    f"%ddp_bench --model {args.model or 'cnn'} --predict --world-size 8"
-                )
-            return None
-        ranks = args.world_size
-        if ranks is None:
-            ranks = 2 * self.session.record.snapshot.world_size
-        if not 1 <= ranks <= MAX_WORLD_SIZE**2:
-            raise UsageMistake(f"--world-size {ranks} is not a number of ranks, such as 8.")
-        return int(ranks)
+def _predict_for(args: argparse.Namespace, running: int) -> int | None:
+    """The number of ranks to estimate for; None without --predict. Raises UsageMistake."""
+    if not args.predict:
+        if args.world_size is not None:
+            raise UsageMistake(
+                "--world-size is the number of ranks that --predict estimates for; measured are "
+                "the ranks that run. Type: "
+                f"%ddp_bench --model {args.model or 'cnn'} --predict --world-size 8"
+            )
+        return None
+    ranks: int = 2 * running if args.world_size is None else args.world_size
+    if not 1 <= ranks <= MAX_WORLD_SIZE**2:
+        raise UsageMistake(f"--world-size {ranks} is not a number of ranks, such as 8.")
+    return ranks
 
 
 def _plan(args: argparse.Namespace) -> StepPlan:
-    """What was asked for. Raises UsageMistake."""
+    """The plan that the options describe. Raises UsageMistake."""
     chosen: dict[str, Any] = {
         name: value
         for name in ("model", "loss", "data")
@@ -110,20 +107,3 @@ def _plan(args: argparse.Namespace) -> StepPlan:
         return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
-
-
-class _Painting:
-    """What is to be shown of steps that are measured. Asked by the painter's thread."""
-
-    def __init__(self, what: str) -> None:
-        self.done = 0.0
-        self.so_far: Callable[[], StepBenchResult] | None = None
-        self._what = what
-        self._began_s = time.monotonic()
-
-    def bundle(self) -> dict[str, str]:
-        """The MIME bundle of this moment."""
-        gone_s = time.monotonic() - self._began_s
-        left_s = gone_s * (1 - self.done) / self.done if self.done else None
-        result = self.so_far() if self.so_far is not None else None
-        return live_steps(self._what, result, self.done, left_s)

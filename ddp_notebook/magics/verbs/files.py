@@ -1,107 +1,92 @@
-"""`%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
-
-`DDPMagics` inherits the verbs.
-"""
+"""`%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from IPython.core.magic import line_magic
 
 from ddp_notebook.archive.replay import Replay, what_is_missing
 from ddp_notebook.board.replay_board import ReplayBoard, can_show_widgets
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.ui import NotebookUi
+from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.model import Diagnosis, format_bytes
 from ddp_notebook.views.notebook import mime_bundle
 
-if TYPE_CHECKING:
-    from ddp_notebook.magics.parsing import Parser
-    from ddp_notebook.session import Session
 
-
-def save_parser() -> Parser:
-    """The parser of `%ddp_save`."""
-    from ddp_notebook.magics.parsing import Parser  # which knows the parsers of all verbs
-
-    description = (
-        "Write the run to a file: for %ddp_replay, and for ui.perfetto.dev or chrome://tracing."
+def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
+    saved = ui.session.save(args.path, output=args.output, force=args.force)
+    path = Path(args.path).expanduser()
+    issued = sum(len(collectives) for collectives in saved.collectives.of.values())
+    ui.say(
+        f"{path}: {saved.world_size} ranks, {len(saved.moments):,} events, {issued:,} "
+        f"collectives, {format_bytes(path.stat().st_size)}"
     )
-    parser = Parser("%ddp_save", "%ddp_save run.json", description)
-    add = parser.add_argument
-    add("path", help="the file")
-    add("--output", action="store_true", help="also what the ranks wrote, as far as it is kept")
-    add("--force", action="store_true", help="replace a file that exists")
-    return parser
+    for missing in what_is_missing(saved):
+        ui.say(missing)
+    ui.say(f"Look at it: %ddp_replay {args.path}   As a trace: open it in ui.perfetto.dev")
 
 
-def replay_parser() -> Parser:
-    """The parser of `%ddp_replay`."""
-    from ddp_notebook.magics.parsing import Parser
+SAVE = Verb(
+    "ddp_save",
+    about="Write the run to a file, for %ddp_replay and for ui.perfetto.dev or chrome://tracing. "
+    "In a program: Session.save.",
+    example="%ddp_save run.json",
+    examples=(
+        ("%ddp_save run.json", "what is known of this session, for a bug report"),
+        ("%ddp_save run.json --output", "with what the ranks wrote"),
+    ),
+    run=_save,
+    options=(
+        Option("path", help="the file", completer=files),
+        Option(
+            "--output",
+            action="store_true",
+            help="also what the ranks wrote: the last 2,000 pieces, 1,000 characters of each",
+        ),
+        Option("--force", action="store_true", help="replace a file that exists"),
+    ),
+)
 
-    description = "Show the board and the diagnosis of a saved run. Needs no ranks."
-    parser = Parser("%ddp_replay", "%ddp_replay run.json", description)
-    parser.add_argument("path", help="a file of %%ddp_save")
-    return parser
+
+def _replay(_ui: NotebookUi, args: argparse.Namespace) -> Replay:
+    return Replay.read(args.path)
 
 
-class SaveVerb:
-    """The verbs, for the class of all verbs to inherit."""
+def _show_replay(ui: NotebookUi, replay: Replay) -> None:
+    """A replay as a board and a diagnosis; a live one where there can be widgets."""
+    ui.say(replay.about)
+    diagnosis: Diagnosis | None = None
+    try:
+        diagnosis = replay.why()
+    except UsageMistake as mistake:
+        ui.say(str(mistake))
+    bundles = [mime_bundle(replay.status())]
+    if diagnosis is not None:
+        bundles.append(mime_bundle(diagnosis))
+    if can_show_widgets(ui.shell):
+        board = ReplayBoard(replay, diagnosis)
+        ui.output.publish(board.widget.bundle())
+        below = (board.bars, "")
+        bundles = [
+            board.widget.picture(bundle, bars) for bundle, bars in zip(bundles, below, strict=False)
+        ]
+    for bundle in bundles:
+        ui.output.publish(bundle)
 
-    shell: Any
-    session: Session
 
-    if TYPE_CHECKING:
-
-        def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any: ...
-
-        def _say(self, text: str) -> None: ...
-
-    @line_magic
-    def ddp_save(self, line: str) -> None:
-        """Write the run to a file: %ddp_save run.json [--output] [--force]"""
-        self._verb("ddp_save", line, self._save)
-
-    def _save(self, args: argparse.Namespace) -> None:
-        saved = self.session.save(args.path, output=args.output, force=args.force)
-        path = Path(args.path).expanduser()
-        issued = sum(len(each) for each in saved.collectives.of.values())
-        self._say(
-            f"{path}: {saved.world_size} ranks, {len(saved.moments):,} events, {issued:,} "
-            f"collectives, {format_bytes(path.stat().st_size)}"
-        )
-        for missing in what_is_missing(saved):
-            self._say(missing)
-        self._say(f"Look at it: %ddp_replay {args.path}   As a trace: open it in ui.perfetto.dev")
-
-    @line_magic
-    def ddp_replay(self, line: str) -> Replay | None:
-        """The board and the diagnosis of a saved run: %ddp_replay run.json"""
-        return self._verb("ddp_replay", line, lambda args: Replay.read(args.path))
-
-    def _show_replays(self) -> None:
-        """Have a replay show itself as a board and a diagnosis."""
-        formatter = self.shell.display_formatter.ipython_display_formatter
-        formatter.for_type(Replay, self._show_replay)
-
-    def _show_replay(self, replay: Replay) -> None:
-        self._say(replay.about)
-        diagnosis: Diagnosis | None = None
-        try:
-            diagnosis = replay.why()
-        except UsageMistake as mistake:
-            self._say(str(mistake))
-        bundles = [mime_bundle(replay.status())]
-        if diagnosis is not None:
-            bundles.append(mime_bundle(diagnosis))
-        publish = self.shell.display_pub.publish
-        if can_show_widgets(self.shell):
-            board = ReplayBoard(replay, diagnosis)
-            publish(data=board.widget.bundle(), metadata={})
-            below = (board.bars, "")
-            bundles = [board.widget.picture(*each) for each in zip(bundles, below, strict=False)]
-        for bundle in bundles:
-            publish(data=bundle, metadata={})
+REPLAY = Verb(
+    "ddp_replay",
+    about="Show the board and the diagnosis of a saved run, without ranks. Returns a Replay, as "
+    "Session.replay does.",
+    example="%ddp_replay run.json",
+    examples=(
+        ("%ddp_replay run.json", "the board and the diagnosis of a saved run"),
+        ("replay = %ddp_replay run.json", "as a value: replay.at(-5) is 5 seconds before its end"),
+    ),
+    run=_replay,
+    options=(Option("path", help="a file that %ddp_save wrote", completer=files),),
+    value_display=ValueDisplay(Replay, _show_replay),
+)

@@ -1,60 +1,125 @@
-"""`%ddp_where`: which line each rank is at.
-
-`DDPMagics` inherits the verb.
-"""
+"""`%ddp_status`, `%ddp_why`, `%ddp_where`, `%ddp_step`: see where ranks are, and move them on."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-from IPython.core.magic import line_magic
-
-from ddp_notebook.model import Ranks, StackTree
-
-if TYPE_CHECKING:
-    from ddp_notebook.magics.parsing import Parser
-    from ddp_notebook.session import Session
-
-
-def where_parser() -> Parser:
-    """The parser of `%ddp_where`."""
-    from ddp_notebook.magics.parsing import Parser, with_ranks
-
-    parser = Parser(
-        "%ddp_where",
-        "%ddp_where --locals",
-        "Show which line each rank is at: the Python stacks of all ranks as one tree, at any "
-        "time. Such as: %ddp_where, or %ddp_where --ranks 0,2 --locals",
-    )
-    add = with_ranks(parser).add_argument
-    add("--locals", action="store_true", help="with the variables, as short texts")
-    add("--json", action="store_true", help="print it as JSON, to keep or to send")
-    return parser
+from ddp_notebook.magics import options
+from ddp_notebook.magics.completers import one_of
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
+from ddp_notebook.magics.verb import Verb, VerbButton
+from ddp_notebook.model import Board, Diagnosis, StackTree, Stage, StepTable
+from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.session.runs.collective_steps import END
+from ddp_notebook.state.collective_table import OPERATIONS
+from ddp_notebook.views import findings, stacks, step_table
 
 
-class WhereVerb:
-    """The verb, for the class of all verbs to inherit."""
+def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
+    return ui.session.status()
 
-    session: Session
 
-    if TYPE_CHECKING:
+STATUS = Verb(
+    "ddp_status",
+    about="Show the board: where every rank is now. Returns it.",
+    example="%ddp_status",
+    examples=(
+        ("%ddp_status", "the board"),
+        ("board = %ddp_status", "as a value: board.snapshot.ready"),
+    ),
+    run=_status,
+)
 
-        def _verb(self, name: str, line: str, act: Callable[[argparse.Namespace], Any]) -> Any: ...
-        def _say(self, text: str) -> None: ...
-        def _ranks(self, args: argparse.Namespace) -> Ranks | None: ...
 
-    @line_magic
-    def ddp_where(self, line: str) -> StackTree | None:
-        """Which line each rank is at: %ddp_where [--ranks 0,2] [--locals] [--json]"""
-        return self._verb("ddp_where", line, self._where)
+def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
+    diagnosis = ui.session.why()
+    if not args.json:
+        return diagnosis
+    ui.say(json.dumps(diagnosis.to_json(), indent=2))
+    return None
 
-    def _where(self, args: argparse.Namespace) -> StackTree | None:
-        self.session.require("%ddp_where")
-        tree = self.session.where(self._ranks(args), args.locals)
-        if args.json:
-            self._say(json.dumps(tree.to_json(), indent=2))
-            return None
+
+WHY = Verb(
+    "ddp_why",
+    about="Say what is wrong, which ranks cause it, and what to type. Returns a Diagnosis.",
+    example="%ddp_why",
+    examples=(
+        ("%ddp_why", "what is wrong, which ranks cause it, what to type"),
+        ("%ddp_why --json", "the same for a program"),
+    ),
+    run=_why,
+    options=(options.JSON,),
+    button=VerbButton(_why, findings.text),
+)
+
+
+def _where(ui: CallerUi, args: argparse.Namespace) -> StackTree | None:
+    tree = ui.session.where(chosen_ranks(ui.session, args), args.locals)
+    if not args.json:
         return tree
+    ui.say(json.dumps(tree.to_json(), indent=2))
+    return None
+
+
+WHERE = Verb(
+    "ddp_where",
+    about="Show which line each rank is at, at any time: the Python stacks of all ranks as one "
+    "tree. Returns a StackTree.",
+    example="%ddp_where --locals",
+    examples=(
+        ("%ddp_where", "the stacks of all ranks, merged into one tree"),
+        ("%ddp_where --ranks 0,2 --locals", "of two ranks, with their variables"),
+    ),
+    run=_where,
+    options=(
+        options.ranks("show these ranks only"),
+        Option(
+            "--locals",
+            action="store_true",
+            help="with the variables in your own frames, as short texts",
+        ),
+        options.JSON,
+    ),
+    button=VerbButton(_where, stacks.text),
+)
+
+
+def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
+    run = ui.session.current
+    table = ui.session.step(chosen_ranks(ui.session, args), args.to)
+    if run is not None and run.held:
+        ui.show_news(run)
+    return table
+
+
+_GOALS = tuple(
+    dict.fromkeys([*(stage.value for stage in list(Stage)[1:]), *WrapStage, *OPERATIONS, END])
+)
+"""The first stage is where a paused set-up starts: there is no going to it."""
+
+STEP = Verb(
+    "ddp_step",
+    about="Move paused ranks through the next stage of set-up or of %ddp_wrap, or the next "
+    "collective. Returns a table: where each rank is, and for which ranks it waits.",
+    example="%ddp_step --ranks 1",
+    examples=(
+        ("%ddp_step", "every paused rank one stage, or one collective, further"),
+        ("%ddp_step --ranks 1", "rank 1 alone; watch the others wait"),
+        ("%ddp_step --to verified", "through to the end of set-up"),
+    ),
+    run=_step,
+    options=(
+        options.ranks("move these ranks only, and keep the others paused"),
+        Option(
+            "--to",
+            choices=_GOALS,
+            default=None,
+            metavar="NAME",
+            help="continue through this stage, to this collective, or to the end",
+            completer=one_of(_GOALS),
+        ),
+    ),
+    button=VerbButton(_step, step_table.text, moves_ranks=True),
+)

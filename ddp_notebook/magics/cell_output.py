@@ -1,0 +1,64 @@
+"""The output of the notebook cell that runs: text, MIME bundles, regions that are painted again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ddp_notebook.views.live_region import LiveRegion
+
+T = TypeVar("T")
+Bundle = Mapping[str, str]
+Watch = Callable[[float, Callable[[], T]], None]
+"""Called as work goes on: how much of it is done, 0 to 1, and what makes the result so far."""
+
+NOTHING: Bundle = {"text/plain": ""}
+_PROGRESS_INTERVAL_S = 0.5
+"""The ranks that are measured need the cores."""
+
+
+class CellOutput:
+    """The output of whichever cell runs in one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.publisher = shell.display_pub
+        self.is_live = getattr(shell, "kernel", None) is not None
+        """True where a front end can paint again what it shows: in a kernel, not in a terminal."""
+
+    def say(self, text: str) -> None:
+        """Print `text`."""
+        print(text)  # noqa: T201  # the cell's output is where it belongs
+
+    def publish(self, bundle: Bundle) -> None:
+        """Display a MIME bundle."""
+        self.publisher.publish(data=dict(bundle), metadata={})
+
+    @contextmanager
+    def progress(self, render: Callable[[T | None, float, float], Bundle]) -> Iterator[Watch[T]]:
+        """A region that shows how far some work is; gives what the work calls as it goes on.
+
+        `render` gets the result so far (None before there is one), the share that is done and the
+        seconds since the start. It is called on the painter's thread.
+        """
+        began_s = time.monotonic()
+        latest: tuple[float, Callable[[], T] | None] = (0.0, None)
+
+        def bundle() -> Bundle:
+            done, so_far = latest
+            result = so_far() if so_far is not None else None
+            return render(result, done, time.monotonic() - began_s)
+
+        def watch(done: float, so_far: Callable[[], T]) -> None:
+            nonlocal latest
+            latest = (done, so_far)
+            region.nudge()
+
+        region = LiveRegion(self.publisher, bundle, _PROGRESS_INTERVAL_S)
+        if self.is_live:
+            region.open()
+        try:
+            yield watch
+        finally:
+            region.close(NOTHING)

@@ -1,0 +1,49 @@
+"""What Tab offers for the values of options: rank sets, lists, files, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddp_notebook.magics.parser import Completer, Surroundings
+from ddp_notebook.model import name_ranks
+
+_MAX_SINGLE_RANKS = 16
+
+
+def starting_with(word: str, candidates: Iterable[str]) -> list[str]:
+    """Those of `candidates` that begin with `word`."""
+    return [candidate for candidate in candidates if candidate.startswith(word)]
+
+
+def one_of(candidates: Iterable[str]) -> Completer:
+    """One of a few names."""
+    return lambda word, _: starting_with(word, candidates)
+
+
+def list_of(candidates: Iterable[str]) -> Completer:
+    """Several of a few names, with commas between."""
+
+    def complete(word: str, _: Surroundings) -> Sequence[str]:
+        before, comma, last = word.rpartition(",")
+        return [f"{before}{comma}{name}" for name in starting_with(last, candidates)]
+
+    return complete
+
+
+def files(_word: str, _around: Surroundings) -> None:
+    """A file, which IPython completes."""
+
+
+def variables(word: str, around: Surroundings) -> Sequence[str]:
+    """A variable of the notebook."""
+    return starting_with(word, around.variables)
+
+
+def rank_sets(word: str, around: Surroundings) -> Sequence[str]:
+    """The likely rank sets: all ranks, those in the same state, each rank alone."""
+    by_status: dict[str, list[int]] = {}
+    for state in around.ranks:
+        by_status.setdefault(state.status.value, []).append(state.rank)
+    alike = [name_ranks(ranks).split()[-1] for ranks in by_status.values() if len(ranks) > 1]
+    alone = [str(state.rank) for state in around.ranks[:_MAX_SINGLE_RANKS]]
+    return starting_with(word, dict.fromkeys(["all", *alike, *alone]))

@@ -1,0 +1,86 @@
+"""The reference page, made from the verbs: notebooks/REFERENCE.md.
+
+Write it again after a change: python -m ddp_notebook.magics.reference > notebooks/REFERENCE.md
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.magics.verbs import VERBS
+from ddp_notebook.model import Stage
+
+_MAGIC = re.compile(r"%%?(?:ddp(?:_\w+)?)(?: --\w[\w-]*)?")
+_INTRODUCTION = """\
+# Reference: every magic and every option
+
+<!-- Made from ddp_notebook/magics/verbs; a test compares. After a change there:
+     python -m ddp_notebook.magics.reference > notebooks/REFERENCE.md -->
+
+In a notebook every magic shows its part of this page with `-h` (or `%ddp_init?`), and Tab completes
+its options. A rank set is written `0`, `0,2`, `1-3` or `all`. A magic marked ▸ is also a button of
+the live board. The stages of set-up are
+{stages}.
+"""
+
+
+def reference(verbs: Iterable[Verb] = VERBS) -> str:
+    """The page, as Markdown."""
+    verbs = tuple(verbs)
+    stages = ", ".join(f"`{stage.value}`" for stage in Stage)
+    rows = [
+        f"| [`{verb.magic}`](#{verb.name}){' ▸' if verb.button else ''} | {_text(verb.summary)} |"
+        for verb in verbs
+    ]
+    index = ["| magic | what it does |", "|---|---|", *rows, ""]
+    sections = [line for verb in verbs for line in _section(verb)]
+    return "\n".join([_INTRODUCTION.format(stages=stages), *index, *sections])
+
+
+def _section(verb: Verb) -> Iterator[str]:
+    yield f'<a id="{verb.name}"></a>\n'
+    yield f"## {verb.magic}{' ▸' if verb.button else ''}\n"
+    yield f"{_text(verb.about)}\n"
+    width = max(len(call) for call, _ in verb.examples)
+    yield "```"
+    yield from (f"{call:<{width}}  # {purpose}" for call, purpose in verb.examples)
+    yield "```\n"
+    if verb.options:
+        yield "| option | meaning |"
+        yield "|---|---|"
+        yield from (
+            f"| {_typed(option)} | {_text(option.explanation)} |" for option in verb.options
+        )
+        yield ""
+
+
+def _typed(option: Option) -> str:
+    """How an option is typed: its names, and what stands for its value."""
+    if option.is_positional:
+        several = option.settings.get("nargs") in ("+", "...")
+        optional = option.settings.get("nargs") in ("?", "...")
+        name = f"{option.names[0]} ..." if several else option.names[0]
+        return f"`[{name}]`" if optional else f"`{name}`"
+    *others, last = option.names
+    choices = option.settings.get("choices")
+    value = ""
+    if option.takes_value:
+        value = " " + (option.settings.get("metavar") or _choices(choices) or last[2:].upper())
+    return ", ".join([*(f"`{name}`" for name in others), f"`{last}{value}`"])
+
+
+def _choices(choices: Iterable[str] | None) -> str:
+    return "{" + ",".join(choices) + "}" if choices else ""
+
+
+def _text(text: str) -> str:
+    """A sentence with its magics as code, fit for a table."""
+    return _MAGIC.sub(lambda match: f"`{match[0]}`", text).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

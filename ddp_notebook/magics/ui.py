@@ -1,0 +1,87 @@
+"""What a verb works with: the session, the shell, the cell's output and the live board."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Protocol
+
+from ddp_notebook.board.buttons import Button
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics.cell_output import CellOutput
+from ddp_notebook.magics.live_board import NotebookBoard
+from ddp_notebook.magics.parser import Surroundings
+from ddp_notebook.magics.run_display import RunDisplay
+from ddp_notebook.model import Ranks, parse_ranks
+from ddp_notebook.session import Session
+from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.views.notebook import Displays
+
+
+class CallerUi(Protocol):
+    """What a verb may use that a cell calls or a button of the board."""
+
+    session: Session
+
+    def say(self, text: str) -> None:
+        """Show `text` to the caller."""
+
+    def show_news(self, run: CellRun) -> None:
+        """Show what the ranks wrote since it was shown last."""
+
+    def open_board(self) -> None:
+        """Have a live board where the caller looks."""
+
+
+class NotebookUi:
+    """A notebook and its session, for verbs that a cell calls."""
+
+    def __init__(self, shell: Any, session: Session, buttons: Mapping[str, Button]) -> None:
+        self.shell = shell
+        self.session = session
+        self.output = CellOutput(shell)
+        self.displays = Displays(shell)
+        self.runs = RunDisplay(session, self.output)
+        self.board = NotebookBoard(shell, session, buttons)
+
+    def say(self, text: str) -> None:
+        """Print `text` in the cell."""
+        self.output.say(text)
+
+    def show_news(self, run: CellRun) -> None:
+        """Show what the ranks wrote since the notebook showed it last."""
+        self.runs.show_news(run)
+
+    def open_board(self) -> None:
+        """Show a live board in this cell, where there is a front end; any earlier one is closed."""
+        if not self.output.is_live:
+            return
+        self.board.open()
+        self.displays.shown_already()
+
+    @property
+    def variables(self) -> MutableMapping[str, Any]:
+        """The notebook's variables."""
+        names: MutableMapping[str, Any] = self.shell.user_ns
+        return names
+
+    @property
+    def prompt_number(self) -> int:
+        """The n of this cell's ``In [n]``; some shells count it before a cell runs, some after."""
+        inputs = self.variables.get("In", ())
+        return len(inputs) - 1 if len(inputs) > 1 else int(self.shell.execution_count)
+
+    def surroundings(self) -> Surroundings:
+        """What Tab completion may offer beside options."""
+        names = [name for name in self.variables if not name.startswith("_")]
+        return Surroundings(names, self.session.record.snapshot.ranks)
+
+
+def chosen_ranks(session: Session, args: argparse.Namespace) -> Ranks | None:
+    """The rank set of `--ranks`; None without it. Raises UsageMistake."""
+    if args.ranks is None or not session.running:
+        return None  # without ranks the session itself says what is missing
+    try:
+        return parse_ranks(args.ranks, session.record.snapshot.world_size)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None

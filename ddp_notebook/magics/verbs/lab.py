@@ -1,0 +1,69 @@
+"""`%ddp_fault`: the fault lab, where set-up goes wrong on purpose."""
+
+from __future__ import annotations
+
+import argparse
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.faults import FAULTS
+from ddp_notebook.magics.completers import one_of
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.ui import NotebookUi
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.model import Board, Diagnosis
+
+
+def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None:
+    # Imported here for load time: it needs ipyparallel, which takes longer than %load_ext may.
+    from ddp_notebook.session.tools import fault_lab
+
+    if args.repair:
+        return _repair(ui, args)
+    if not args.name:
+        ui.say(fault_lab.listing())
+        return None
+    fault = fault_lab.find(args.name)
+    if args.show:
+        ui.say(fault_lab.story(fault, whole=True))
+        return None
+    ui.session.require("%ddp_fault")
+    ui.say(fault_lab.story(fault))
+    result = ui.session.fault(fault.name)
+    if result.diagnosis is None:
+        ui.say("Set-up succeeded despite the fault; no problem was found.")
+    elif fault.passes:
+        ui.say("Set-up succeeded in the end. While the other ranks waited, this was found:")
+    else:
+        ui.say("This was found. To apply the remedy: %ddp_fault --repair")
+    return result.diagnosis
+
+
+def _repair(ui: NotebookUi, args: argparse.Namespace) -> Board:
+    if args.name:
+        raise UsageMistake(
+            "--repair is for the last fault; leave out its name: %ddp_fault --repair"
+        )
+    result = ui.session.repair()
+    if result.error:
+        raise UsageMistake(f"The repair did not work: {result.error}")
+    ui.say(f"Repaired: {result.fault.title}. Set-up succeeded.")
+    return ui.session.status()
+
+
+FAULT = Verb(
+    "ddp_fault",
+    about="Inject a fault into set-up and show what is found; without a name, list the faults. "
+    "Returns a Diagnosis; after --repair, the board.",
+    example="%ddp_fault duplicate-rank",
+    examples=(
+        ("%ddp_fault", "the list of faults"),
+        ("%ddp_fault duplicate-rank", "two processes have the same rank"),
+        ("%ddp_fault --repair", "applies the remedy of the last one"),
+    ),
+    run=_fault,
+    options=(
+        Option("name", nargs="?", default="", help="the fault", completer=one_of(FAULTS)),
+        Option("--repair", action="store_true", help="apply the remedy of the last fault"),
+        Option("--show", action="store_true", help="show what it changes, and do nothing"),
+    ),
+)

@@ -1,0 +1,191 @@
+"""`%%ddp`, `%ddp_run`, `%ddp_wait`: a cell or a script on the ranks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics import options
+from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.run_display import Begin
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.verb import ValueDisplay, Verb
+from ddp_notebook.magics.verbs.ranks import start_ranks
+from ddp_notebook.model import name_ranks
+from ddp_notebook.session import InitOptions
+from ddp_notebook.session.options import STORES, parse_settings
+from ddp_notebook.session.runs.run import CellResult, CellRun
+
+
+def _show(ui: NotebookUi, args: argparse.Namespace, begin: Begin) -> None:
+    if args.detach:
+        ui.runs.show_detached(begin)
+    else:
+        ui.runs.show(begin)
+
+
+def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
+    if args.cell is None:
+        raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
+    ranks = chosen_ranks(ui.session, args)
+
+    def begin(begun: Callable[[CellRun], None]) -> CellResult:
+        return ui.session.run_cell(
+            args.cell,
+            ranks,
+            number=ui.prompt_number,
+            magic_line=f"%%ddp {args.line}".rstrip(),
+            wait=args.wait,
+            hold=args.step is not None,
+            detach=args.detach,
+            transform=ui.shell.transform_cell,
+            started=begun,
+        )
+
+    _show(ui, args, begin)
+
+
+CELL = Verb(
+    "ddp",
+    kind="line_cell",
+    about="Run the cell on the ranks, until every rank has finished it or none can make progress.",
+    example="%%ddp --ranks 0,2-3",
+    examples=(
+        ("%%ddp", "the cell on all ranks"),
+        ("%%ddp --ranks 0,2-3", "on these only"),
+        ("%%ddp --detach", "a long one: the notebook stays free; %ddp_wait shows its end"),
+        ("%%ddp --step collective", "pausing before each collective; %ddp_step continues"),
+    ),
+    run=_run_cell,
+    options=(options.ranks("run it on these ranks only"), *options.RUN_OPTIONS),
+)
+
+
+def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
+    if args.world_size is not None:
+        _ensure_ranks(ui, args.world_size)
+    ui.session.require("%ddp_run")
+    ranks = chosen_ranks(ui.session, args)
+    settings = parse_settings(args.set, ui.session.record.snapshot.world_size)
+
+    def begin(begun: Callable[[CellRun], None]) -> CellResult:
+        return ui.session.run_script(
+            args.script,
+            args.arguments,
+            ranks,
+            store=args.store,
+            settings=settings,
+            wait=args.wait,
+            hold=args.step is not None,
+            detach=args.detach,
+            number=ui.prompt_number,
+            started=begun,
+        )
+
+    _show(ui, args, begin)
+
+
+def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
+    """Start `world_size` ranks, if there are none. Raises UsageMistake for another number."""
+    running = ui.session.record.snapshot.world_size
+    if not running:
+        start_ranks(ui, InitOptions(world_size=world_size))
+    elif running != world_size:
+        raise UsageMistake(
+            f"{running} ranks are running, not {world_size}. Run it on them (leave out "
+            f"--world-size, or use --ranks), or type %ddp_shutdown first."
+        )
+
+
+SCRIPT = Verb(
+    "ddp_run",
+    about="Run a torchrun-style script on the ranks, unchanged. Options come before the script, "
+    "its own arguments after it. On some ranks only, they are ranks 0, 1, ... for the script.",
+    example="%ddp_run train.py --epochs 2",
+    examples=(
+        ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
+        ("%ddp_run --step collective train.py", "pausing before each collective"),
+        ("%ddp_run --detach train.py", "a long one: %ddp_wait shows its end"),
+    ),
+    run=_run_script,
+    options=(
+        options.ranks("run it on these ranks only"),
+        Option(
+            "--store",
+            choices=STORES,
+            default="session",
+            help="who hosts the script's store: the session, or rank 0",
+        ),
+        Option(
+            "--set",
+            action="append",
+            default=[],
+            metavar="RANKS:NAME=VALUE",
+            help="change an environment variable on some ranks, such as 1:RANK=0; may be repeated",
+        ),
+        Option(
+            "-n",
+            "--world-size",
+            type=int,
+            default=None,
+            metavar="N",
+            help="start N ranks first, if there are none",
+        ),
+        *options.RUN_OPTIONS,
+        Option("script", help="the script", completer=files),
+        Option("arguments", nargs=argparse.REMAINDER, help="its arguments"),
+    ),
+)
+
+
+def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
+    if args.timeout is not None and not args.timeout >= 0:  # NaN is not at least 0 either
+        raise UsageMistake("--timeout is in seconds, 0 or more: %ddp_wait --timeout 60")
+    runs: list[CellRun] = []
+
+    def begin(begun: Callable[[CellRun], None]) -> CellResult:
+        def started(run: CellRun) -> None:
+            runs.append(run)
+            begun(run)
+
+        return ui.session.wait(args.timeout, started)
+
+    result = ui.runs.show(begin)
+    if result.pending and result.steps is None:
+        ui.say(
+            f"{runs[0].heading} is still running on {name_ranks(result.pending)}. "
+            "Continue to wait: %ddp_wait. See where it is: %ddp_where. End it: %ddp_abort"
+        )
+    ui.displays.shown_already()
+    return result
+
+
+def _show_value(ui: NotebookUi, result: CellResult) -> None:
+    if ui.displays.are_needed:  # not in the cell of the %ddp_wait that gave it
+        ui.runs.show_result(result)
+
+
+WAIT = Verb(
+    "ddp_wait",
+    about="Wait for the cell or script that was detached, or that ranks are still in, and show "
+    "it. An interrupt stops the ranks, as it does with a cell. Returns a CellResult.",
+    example="%ddp_wait --timeout 60",
+    examples=(
+        ("%ddp_wait", "waits for the end"),
+        ("%ddp_wait --timeout 10", "for ten seconds at most"),
+        ("%ddp_wait --timeout 0", "only looks at it"),
+    ),
+    run=_wait,
+    options=(
+        Option(
+            "--timeout",
+            type=float,
+            default=None,
+            metavar="S",
+            help="wait S seconds at most; the ranks continue (default: until the end)",
+        ),
+    ),
+    value_display=ValueDisplay(CellResult, _show_value),
+)

@@ -1,0 +1,117 @@
+"""`%ddp_push`, `%ddp_pull`, `%ddp_output`: what moves between the notebook and the ranks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics import options
+from ddp_notebook.magics.completers import files, variables
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.model import name_ranks
+
+
+def _push(ui: NotebookUi, args: argparse.Namespace) -> None:
+    for name in args.names:
+        if name not in ui.variables:
+            raise UsageMistake(f"The notebook has no variable {name!r}.")
+    values = {name: ui.variables[name] for name in args.names}
+    ranks = ui.session.push(values, chosen_ranks(ui.session, args))
+    ui.say(f"{', '.join(args.names)} → {name_ranks(ranks)}")
+
+
+PUSH = Verb(
+    "ddp_push",
+    about="Send variables of the notebook to the ranks.",
+    example="%ddp_push batch",
+    examples=(
+        ("%ddp_push batch", "the notebook's batch, to all ranks"),
+        ("%ddp_push batch lr --ranks 1", "two variables, to rank 1"),
+    ),
+    run=_push,
+    options=(
+        options.ranks("send them to these ranks only"),
+        Option("names", nargs="+", help="variables of the notebook", completer=variables),
+    ),
+)
+
+
+def _pull(ui: NotebookUi, args: argparse.Namespace) -> Any:
+    ranks = chosen_ranks(ui.session, args)
+    values = ui.session.pull(args.name, ranks, keep_tensors="torch" in sys.modules)
+    value = next(iter(values.values())) if ranks is not None and len(ranks) == 1 else values
+    ui.variables[args.target or args.name] = value
+    return value
+
+
+PULL = Verb(
+    "ddp_pull",
+    about="Bring a variable of the ranks into the notebook. Its value is a dict from rank to "
+    "value, or the value itself when --ranks names a single rank.",
+    example="%ddp_pull loss",
+    examples=(
+        ("%ddp_pull loss", "loss = {0: ..., 1: ...}, a value per rank"),
+        ("%ddp_pull loss --ranks 0 --as first_loss", "rank 0's own, under another name"),
+    ),
+    run=_pull,
+    options=(
+        options.ranks("bring it from these ranks only"),
+        Option("name", help="a variable of the ranks"),
+        Option(
+            "--as",
+            dest="target",
+            default="",
+            metavar="NAME",
+            help="its name in the notebook (default: the same)",
+        ),
+    ),
+)
+
+
+def _output(ui: NotebookUi, args: argparse.Namespace) -> None:
+    for rank in chosen_ranks(ui.session, args) or (0,):
+        output = ui.session.output(rank, log=args.log)
+        if args.save:
+            path = Path(args.save).expanduser()
+            path.write_text(output, "utf-8")
+            ui.say(f"Rank {rank}: {len(output):,} characters → {path}")
+            continue
+        lines = output.splitlines()
+        left_out = max(0, len(lines) - args.tail)
+        note = f" (the last {args.tail} of {len(lines):,} lines; --save FILE writes all of them)"
+        ui.say(f"── rank {rank}{note if left_out else ''} ──")
+        ui.say("\n".join(lines[left_out:]) or "(nothing)")
+
+
+OUTPUT = Verb(
+    "ddp_output",
+    about="Show what a rank wrote in its last cell: while the cell runs, or when it was too much "
+    "to show (over 1 MB).",
+    example="%ddp_output --ranks 0",
+    examples=(
+        ("%ddp_output --ranks 0", "the last lines that rank 0 wrote"),
+        ("%ddp_output --ranks 1 --log", "what C code wrote there, not through Python"),
+    ),
+    run=_output,
+    options=(
+        options.ranks("show what these ranks wrote", default="0"),
+        Option("--tail", type=int, default=100, metavar="N", help="how many lines"),
+        Option(
+            "--save",
+            default="",
+            metavar="FILE",
+            help="write all of it to FILE instead",
+            completer=files,
+        ),
+        Option(
+            "--log",
+            action="store_true",
+            help="what the process wrote, but not through Python: messages of C code",
+        ),
+    ),
+)
