@@ -2,8 +2,9 @@
 
 A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase]``; times are
 microseconds since `epoch_ns`, `done` 0 for not yet. What many slices have in common (operation,
-shape, line, bucket) is a kind, sent once. The page files slices by rank and number: a repeated one does no harm, so two
-pages may get the same messages, and one that is opened late asks for all.
+shape, line, bucket) is a kind, sent once. The page files slices by rank and number: a repeated
+one does no harm, so two pages may get the same messages, and one that is opened late asks for
+all.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_notebook.state.board import board
+from ddp_notebook.state.board_rows import board
 
 from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
