@@ -16,7 +16,15 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.model import Activity, InitArguments, Place, Probe, RankReport, StoreFile
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    InitArguments,
+    Place,
+    Probe,
+    RankReport,
+    StoreFile,
+)
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.boot import RankProcess
@@ -204,9 +212,11 @@ def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
 
 def _holder(error: Failure | None, port: int | None) -> str:
     """Who holds the port that this rank could not have."""
-    # The text is torch's own as often as ours: it gives no errno.
-    in_use = error is not None and re.search("EADDRINUSE|already in use|in use by", error.text)
-    return store_process.holder(port) if in_use and port else ""
+    if error is None or not port:
+        return ""
+    ours = error.category == Category.PORT_IN_USE
+    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
+    return store_process.holder(port) if in_use else ""
 
 
 def _store_file(path: str) -> StoreFile:

@@ -58,8 +58,9 @@ class StoreClient:
         try:
             listener = listen(arguments.master_addr, port)
         except OSError as error:
-            cause, remedy, category = explain(error, arguments.master_addr, port)
-            raise StageError(cause, remedy, category.value) from None
+            why = explain(error, arguments.master_addr, port)
+            category = why.category or Category.UNREACHABLE_MASTER.value
+            raise StageError(why.cause, why.remedy, category) from None
         return dist.TCPStore(
             arguments.master_addr,
             port,

@@ -18,6 +18,7 @@ from torch.distributed import TCPStore
 
 from ddp_notebook.model import SESSION, Category, StoreFailed, StoreOpened
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.setup.errors import StageError
 
 
 def main(url: str, key: str, host: str, port: int) -> None:
@@ -26,8 +27,14 @@ def main(url: str, key: str, host: str, port: int) -> None:
     try:
         listener = listen(host, port)
     except OSError as error:
-        cause, remedy, _ = explain(error, host, port)
-        events.emit(StoreFailed, cause=cause, remedy=remedy, pid=os.getpid())
+        why = explain(error, host, port)
+        events.emit(
+            StoreFailed,
+            cause=why.cause,
+            remedy=why.remedy,
+            pid=os.getpid(),
+            category=why.category,
+        )
         events.close()
         return
     actual_port = listener.getsockname()[1]
@@ -59,25 +66,28 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def explain(error: OSError, host: str, port: int) -> tuple[str, str, Category]:
-    """Why the store cannot listen, what to type, and the category of the finding."""
-    leave_out = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
-    category = Category.UNREACHABLE_MASTER
+def explain(error: OSError, host: str, port: int) -> StageError:
+    """Why the store cannot listen, and what to type; its category where another process listens."""
+    no_address = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
     if isinstance(error, socket.gaierror):
-        cause, remedy = f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", leave_out
-    elif error.errno == errno.EADDRINUSE:
-        category = Category.PORT_IN_USE
-        cause = f"Port {port} on {host} is in use{holder(port)}."
-        remedy = "Leave --master-port out (a free port is chosen), or give another one."
-    elif error.errno == errno.EADDRNOTAVAIL:
-        cause, remedy = f"MASTER_ADDR {host} is not an address of this machine.", leave_out
-    elif error.errno == errno.EACCES:
-        cause = f"Port {port} may not be used: ports below 1024 are the administrator's."
-        remedy = "Leave --master-port out, or give a port from 1024 to 65535."
-    else:
-        cause = f"The store cannot listen on {host}:{port}: {error}."
-        remedy = "Leave --master-addr and --master-port out."
-    return cause, remedy, category
+        return StageError(f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", no_address)
+    if error.errno == errno.EADDRINUSE:
+        return StageError(
+            f"Port {port} on {host} is in use{holder(port)}.",
+            "Leave --master-port out (a free port is chosen), or give another one.",
+            Category.PORT_IN_USE.value,
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return StageError(f"MASTER_ADDR {host} is not an address of this machine.", no_address)
+    if error.errno == errno.EACCES:
+        return StageError(
+            f"Port {port} may not be used: ports below 1024 are the administrator's.",
+            "Leave --master-port out, or give a port from 1024 to 65535.",
+        )
+    return StageError(
+        f"The store cannot listen on {host}:{port}: {error}.",
+        "Leave --master-addr and --master-port out.",
+    )
 
 
 def holder(port: int) -> str:

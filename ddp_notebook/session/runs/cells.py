@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import calls
@@ -84,7 +84,7 @@ class CellWork:
     def send(self, ranks: Ranks) -> Replies:
         """Send the cell to `ranks`."""
         run = self.run
-        request = calls.Cell(run.cell, run.number, self.magic_line, self.source, run.held)
+        request = calls.Cell(run.cell, run.number, self.magic_line, self.source, run.pausing)
         call = calls.START_CELL if self.is_async else calls.RUN_CELL
         return self.cluster.tell(ranks, call, request)
 

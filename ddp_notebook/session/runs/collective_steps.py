@@ -101,14 +101,7 @@ def step(
         moving = paused_ranks(run, logs, ranks)
         if not moving:
             raise UsageMistake(_why_not(run, logs))
-        question = calls.RESUME if to == END else calls.STEP
-        answers = cluster.ask(moving, question, calls.Nothing(), _ASK_TIMEOUT_S)
-        left = {
-            rank: answer.collective
-            for rank, answer in answers.items()
-            if not isinstance(answer, CannotAnswer)
-        }
-        settling = Settling(run, cluster, logs, left)
+        settling = Settling(run, cluster, logs, _let_go(cluster, moving, for_good=to == END))
         while not settling.done() and not interrupted():
             record.wait_for(lambda: run.done, _LOOK_EVERY_S)
         if to in (None, END) or interrupted() or run.done:
@@ -119,6 +112,17 @@ def step(
             break
     made = table(run, logs)
     return replace(made, next_call="") if run.done else made
+
+
+def _let_go(cluster: RankCluster, ranks: Ranks, *, for_good: bool) -> dict[int, int | None]:
+    """Let paused ranks go on; the collective before which each was paused."""
+    question = calls.RESUME if for_good else calls.STEP
+    answers = cluster.ask(ranks, question, calls.Nothing(), _ASK_TIMEOUT_S)
+    return {
+        rank: answer.collective
+        for rank, answer in answers.items()
+        if not isinstance(answer, CannotAnswer)
+    }
 
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:

@@ -1,4 +1,4 @@
-"""Asks ranks what they know and makes a case of it; of dead and silent ranks, what is on record."""
+"""Asks ranks what they know and makes a case of it; of dead ranks, what is on record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     Collectives,
     RankReport,
     Ranks,
+    RankState,
     Snapshot,
     Status,
 )
@@ -53,31 +54,12 @@ def gather(
     and what it knows is of an earlier set-up.
     """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
-    dead = {state.rank: state for state in states if state.status is Status.DEAD}
-    alive = tuple(state.rank for state in states if state.rank not in dead)
+    alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
     answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     to_do = asked()
-    ranks = []
-    for state in states:
-        if state.rank in dead:
-            evidence = RankReport(
-                state.rank,
-                Activity.DEAD,
-                exit_code=state.exit_code,
-                last_words=state.last_words,
-            )
-        elif isinstance(answer := answers.get(state.rank), CannotAnswer):
-            doing = f"its observer failed: {answer.why}"
-            evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
-        elif answer is not None:
-            evidence = answer
-            if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
-                evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
-        else:
-            evidence = silent(state)
-        ranks.append(evidence)
+    reports = [_report(state, answers.get(state.rank), state.rank in to_do) for state in states]
     return Case(
-        with_reach(cluster, ranks),
+        _with_reach(cluster, reports),
         dict(launch.values),
         launch.store_host,
         store_alive=launch.store_alive(),
@@ -86,7 +68,25 @@ def gather(
     )
 
 
-def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
+def _report(
+    state: RankState, answer: RankReport | CannotAnswer | None, has_something_to_do: bool
+) -> RankReport:
+    """What a rank answered; of one that is dead, failed to answer or is silent, what is known."""
+    if state.status is Status.DEAD:
+        return RankReport(
+            state.rank, Activity.DEAD, exit_code=state.exit_code, last_words=state.last_words
+        )
+    if answer is None:
+        return silent(state)
+    if isinstance(answer, CannotAnswer):
+        doing = f"its observer failed: {answer.why}"
+        return RankReport(state.rank, Activity.SILENT, doing=doing)
+    if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
+        return RankReport(state.rank, Activity.BUSY, doing="about to begin")
+    return answer
+
+
+def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
     """`ranks`, those that connect to each other across hosts with whom of them they reach.
 
     Asked in a second step: only now it is known where each of them listens.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.environment import torchrun_variables
@@ -145,7 +145,7 @@ class ScriptWork:
             arguments=tuple(self._arguments),
             environments=self._environments,
             hosts=self._hosts,
-            paused=self._run.held,
+            paused=self._run.pausing,
         )
         return self._processes.cluster.tell(ranks, calls.RUN_SCRIPT, request)
 

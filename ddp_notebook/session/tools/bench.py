@@ -124,7 +124,7 @@ class Bench:
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         _check_world_sizes(plan, members)
-        backend, device = _place(options, processes)
+        backend, device = _where(options, processes)
         facts = self._facts(processes, members, device)
         _check_memory(plan, facts, device)
         used = backend or _backend_for(device, facts[members[0]]["backend"])
@@ -162,7 +162,7 @@ class Bench:
         watch: Watch | None,
         measuring: Measuring,
     ) -> BenchRun:
-        """Run it on the ranks, and make what came of it into a result."""
+        """Run it on the ranks, and make a result of it."""
         partial = PartialResults(setting.ranks)
 
         def so_far() -> BenchRun:
@@ -235,7 +235,7 @@ def _check_world_sizes(plan: Plan, members: Ranks) -> None:
             )
 
 
-def _place(options: BenchOptions, processes: Processes) -> tuple[str, str]:
+def _where(options: BenchOptions, processes: Processes) -> tuple[str, str]:
     """The backend, empty for the session's, and the device the tensors live on."""
     devices = processes.devices
     device = devices.device
@@ -271,10 +271,10 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
         hosts.setdefault(fact["host"] if device == "cpu" else str(rank), []).append(rank)
     for here in hosts.values():
         free = min(facts[rank]["free_bytes"] for rank in here)
-        each = int(free * _MEMORY_SHARE) // len(here)
+        share = int(free * _MEMORY_SHARE) // len(here)
         needed = plan.memory_bytes(len(facts))
-        if needed > each:
-            fits = plan.largest_that_fits(len(facts), each)
+        if needed > share:
+            fits = plan.largest_that_fits(len(facts), share)
             raise UsageMistake(
                 f"{format_bytes(plan.max_bytes)} needs {format_bytes(needed)} on each of "
                 f"{name_ranks(here)}, and {format_bytes(free)} are free there, of which a "

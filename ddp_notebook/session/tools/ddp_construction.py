@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, UsageMistake
@@ -291,7 +292,7 @@ class Wrap:
         checked = self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
         count = ddp_construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        self._tell_lacks(
+        self._note_missing(
             [each.lacks for each in checked.values()], "torch's own check of shapes is left out"
         )
         return dict.fromkeys(self.ranks, count)
@@ -320,8 +321,8 @@ class Wrap:
             f"{params.counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
-        self._details += [f"{name_ranks(r)} {text}" for r, text in params.alike(texts)]
-        self._tell_lacks(
+        self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
+        self._note_missing(
             [each.lacks for each in answers.values()], "each tensor was broadcast by itself"
         )
         findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
@@ -382,7 +383,7 @@ class Wrap:
             for answer in sent.values() if target else ():
                 self._cluster.value_of(answer, _ASSIGN_S)
 
-    def _tell_lacks(self, of_ranks: Iterable[Sequence[str]], instead: str) -> None:
+    def _note_missing(self, of_ranks: Iterable[Sequence[str]], instead: str) -> None:
         lacks = {name for lacking in of_ranks for name in lacking}
         if lacks:
             self._details.append(f"This torch has no {', '.join(sorted(lacks))}: {instead}.")
@@ -412,7 +413,9 @@ class Wrap:
         if answers.interrupted:
             raise CellInterrupted(self._interrupted(stage, answers.pending), answers.pending)
         if stage is None:
-            text = next((each.text for each in answers.failed.values()), "a rank does not answer")
+            text = next(
+                (failure.text for failure in answers.failed.values()), "a rank does not answer"
+            )
             raise UsageMistake(f"{self.name} cannot be looked at: {text}")
         findings = params.failures(stage, answers.failed, answers.dead, answers.pending, self.name)
         rows = ddp_construction.stopped_rows(
@@ -421,9 +424,9 @@ class Wrap:
         raise _Stopped(findings, rows)
 
     def _interrupted(self, stage: WrapStage | None, pending: Ranks) -> str:
-        said = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
+        text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
         if pending:
             it = "it" if len(pending) == 1 else "them"
-            said += f"; {name_ranks(pending)} still in it, get {it} back with "
-            said += f"%ddp_restart --ranks {format_ranks(pending)}"
-        return f"{said}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"
+            text += f"; {name_ranks(pending)} still in it, get {it} back with "
+            text += f"%ddp_restart --ranks {format_ranks(pending)}"
+        return f"{text}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"
