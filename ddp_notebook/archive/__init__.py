@@ -1,8 +1,8 @@
-"""A run kept in a file, and read from one.
+"""Saved runs: a file with all that is known of a run, and how to read it.
 
-format.py   A run that is kept in a file: what happened, what the ranks issued, what was known o
-history.py  How the state came to be: the newest events, kept for a file; bounded, however long
-replay.py   A run read from a file: what the session's looking verbs gave then, without any rank
-save.py     The session's verb that keeps a run: all that is known, in one file of JSON.
-trace.py    A saved run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+format.py   What a file holds: events, collectives, what was known of each rank.
+history.py  The newest events of a session, kept for a file; bounded, however long it goes on.
+replay.py   A run read from a file: status, why and where as they were, without any rank.
+save.py     A run written to a file, as JSON that is also a trace.
+trace.py    A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 """

@@ -1,4 +1,4 @@
-"""A run that is kept in a file: what happened, what the ranks issued, what was known of them."""
+"""What a file holds: events, collectives, what was known of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the state came to be: the newest events, kept for a file; bounded, however long it goes on.
+"""The newest events of a session, kept for a file; bounded, however long it goes on.
 
 Not safe by itself: the record calls it under its lock.
 """

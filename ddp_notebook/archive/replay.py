@@ -1,4 +1,4 @@
-"""A run read from a file: what the session's looking verbs gave then, without any rank."""
+"""A run read from a file: status, why and where as they were, without any rank."""
 
 from __future__ import annotations
 

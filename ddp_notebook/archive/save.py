@@ -1,4 +1,4 @@
-"""A run written to a file: all that is known of it, as JSON.
+"""A run written to a file, as JSON that is also a trace.
 
 The same file is a trace: viewers read ``traceEvents`` and pass over the rest.
 """

@@ -1,4 +1,4 @@
-"""A saved run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 In the trace-event format: a process per rank, in it a thread for set-up and cells, and one for
 collectives; where some of them overlap, as those of a backward pass do, as many threads as are

@@ -1,13 +1,14 @@
 """Benchmarks of collectives: what to measure, when, and what it means. Nothing here runs on a rank.
 
-baseline.py  A run against one that was kept: which sizes changed, by intervals that do not touc
-fit.py       From measured times to a latency and a bandwidth: pure, standard library only.
-notes.py     What a benchmark says, in words. Pure.
+baseline.py  A run against a saved one: which sizes changed, by intervals that do not overlap.
+fit.py       From measured times to a latency and a bandwidth, with intervals.
+notes.py     What a benchmark says in sentences: the fit, stragglers, wrong results.
+ops.py       The operations that can be measured: sizes, bandwidth factors, names elsewhere.
 plan.py      What a benchmark will run: operations, sizes, and how long it may take.
-results.py   What a benchmark of collectives measured.
-schedule.py  What to measure next: rank 0 decides, from the times so far and the time that is le
-stats.py     From every rank's times to what is shown: pure, standard library only.
-steps/       Benchmarks of training steps: plan, statistics, prediction.
-summary.py   From what the ranks said to the whole of what was measured. Pure, standard library
-trust.py     How far a benchmark's numbers can be believed, and why not further. Pure.
+results.py   What a benchmark of collectives measured: points, curves, conditions, changes.
+schedule.py  What to measure next, as rank 0 decides it from the times so far and the time left.
+stats.py     From every rank's times to points and curves: medians, intervals, stragglers.
+steps/       Benchmarks of training steps.
+summary.py   From all ranks' visits and answers to the whole result.
+trust.py     How far a benchmark's numbers can be trusted, and why not further.
 """

@@ -1,4 +1,4 @@
-"""A run against one that was kept: which sizes changed, by intervals that do not touch. Pure.
+"""A run against a saved one: which sizes changed, by intervals that do not overlap.
 
 A size alone is known to some per cent at best on a machine with few cores. All sizes of a curve
 together are known better: each round measured all of them, so a round has a level, the mean of

@@ -1,4 +1,4 @@
-"""From measured times to a latency and a bandwidth: pure, standard library only.
+"""From measured times to a latency and a bandwidth, with intervals.
 
 The model is Hockney's, ``time = latency + size / bandwidth`` (R. W. Hockney, "The communication
 challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994), whose half-bandwidth

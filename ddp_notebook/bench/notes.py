@@ -1,11 +1,11 @@
-"""What a benchmark says, in words. Pure."""
+"""What a benchmark says in sentences: the fit, stragglers, wrong results."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ddp_notebook.bench.results import Conditions, Curve, Fit, Floor
+from ddp_notebook.bench.results import LOOPBACK_TCP, Conditions, Curve, Fit, Floor
 from ddp_notebook.bench.trust import TAILED, sizes
 from ddp_notebook.model import format_bytes
 
@@ -76,7 +76,8 @@ def explained(fit: Fit) -> str:
 def _against_floor(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
     """How far from what a plain socket does."""
     tcp = next(
-        (f for f in floors if "TCP" in f.what and f.latency_us and f.bandwidth_gb_per_s), None
+        (f for f in floors if f.what == LOOPBACK_TCP and f.latency_us and f.bandwidth_gb_per_s),
+        None,
     )
     passes = curve.operation.ring_passes
     if tcp is None or curve.fit is None or not passes or not curve.points:

@@ -1,4 +1,4 @@
-"""The operations that can be measured, one line each: sizes, bandwidth factors, names elsewhere.
+"""The operations that can be measured: sizes, bandwidth factors, names elsewhere.
 
 To add one: a line here, and in `rank.bench.operations` what its result must be.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark of collectives measured."""
+"""What a benchmark of collectives measured: points, curves, conditions, changes."""
 
 from __future__ import annotations
 
@@ -168,6 +168,10 @@ class Curve:
     def key(self) -> tuple[str, str, str, int, bool]:
         """What must agree for two curves to be compared."""
         return self.op, self.dtype, self.mode, self.world_size, self.tuned
+
+
+LOOPBACK_TCP = "loopback TCP"
+"""The floor that a plain socket between two ranks of a host is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What to measure next: rank 0 decides, from the times so far and the time that is left.
+"""What to measure next, as rank 0 decides it from the times so far and the time left.
 
 Every size is visited once in each round, in another order each time, so that a disturbance of
 a moment does not fall on one size alone. A size is done when its interval is narrow enough.

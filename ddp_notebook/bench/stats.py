@@ -1,4 +1,4 @@
-"""From every rank's times to what is shown: pure, standard library only."""
+"""From every rank's times to points and curves: medians, intervals, stragglers."""
 
 from __future__ import annotations
 

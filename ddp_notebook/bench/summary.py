@@ -1,4 +1,4 @@
-"""From what the ranks said to the whole of what was measured. Pure, standard library only."""
+"""From all ranks' visits and answers to the whole result."""
 
 from __future__ import annotations
 

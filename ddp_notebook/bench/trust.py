@@ -1,4 +1,4 @@
-"""How far a benchmark's numbers can be believed, and why not further. Pure."""
+"""How far a benchmark's numbers can be trusted, and why not further."""
 
 from __future__ import annotations
 

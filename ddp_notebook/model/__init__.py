@@ -2,13 +2,13 @@
 
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
 case.py            What is known of each rank while set-up runs: the facts that findings are mad
-codec.py           Values of the model as JSON and back, by the types of their fields.
-collective_log.py  The file in which a rank writes down its collectives, as both ends know it.
+codec.py           The one codec: values as JSON and back, by the types of their fields.
+collective_log.py  The file in which a rank logs its collectives: its layout, and how it is read.
 collectives.py     What the ranks' collectives were: one record each, as every rank's observer w
 ddp.py             DDP's construction as values: its stages, what a model is made of, who change
 diagnosis.py       Findings: what is wrong with a job, whose doing it is, and what to do about i
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and what to
-events.py          What ranks say: events, and their form on the wire.
+events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
 ranks.py           Rank sets, and how they, sizes and long texts are written for a person.
 stacks.py          Where ranks are: the Python stack of each, and all of them as one tree.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.

@@ -1,4 +1,4 @@
-"""Values as JSON and back, by the types of their fields: for the wire, saved runs and exports.
+"""The one codec: values as JSON and back, by the types of their fields.
 
 A dataclass is an object with its fields, an Enum its value, a tuple a list, a mapping an object.
 `decode` checks everything against the type it must have, and its error says where it stands:

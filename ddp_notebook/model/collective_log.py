@@ -1,4 +1,4 @@
-"""The file in which a rank logs its collectives, as its writer and its readers know it.
+"""The file in which a rank logs its collectives: its layout, and how it is read.
 
 Memory-mapped, in the session's folder: what was written stays when the rank is killed, and is
 read without asking the rank. Records of a fixed size in a ring, and behind them the texts that

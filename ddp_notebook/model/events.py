@@ -1,4 +1,4 @@
-"""Events: facts, each sent once by the rank that it is about, and a message of several of them."""
+"""Events: facts, each sent once by the rank that it is about; and messages of them."""
 
 from __future__ import annotations
 

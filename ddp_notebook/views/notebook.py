@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -24,12 +22,11 @@ from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views import doctor, findings, output, stacks, step_table
 from ddp_notebook.views.bench import plots as bench_plots
-from ddp_notebook.views.bench import steps
+from ddp_notebook.views.bench import steps_plots
 from ddp_notebook.views.bench import table as bench
+from ddp_notebook.views.bench.style import figure_bundle
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
-
-_BENCH_DPI = 100
 
 _LIVE_LINES = 240
 """Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
@@ -59,13 +56,8 @@ def bench_bundles(
     run: BenchRun, baseline: BenchRun | None = None, changes: Sequence[CurveChange] = ()
 ) -> list[dict[str, Any]]:
     """A benchmark as a figure and as a table."""
-    buffer = io.BytesIO()
-    bench_plots.figure(run, baseline=baseline).savefig(buffer, format="png", dpi=_BENCH_DPI)
     return [
-        {
-            "image/png": base64.b64encode(buffer.getvalue()).decode(),
-            "text/plain": f"<figure: {bench.title(run)}>",
-        },
+        figure_bundle(bench_plots.figure(run, baseline=baseline), bench.title(run)),
         {"text/plain": bench.table_text(run, changes), "text/html": bench.table_html(run, changes)},
     ]
 
@@ -145,7 +137,7 @@ class Displays:
         self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 
     def _show_steps(self, result: StepBenchResult) -> None:
-        for bundle in steps.bundles(result):
+        for bundle in steps_plots.bundles(result):
             self._shell.display_pub.publish(data=bundle, metadata={})
 
     def _show_bench(self, run: BenchRun) -> None:

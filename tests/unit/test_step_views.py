@@ -16,12 +16,10 @@ from step_results import ABOUT, plan, ranks, summarise
 from ddp_notebook.bench.steps import stats
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.session.tools.bench_steps import predicted
-from ddp_notebook.views.bench import steps_panels, steps_plots
-from ddp_notebook.views.bench.steps import bundles
-from ddp_notebook.views.bench.steps_html import html
-from ddp_notebook.views.bench.steps_live import live_steps
-from ddp_notebook.views.bench.steps_plots import panels, step_figure
-from ddp_notebook.views.bench.steps_text import ms, text
+from ddp_notebook.views.bench import steps_plots
+from ddp_notebook.views.bench.live import live_steps
+from ddp_notebook.views.bench.steps_plots import bundles, panels, step_figure
+from ddp_notebook.views.bench.steps_text import html, ms, text
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EVIL = '<script>alert("&")</script>'
@@ -168,7 +166,7 @@ def test_what_others_wrote_is_escaped() -> None:
 def test_each_panel_is_drawn_where_there_is_something_to_draw() -> None:
     assert len(panels(RESULT)) == 7
     assert steps_plots.draw_exposed_share not in panels(summarise(ABOUT, ranks(plan((8,)))))
-    assert panels(ALONE) == [steps_plots.draw_steps, steps_panels.draw_distribution]
+    assert panels(ALONE) == [steps_plots.draw_steps, steps_plots.draw_distribution]
     assert panels(CUT) == []
 
 

@@ -1,8 +1,8 @@
-"""Benchmarks of training steps: plan, statistics, prediction.
+"""Benchmarks of DDP training steps: what to run, and what it means. Nothing here runs on a rank.
 
-arrivals.py  What the stamps of a communication hook tell: spans, arrivals, stragglers. Pure, no
-plan.py      What a benchmark of training steps will run. Pure, standard library only.
-predict.py   Steps at another number of ranks, worked out from what was measured. Pure; it is a
-results.py   What `%ddp_bench --model` measured: where the time of a DDP training step goes.
-stats.py     From every rank's blocks to where the time of a step goes. Pure, standard library o
+arrivals.py  When each rank's buckets come to their all_reduce: spans, arrivals, stragglers.
+plan.py      What a benchmark of training steps will run: blocks, batches, buckets, memory.
+predict.py   Training steps at another number of ranks, by a model checked against measurements.
+results.py   What `%ddp_bench --model` measured: where the time of a training step goes.
+stats.py     From every rank's blocks to where the time of a training step goes.
 """

@@ -1,4 +1,4 @@
-"""What the stamps of a communication hook tell: spans, arrivals, stragglers. Pure, no torch."""
+"""When each rank's buckets come to their all_reduce: spans, arrivals, stragglers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark of training steps will run. Pure, standard library only.
+"""What a benchmark of training steps will run: blocks, batches, buckets, memory.
 
 A *block* is some steps of one kind, back to back. The kinds are compared with each other, so
 each comes in every round, in another order: a disturbance of a moment then falls on all alike.

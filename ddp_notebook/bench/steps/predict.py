@@ -1,4 +1,4 @@
-"""Steps at another number of ranks, worked out from what was measured. Pure; it is a model.
+"""Training steps at another number of ranks, by a model checked against measurements.
 
 A step is the computation as measured under no_sync, and what is left of communication. Each
 bucket is ready at its place in the backward and takes what a latency-bandwidth fit of reducing its

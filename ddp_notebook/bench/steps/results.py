@@ -1,4 +1,4 @@
-"""What `%ddp_bench --model` measured: where the time of a DDP training step goes."""
+"""What `%ddp_bench --model` measured: where the time of a training step goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From every rank's blocks to where the time of a step goes. Pure, standard library only.
+"""From every rank's blocks to where the time of a training step goes.
 
 A block is a JSON object, as `steps_loop` gives it, and blocks of the same number belong together.
 A block that one rank lacks, because it was stopped or died, is left out on all.

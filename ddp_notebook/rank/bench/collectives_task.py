@@ -1,14 +1,12 @@
-"""The benchmark of collectives on this rank: its groups, its facts, its progress as events."""
+"""The benchmark of collectives on this rank: its groups, facts and progress."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
 from ddp_notebook.rank import events
-from ddp_notebook.rank.bench import floors, loop
+from ddp_notebook.rank.bench import floors, loop, memory
 from ddp_notebook.rank.bench.host_load import Meter
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.training import ddp
@@ -32,7 +30,7 @@ def bench_facts(device: str) -> dict[str, Any]:
     """What must be known before memory is taken: this rank's host, and what is free there."""
     return {
         "host": socket.gethostname(),
-        "free_bytes": _free_bytes(torch.device(device)),
+        "free_bytes": memory.free_bytes(torch.device(device)),
         "backend": dist.get_backend_config(),
         "buckets_bytes": _buckets_bytes(),
         # A plain str: its own type would bring torch into the notebook.
@@ -128,20 +126,3 @@ def _interrupts_noted() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(received)
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on `device`; on a CPU, of its host and the rank's container."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free.append(next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")))
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    if not free:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            free.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(free, default=None)

@@ -1,4 +1,4 @@
-"""What the machine itself can do, measured by the ranks beside what torch makes of it."""
+"""What the machine itself can do: memory copies, a plain TCP socket."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_notebook.bench.results import LOOPBACK_TCP
 from ddp_notebook.rank.bench import links
 
 _COPY_BYTES = 64 * 2**20
@@ -134,7 +135,7 @@ def _serve(listener: socket.socket, key: bytes) -> dict[str, Any]:
             connection.recv(1)
             streams_s.append(time.perf_counter() - started)
     return {
-        "what": "loopback TCP",
+        "what": LOOPBACK_TCP,
         "latency_us": sorted(trips_s)[_PINGS // 10] / 2 * 1e6,
         "bandwidth_gb_per_s": _STREAM_BYTES / min(streams_s) / 1e9,
         "source": "a plain socket between ranks 0 and 1: half of a good round trip, the best of "

@@ -1,4 +1,4 @@
-"""Gloo's loop threads: what they cost, and how the scheduler treats them. Linux only.
+"""Gloo's loop threads: what they cost, and their scheduling policy. Linux only.
 
 Gloo moves bytes on a thread of its own, named ``gloo_tcp_loop``. Where there are fewer cores
 than threads that want one, it spins on a lock for whole time slices; as a batch job

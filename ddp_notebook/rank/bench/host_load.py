@@ -1,4 +1,4 @@
-"""What a rank's host does while something is measured. Standard library only."""
+"""CPU time of this process and its host, and a thread's time in the run queue."""
 
 from __future__ import annotations
 

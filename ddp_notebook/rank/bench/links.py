@@ -1,4 +1,4 @@
-"""What links a machine has, as the kernel and NVIDIA's driver tell it. Nothing is measured here.
+"""What links a machine has, as the kernel and the NVIDIA driver report them.
 
 Where there is nothing to read, nothing is said. Bandwidths are of one direction.
 """

@@ -1,4 +1,4 @@
-"""The rank's side of a benchmark: it visits sizes as rank 0 decides, times and checks them.
+"""Visits sizes as rank 0 decides, times each one and checks its result.
 
 Every rank runs the same collectives in the same order. What depends on the clock (how long to
 warm up, what to measure next, how often, when to stop) is decided by rank 0 and broadcast, or

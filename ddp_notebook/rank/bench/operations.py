@@ -1,4 +1,4 @@
-"""The operations that are measured: how each is called, and what it must give.
+"""The operations that are measured: how each is called, and its exact result.
 
 Each operation works on the front of two buffers that are allocated once. Known values are put
 in, and what comes out is compared exactly: they are whole numbers small enough that their sum

@@ -1,4 +1,4 @@
-"""What the timed steps are fed with, and their loss: the user's, or made to fit. Runs on a rank."""
+"""What the timed training steps are fed with, and their loss."""
 
 from __future__ import annotations
 

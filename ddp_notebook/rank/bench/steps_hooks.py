@@ -1,4 +1,4 @@
-"""When each bucket of gradients comes to its all_reduce, and what its communication spans.
+"""When each bucket of gradients comes to its all_reduce, and when it is done.
 
 A communication hook of DDP's is the one place that sees a bucket when its last gradient is
 ready (``DistributedDataParallel.register_comm_hook``, public API). Ours does what DDP does by

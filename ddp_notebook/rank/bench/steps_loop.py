@@ -1,4 +1,4 @@
-"""The rank's side of a benchmark of training steps.
+"""Times training steps with and without communication, block by block.
 
 Method. A step is forward, loss, backward, the optimizer's step (SGD with a learning rate of 0: it
 costs the same, and the values stay as they are) and `zero_grad`. Only clock reads stand between

@@ -1,4 +1,4 @@
-"""The model whose steps are timed: one that ships, or a copy of the user's. Runs on a rank."""
+"""The model whose steps are timed: one that ships, or a copy of the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of training steps on this rank: prepared without communication, then run.
+"""The benchmark of training steps on this rank: prepared first, then run.
 
 Everything is done to a copy. What the user has (parameters, gradients, buffers, mode, random
 numbers) is as it was afterwards, whatever comes in between.
@@ -21,7 +21,7 @@ from IPython.core.getipython import get_ipython
 from ddp_notebook.bench.steps.plan import StepPlan
 from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, format_bytes
 from ddp_notebook.rank import events, torch_private
-from ddp_notebook.rank.bench import steps_data, steps_loop, steps_memory, steps_models
+from ddp_notebook.rank.bench import memory, steps_data, steps_loop, steps_models
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training import hooks as training
@@ -85,15 +85,15 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     value = names.get(planned.model)
     ranks = dist.get_world_size()
     if isinstance(value, torch.nn.Module):
-        copies = _COPIES * steps_memory.model_bytes(value)
-        free = steps_memory.free_bytes(device, ranks)
+        copies = _COPIES * memory.model_bytes(value)
+        free = memory.allowed_bytes(torch.device(device), ranks)
         if copies > free:
             text = f"to train a copy of it takes {format_bytes(copies)}"
             return {"failed": "memory", "text": f"{text}, and {format_bytes(free)} are free"}
     subject = steps_models.prepare(planned.model, names, device)
     feed = steps_data.feed(subject, planned.loss, planned.data, names)
     before = _collectives()
-    needs = steps_memory.memory(subject, feed, ranks, min(planned.batches))
+    needs = memory.memory(subject, feed, ranks, min(planned.batches))
     fits = [batch for batch in planned.batches if needs.needs(batch) <= needs.available_bytes]
     works, raised = steps_loop.try_batches(subject, feed, fits)
     _ready = _Ready(planned, subject, feed)

@@ -1,4 +1,4 @@
-"""The timed region: a collective, and a look at the clock before and after it. Nothing else."""
+"""The timed region: a collective between two looks at the clock."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CellWork:
             "number": self.run.number,
             "magic_line": self.magic_line,
             "source": self.source,
-            "hold": self.run.held,
+            "hold": self.run.pausing,
         }
         function = f"{_RUNNER}:{'start_async' if self.is_async else 'run'}"
         return self.cluster.tell(ranks, function, arguments)

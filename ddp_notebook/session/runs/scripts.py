@@ -143,7 +143,7 @@ class ScriptWork:
             "arguments": self._arguments,
             "environments": self._environments,
             "hosts": {str(rank): dict(host) for rank, host in self._hosts.items()},
-            "hold": self._run.held,
+            "hold": self._run.pausing,
         }
         return self._processes.cluster.tell(ranks, "ddp_notebook.rank.cells.scripts:run", arguments)
 

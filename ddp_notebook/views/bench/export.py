@@ -1,4 +1,4 @@
-"""A benchmark in the forms that other tools read. Nothing is decided here.
+"""A benchmark in the forms that other tools read: rows, CSV, nccl-tests.
 
 nccl-tests' own time is the mean over iterations, so their forms have the mean, and bandwidths by
 it; our headline is the median, and is in `rows`.

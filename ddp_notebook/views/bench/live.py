@@ -1,4 +1,4 @@
-"""A benchmark while it runs: a progress bar, and the points there are so far.
+"""A benchmark while it runs: a progress bar, and the points so far.
 
 Drawn as SVG by hand: a figure of matplotlib takes a core for a fifth of a second, and the ranks
 that are measured need it. Lines and words have the page's own colour, so that it is read on a
@@ -8,10 +8,13 @@ light page and on a dark one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 from ddp_notebook.bench.results import BenchPoint, BenchRun
+from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint
 from ddp_notebook.model import format_bytes
+from ddp_notebook.views.bench.steps_text import ms
 from ddp_notebook.views.bench.table import title
 
 _COLOURS = ("#2E8FCF", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -20,15 +23,36 @@ _WIDTH, _HEIGHT = 640, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 30, 12, 34
 _BAR = 30
 
+_PARTS = (
+    ("forward_us", "forward", "#56B4E9"),
+    ("backward_us", "backward", "#2E8FCF"),
+    ("optimizer_us", "optimizer", "#009E73"),
+    ("exposed_us", "exposed communication", "#D55E00"),
+)
+"""Of a training step, from the bottom."""
+_STEPS_LEFT, _STEPS_RIGHT, _STEPS_TOP, _STEPS_BOTTOM = 12, 200, 22, 48
+_MOST_BARS = 16
+_BAR_SHARE = 0.66
+"""Of the place that a bar has."""
+
+
+def live_steps(
+    what: str, result: StepBenchResult | None, done: float, left_s: float | None
+) -> dict[str, str]:
+    """What to show now of the training steps of the model `what`. `done` is 0 to 1."""
+    points = result.points if result is not None else ()
+    plot = _bars(points[-_MOST_BARS:]) if points else ""
+    return _bundle(f"training steps of {what}", done, left_s, plot)
+
 
 def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:
-    """What to show now. `done` is 0 to 1, `left_s` how long it may still take, if known."""
+    """What to show of collectives now. `done` is 0 to 1, `left_s` None when it is not known."""
     what = title(run) if run is not None else "the benchmark begins"
-    plot = _plot(run) if run is not None and any(c.points for c in run.curves) else ""
-    return progress_bundle(what, done, left_s, plot)
+    plot = _lines(run) if run is not None and any(c.points for c in run.curves) else ""
+    return _bundle(what, done, left_s, plot)
 
 
-def progress_bundle(what: str, done: float, left_s: float | None, plot: str) -> dict[str, str]:
+def _bundle(what: str, done: float, left_s: float | None, plot: str) -> dict[str, str]:
     """A progress bar, and under it `plot`, which is SVG or empty."""
     filled = round(_BAR * done)
     left = f", about {left_s:.0f} s left" if left_s is not None else ""
@@ -44,7 +68,7 @@ def progress_bundle(what: str, done: float, left_s: float | None, plot: str) -> 
     }
 
 
-def _plot(run: BenchRun) -> str:
+def _lines(run: BenchRun) -> str:
     """Time against size, both logarithmic."""
     points = [p for c in run.curves for p in c.points if p.size_bytes and p.latency_us > 0]
     if not points:
@@ -64,11 +88,7 @@ def _plot(run: BenchRun) -> str:
                 f'<text x="{_LEFT + 8}" y="{_TOP + 14 * (number + 1)}" fill="{colour}" '
                 f'font-size="11">{escape(curve.name)}</text>'
             )
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'style="display: block; max-width: 100%" role="img" aria-label="time against size">'
-        f"{''.join(parts)}</svg>"
-    )
+    return _svg(parts, "time against size")
 
 
 def _dot(point: BenchPoint, x: float, y: float, axis: _Axis, colour: str) -> str:
@@ -108,21 +128,70 @@ def _grid(x: _Axis, y: _Axis) -> str:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     parts = []
     for size in x.ticks(8):
-        at = f"{x.at(size):.0f}"
+        at = round(x.at(size))
         parts.append(f'<line x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}" {line}/>')
         parts.append(_text(at, bottom + 14, "middle", format_bytes(int(size))))
     for time_us in y.ticks(6):
-        at = f"{y.at(time_us):.0f}"
+        at = round(y.at(time_us))
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}" {line}/>')
-        parts.append(_text(_LEFT - 6, int(at) + 4, "end", format_us(time_us)))
+        parts.append(_text(_LEFT - 6, at + 4, "end", format_us(time_us)))
     about = "tensor size; time of the slowest rank"
     return "".join([*parts, _text((_LEFT + right) // 2, _HEIGHT - 4, "middle", about)])
 
 
-def _text(x: int | str, y: int, anchor: str, words: str) -> str:
+# -- training steps ------------------------------------------------------------------------
+
+
+def _bars(points: Sequence[StepPoint]) -> str:
+    """A bar for each batch and bucket size, stacked of the step's parts."""
+    top_us = max(sum(max(0.0, getattr(p, name)) for name, *_ in _PARTS) for p in points) or 1.0
+    scale = (_HEIGHT - _STEPS_TOP - _STEPS_BOTTOM) / top_us
+    room = (_WIDTH - _STEPS_LEFT - _STEPS_RIGHT) / len(points)
+    several = len({point.bucket for point in points}) > 1
+    parts = []
+    for number, point in enumerate(points):
+        x = _STEPS_LEFT + room * (number + 0.5)
+        parts += _bar(point, x, room * _BAR_SHARE, scale)
+        parts.append(_text(x, _HEIGHT - _STEPS_BOTTOM + 14, "middle", f"{point.batch:,}"))
+        if several:
+            parts.append(_text(x, _HEIGHT - _STEPS_BOTTOM + 27, "middle", point.bucket))
+    for number, (_, label, colour) in enumerate(reversed(_PARTS)):
+        x, y = _WIDTH - _STEPS_RIGHT + 14, _STEPS_TOP + 18 * number
+        parts.append(f'<rect x="{x}" y="{y}" width="11" height="11" fill="{colour}"/>')
+        parts.append(_text(x + 17, y + 10, "start", label))
+    about = "batch per rank" + (", bucket size (MiB)" if several else "") + "; step in ms"
+    parts.append(_text(_STEPS_LEFT, _HEIGHT - 6, "start", about))
+    return _svg(parts, "where a step's time goes")
+
+
+def _bar(point: StepPoint, x: float, width: float, scale: float) -> list[str]:
+    """The parts of one step on each other, and how long it takes above them."""
+    drawn, y = [], float(_HEIGHT - _STEPS_BOTTOM)
+    for name, _, colour in _PARTS:
+        height = max(0.0, getattr(point, name)) * scale
+        y -= height
+        drawn.append(
+            f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" '
+            f'height="{height:.1f}" fill="{colour}"/>'
+        )
+    return [*drawn, _text(x, y - 4, "middle", ms(point.step_us))]
+
+
+# -- what both share ----------------------------------------------------------------------
+
+
+def _text(x: float, y: float, anchor: str, words: str) -> str:
     return (
-        f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="currentColor" font-size="11">'
-        f"{escape(words)}</text>"
+        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="currentColor" '
+        f'font-size="11">{escape(words)}</text>'
+    )
+
+
+def _svg(parts: Sequence[str], label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'style="display: block; max-width: 100%" role="img" aria-label="{label}">'
+        f"{''.join(parts)}</svg>"
     )
 
 

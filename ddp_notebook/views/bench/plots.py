@@ -1,8 +1,4 @@
-"""Plots of a benchmark. They draw numbers that are already there and decide nothing.
-
-Figures are made without pyplot: nothing global changes, no window opens, nothing is left over.
-They have a white ground of their own, so that they look the same on any page, and in print.
-"""
+"""A benchmark of collectives as a figure: time, bandwidth, iterations."""
 
 from __future__ import annotations
 
@@ -13,23 +9,27 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve, Floor
 from ddp_notebook.model import format_bytes
 from ddp_notebook.views.bench.live import format_us
+from ddp_notebook.views.bench.style import (
+    INK,
+    PURPLE,
+    QUIET,
+    TEXT,
+    VERMILLION,
+    colour_of,
+    dress,
+    legend,
+    log_times,
+    marker_of,
+    new_figure,
+    say,
+)
 from ddp_notebook.views.bench.table import title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart in all common kinds of colour blindness; the markers
-# tell the same in black and white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-_WRONG = "#D55E00"
-_INK = "#333333"
-_QUIET = "#707070"
-_FAINT = "#D9D9D9"
-
 _INCHES = (10.0, 4.4)
-_DPI = 100
 
 _LEAST_US = 1e-3
 """A nanosecond: a time of 0, from a clock too coarse, has no place on a log axis."""
@@ -49,21 +49,9 @@ def figure(run: BenchRun, kind: str = "size", baseline: BenchRun | None = None) 
     kinds = {"size": _against_size, "iterations": _iterations}
     if kind not in kinds:
         raise ValueError(f"there is no plot {kind!r}: there are {', '.join(kinds)}.")
-    made = _new_figure()
-    made.suptitle(title(run), fontsize=12, fontweight="bold", color=_INK)
+    made = new_figure(title(run), *_INCHES)
     left, right = made.subplots(1, 2)
     kinds[kind](left, right, run, baseline)
-    return made
-
-
-def _new_figure() -> Figure:
-    """An empty figure; matplotlib is loaded when the first one is asked for."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    made = Figure(figsize=_INCHES, dpi=_DPI, layout=layout)
-    made.set_facecolor("white")
     return made
 
 
@@ -74,22 +62,17 @@ def _against_size(left: Axes, right: Axes, run: BenchRun, baseline: BenchRun | N
     """Time on the left, bus bandwidth on the right."""
     sized = [curve for curve in run.curves if curve.operation.sized and curve.points]
     kept = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
-    left.set_title("Time on the slowest rank: median, 95 % interval")
-    right.set_title("Bus bandwidth: what each rank sends")
     left.set_yscale("log")
-    left.yaxis.set_major_formatter(format_us)
-    left.yaxis.set_minor_formatter(lambda *_: "")
-    left.set_ylabel("time", fontsize=9.5, color=_INK)
-    right.set_ylabel("bus bandwidth in GB/s", fontsize=9.5, color=_INK)
+    log_times(left.yaxis)
     for number, curve in enumerate(sized):
-        style = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        style = colour_of(number), marker_of(number)
         _draw_time(left, curve, style, alone=len(sized) == 1)
         _draw_bandwidth(right, curve, style)
         if curve.key in kept:
             _draw_baseline(left, right, kept[curve.key], style)
     points = [p for curve in sized for p in curve.points]
-    for axes in (left, right):
-        _dress(axes, points)
+    _dress(left, "Time on the slowest rank: median, 95 % interval", "time", points)
+    _dress(right, "Bus bandwidth: what each rank sends", "bus bandwidth in GB/s", points)
     if not points:
         return
     left.set_ylim(_time_range([_time(p) for p in points], points))
@@ -100,10 +83,9 @@ def _against_size(left: Axes, right: Axes, run: BenchRun, baseline: BenchRun | N
     _ceilings(right, run.floors, reached)
     _buckets(right, run.buckets_bytes, points)
     if all(curve.world_size == 1 for curve in sized):
-        _say(right, "one rank sends nothing")
-    left.legend(loc="upper left", frameon=False, fontsize=8.5, labelcolor=_INK)
-    if right.get_legend_handles_labels()[0]:
-        right.legend(loc="center left", frameon=False, fontsize=8.5, labelcolor=_INK)
+        say(right, "one rank sends nothing")
+    legend(left, loc="upper left")
+    legend(right, loc="center left")
 
 
 def _draw_time(axes: Axes, curve: Curve, style: tuple[str, str], *, alone: bool) -> None:
@@ -135,7 +117,7 @@ def _draw_time(axes: Axes, curve: Curve, style: tuple[str, str], *, alone: bool)
         fit = curve.fit
         fine = _between(fit.from_bytes, fit.to_bytes)
         label = f"fit, off by {fit.median_error:.0%}" if alone else None
-        axes.plot(fine, [fit.predict(x) * 1e6 for x in fine], "--", color=_INK, lw=1, label=label)
+        axes.plot(fine, [fit.predict(x) * 1e6 for x in fine], "--", color=INK, lw=1, label=label)
     _mark_wrong(axes, curve.points, times)
 
 
@@ -151,7 +133,7 @@ def _draw_baseline(left: Axes, right: Axes, curve: Curve, style: tuple[str, str]
     """The run it is compared with: hollow and grey."""
     sizes = [p.size_bytes for p in curve.points]
     look: dict[str, Any] = {
-        "color": _QUIET,
+        "color": QUIET,
         "marker": style[1],
         "markersize": 4.5,
         "lw": 0.9,
@@ -166,7 +148,7 @@ def _explain(axes: Axes, curve: Curve) -> None:
     fit = curve.fit
     assert fit is not None
     floor_us = fit.latency_s * 1e6
-    axes.axhline(floor_us, color=_QUIET, lw=0.9, ls=(0, (1, 2)))
+    axes.axhline(floor_us, color=QUIET, lw=0.9, ls=(0, (1, 2)))
     axes.annotate(
         f"latency {format_us(float(f'{floor_us:.3g}'))}",
         (0.01, floor_us),
@@ -174,20 +156,20 @@ def _explain(axes: Axes, curve: Curve) -> None:
         xytext=(0, -14),
         textcoords="offset points",
         va="top",
-        fontsize=8.5,
-        color=_INK,
+        fontsize=TEXT,
+        color=INK,
     )
     half = fit.half_bandwidth_bytes
     if fit.from_bytes <= half <= fit.to_bytes:
-        axes.axvline(half, color=_QUIET, lw=0.9, ls=(0, (1, 2)))
+        axes.axvline(half, color=QUIET, lw=0.9, ls=(0, (1, 2)))
         axes.annotate(
             "half of the\nbandwidth",
             (half, 0.02),
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),
             textcoords="offset points",
-            fontsize=8.5,
-            color=_INK,
+            fontsize=TEXT,
+            color=INK,
         )
 
 
@@ -199,7 +181,7 @@ def _ceilings(axes: Axes, floors: Sequence[Floor], reached: float) -> None:
         if reached and rate > _CEILING_WITHIN * reached:
             beyond.append(f"{floor.what} {rate:.3g} GB/s ↑")
         elif rate:
-            axes.axhline(rate, color=_QUIET, lw=0.9, ls="--")
+            axes.axhline(rate, color=QUIET, lw=0.9, ls="--")
             axes.set_ylim(top=max(axes.get_ylim()[1], rate * 1.12))
             axes.annotate(
                 f"{floor.what} {rate:.3g} GB/s",
@@ -207,13 +189,13 @@ def _ceilings(axes: Axes, floors: Sequence[Floor], reached: float) -> None:
                 xycoords=("axes fraction", "data"),
                 xytext=(0, 2),
                 textcoords="offset points",
-                fontsize=8.5,
-                color=_INK,
+                fontsize=TEXT,
+                color=INK,
             )
     if beyond:
         axes.text(
             0.99, 0.99, "\n".join(beyond), transform=axes.transAxes, ha="right", va="top",
-            fontsize=8.5, color=_QUIET,
+            fontsize=TEXT, color=QUIET,
         )  # fmt: skip
 
 
@@ -223,7 +205,7 @@ def _buckets(axes: Axes, buckets: Sequence[int], points: Sequence[BenchPoint]) -
     inside = [size for size in dict.fromkeys(buckets) if low <= size <= high]
     for number, size in enumerate(inside):
         label = "buckets of your model" if number == 0 else None
-        axes.axvline(size, ymax=0.92, color=_COLOURS[3], lw=1.4, alpha=0.7, label=label)
+        axes.axvline(size, ymax=0.92, color=PURPLE, lw=1.4, alpha=0.7, label=label)
 
 
 # -- iterations --------------------------------------------------------------------------
@@ -232,34 +214,33 @@ def _buckets(axes: Axes, buckets: Sequence[int], points: Sequence[BenchPoint]) -
 def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> None:
     """All iterations of some sizes on the left; on the right when each rank brings its part."""
     curve = next((c for c in run.curves if c.points), None)
+    arrival = "How long each rank takes to bring its part"
     left.set_title("Every iteration, on its slowest rank")
-    right.set_title("How long each rank takes to bring its part")
+    right.set_title(arrival)
     if curve is None:
         for axes in (left, right):
-            _say(axes, "nothing was measured")
+            say(axes, "nothing was measured")
         return
     _distributions(left, curve)
     if not curve.operation.sized:
-        _say(right, f"{curve.op} has no size")
+        say(right, f"{curve.op} has no size")
         return
     for number, rank in enumerate(curve.ranks):
         right.plot(
             [p.size_bytes for p in curve.points],
             [p.issue_us[number] for p in curve.points],
-            color=_COLOURS[number % len(_COLOURS)],
-            marker=_MARKERS[number % len(_MARKERS)],
+            color=colour_of(number),
+            marker=marker_of(number),
             markersize=4,
             lw=1,
             label=f"rank {rank}" + (" comes late" if rank == curve.straggler else ""),
         )
-    _dress(right, curve.points)
-    right.set_ylabel("time until issued, lower quartile", fontsize=9.5, color=_INK)
+    _dress(right, arrival, "time until issued, lower quartile", curve.points)
     right.set_yscale("log")
-    right.yaxis.set_major_formatter(format_us)
-    right.yaxis.set_minor_formatter(lambda *_: "")
+    log_times(right.yaxis)
     issued = [max(t, _LEAST_US) for p in curve.points for t in p.issue_us]
     right.set_ylim(_time_range(issued, ()))
-    right.legend(loc="best", frameon=False, fontsize=8.5, labelcolor=_INK, ncols=2)
+    legend(right, ncols=2)
 
 
 def _distributions(axes: Axes, curve: Curve) -> None:
@@ -275,19 +256,17 @@ def _distributions(axes: Axes, curve: Curve) -> None:
             ordered,
             shares,
             where="post",
-            color=_COLOURS[number % len(_COLOURS)],
+            color=colour_of(number),
             lw=1.4,
             ls=("-", "--", "-.", ":", (0, (5, 1, 1, 1)))[number % 5],
             label=format_bytes(point.size_bytes),
         )
     axes.set_xscale("log")
-    _frame(axes)
-    axes.axhline(0.5, color=_QUIET, lw=0.8, ls=(0, (1, 2)))
-    axes.xaxis.set_major_formatter(format_us)
-    axes.xaxis.set_minor_formatter(lambda *_: "")
-    axes.set_xlabel("time", fontsize=9.5, color=_INK)
-    axes.set_ylabel("share of iterations that took less", fontsize=9.5, color=_INK)
-    axes.legend(loc="lower right", frameon=False, fontsize=8.5, labelcolor=_INK)
+    heading = "Every iteration, on its slowest rank"
+    dress(axes, heading, "time", "share of iterations that took less")
+    axes.axhline(0.5, color=QUIET, lw=0.8, ls=(0, (1, 2)))
+    log_times(axes.xaxis)
+    legend(axes, loc="lower right")
 
 
 # -- what panels share -------------------------------------------------------------------
@@ -302,35 +281,23 @@ def _mark_wrong(axes: Axes, points: Sequence[BenchPoint], heights: Sequence[floa
     wrong = [(p.size_bytes, h) for p, h in zip(points, heights, strict=True) if p.wrong]
     if wrong:
         sizes, tops = zip(*wrong, strict=True)
-        axes.plot(sizes, tops, "X", color=_WRONG, markersize=10, label="wrong results", zorder=3)
+        axes.plot(
+            sizes, tops, "X", color=VERMILLION, markersize=10, label="wrong results", zorder=3
+        )
 
 
-def _dress(axes: Axes, points: Sequence[BenchPoint]) -> None:
+def _dress(axes: Axes, title: str, y: str, points: Sequence[BenchPoint]) -> None:
     """Sizes below, a quiet frame and grid."""
     axes.set_xscale("log", base=2)
     sizes = sorted({p.size_bytes for p in points})
     every = -(-len(sizes) // _SIZE_LABELS) or 1
     axes.set_xticks(sizes[::every], [format_bytes(size) for size in sizes[::every]])
     axes.set_xticks(sizes, [""] * len(sizes), minor=True)
-    axes.set_xlabel("tensor size", fontsize=9.5, color=_INK)
     axes.margins(x=0.04)
-    _frame(axes)
+    dress(axes, title, "tensor size", y)
     if not points:
         axes.yaxis.set_visible(False)
-        _say(axes, "nothing was measured")
-
-
-def _frame(axes: Axes) -> None:
-    axes.title.set(fontsize=10.5, color=_INK)
-    axes.tick_params(which="both", labelsize=8.5, colors=_INK)
-    axes.grid(which="major", color=_FAINT, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_INK)
-
-
-def _say(axes: Axes, text: str) -> None:
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=_INK)
+        say(axes, "nothing was measured")
 
 
 def _between(low: float, high: float, count: int = 100) -> list[float]:

@@ -1,37 +1,66 @@
-"""Where the time of a DDP step goes, in words and tables of fixed width.
-
-The tables and sentences are made here once; `steps_html` shows the same.
-"""
+"""Where the time of a training step goes, in sentences and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from textwrap import wrap
 
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
 from ddp_notebook.model import format_bytes
+from ddp_notebook.views.bench.table import number_table
 from ddp_notebook.views.board import WIDTH
+from ddp_notebook.views.table import Table
 
 _MANY_RANKS = 8
 """More ranks than this have no column each in the table of arrivals."""
 
+_TITLE = "padding: 8px 0 2px 0; font-weight: 600"
+_LINE = "margin: 2px 0; max-width: 70em"
+_NOTE = f"{_LINE}; opacity: 0.72"
+
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table as texts; the first row is the head."""
+class Section:
+    """A title and the table under it, as texts whose first row is the head; without rows, none."""
 
     title: str
     rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def table(self) -> Table | None:
+        """The rows as a table of numbers."""
+        return number_table(*self.rows) if self.rows else None
+
+    def text(self) -> str:
+        """The title and the table in fixed width."""
+        return f"{self.title}\n{self.table.text()}" if self.table else self.title
+
+    def html(self) -> str:
+        """The same for a page."""
+        title = f'<div style="{_TITLE}">{escape(self.title)}</div>'
+        return title + (self.table.html() if self.table else "")
 
 
 def text(result: StepBenchResult) -> str:
     """What was measured: what it says in words, the tables, and what to know about it."""
     parts = [title(result), "\n".join(_folded(line) for line in sentences(result))]
-    parts += [_table_text(table) for table in tables(result)]
+    parts += [section.text() for section in sections(result)]
     parts.append("\n".join(_folded(f"Note: {note}") for note in notes(result)))
     return "\n\n".join(part for part in parts if part)
+
+
+def html(result: StepBenchResult) -> str:
+    """What was measured: what it says in words, the tables, and what to know about it."""
+    said = "".join(f'<p style="{_LINE}">{escape(line)}</p>' for line in sentences(result))
+    tables = "".join(section.html() for section in sections(result))
+    known = "".join(f'<p style="{_NOTE}">{escape(note)}</p>' for note in notes(result))
+    return (
+        f'<div class="ddp-steps"><div style="font-weight: 600">{escape(title(result))}</div>'
+        f"{said}{tables}{known}</div>"
+    )
 
 
 def title(result: StepBenchResult) -> str:
@@ -127,7 +156,7 @@ def notes(result: StepBenchResult) -> list[str]:
 # -- tables ----------------------------------------------------------------------------
 
 
-def tables(result: StepBenchResult) -> list[Table]:
+def sections(result: StepBenchResult) -> list[Section]:
     """The steps, three ways of looking, arrivals, the prediction: as far as there are any."""
     found = [_steps(result)]
     found += list(_ways(result))
@@ -137,7 +166,7 @@ def tables(result: StepBenchResult) -> list[Table]:
     return found
 
 
-def _steps(result: StepBenchResult) -> Table:
+def _steps(result: StepBenchResult) -> Section:
     head = (
         *("batch", "bucket (MiB)", "step (ms)", "forward", "backward", "exposed", "(95 %)"),
         *("optimizer", "overlapped", "samples/s", "efficiency", "steps"),
@@ -159,10 +188,10 @@ def _steps(result: StepBenchResult) -> Table:
         )
         for p in result.points
     )
-    return Table("Where a step's time goes (ms)", (head, *rows))
+    return Section("Where a step's time goes (ms)", (head, *rows))
 
 
-def _ways(result: StepBenchResult) -> Iterator[Table]:
+def _ways(result: StepBenchResult) -> Iterator[Section]:
     """What three ways of looking take for exposed communication."""
     points = [p for p in result.points if p.hook_exposed_us or p.logger_exposed_us]
     if not points:
@@ -177,10 +206,10 @@ def _ways(result: StepBenchResult) -> Iterator[Table]:
         )
         for p in points
     )
-    yield Table("Exposed communication (ms): the truth, and what stamps say", (head, *rows))
+    yield Section("Exposed communication (ms): the truth, and what stamps say", (head, *rows))
 
 
-def _arrivals(result: StepBenchResult) -> Iterator[Table]:
+def _arrivals(result: StepBenchResult) -> Iterator[Section]:
     for bucket in result.buckets:
         points = [p for p in result.of_bucket(bucket) if p.arrivals]
         if not points:
@@ -201,7 +230,7 @@ def _arrivals(result: StepBenchResult) -> Iterator[Table]:
             own = ("own time", "to the last", *(ms(point.own_us[rank]) for rank in columns))
             rows = chain(rows, [own])
         what = f"{name_bucket(bucket)} at batch {point.batch}"
-        yield Table(f"How late each rank comes to each all_reduce (ms), {what}", (head, *rows))
+        yield Section(f"How late each rank comes to each all_reduce (ms), {what}", (head, *rows))
 
 
 def _latest(point: StepPoint) -> list[int]:
@@ -210,11 +239,11 @@ def _latest(point: StepPoint) -> list[int]:
     return sorted(sorted(range(len(late)), key=lambda rank: -late[rank])[:_MANY_RANKS])
 
 
-def _prediction(result: StepBenchResult) -> Iterator[Table]:
+def _prediction(result: StepBenchResult) -> Iterator[Section]:
     prediction = result.prediction
     assert prediction is not None
     if prediction.refused:
-        yield Table(f"No prediction: {prediction.refused}.", ())
+        yield Section(f"No prediction: {prediction.refused}.", ())
         return
     head = ("batch", "bucket (MiB)", "measured (ms)", "model (ms)", "error", "model (ms)")
     ranks = ("", "", f"{result.world_size} ranks", f"{result.world_size} ranks", "")
@@ -232,7 +261,7 @@ def _prediction(result: StepBenchResult) -> Iterator[Table]:
     worst = max(prediction.errors, default=0.0)
     what = f"Predicted step, a model: off by at most {worst:.0%} where it can be checked"
     what += f", perhaps by {prediction.within:.0%} at {prediction.world_size} ranks"
-    yield Table(what, (head, (*ranks, f"{prediction.world_size} ranks"), *rows))
+    yield Section(what, (head, (*ranks, f"{prediction.world_size} ranks"), *rows))
 
 
 def ms(value_us: float | None) -> str:
@@ -241,19 +270,6 @@ def ms(value_us: float | None) -> str:
         return ""
     value = value_us / 1e3
     return f"{value:,.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
-
-
-def _table_text(table: Table) -> str:
-    if not table.rows:
-        return table.title
-    widths = [max(len(row[i]) for row in table.rows) for i in range(len(table.rows[0]))]
-    lines = [_line(row, widths) for row in table.rows]
-    return "\n".join([table.title, lines[0], "  ".join("─" * w for w in widths), *lines[1:]])
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-    return "  ".join(cells).rstrip()
 
 
 def _folded(line: str) -> str:

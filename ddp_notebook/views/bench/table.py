@@ -1,4 +1,4 @@
-"""A benchmark as a table: text for a terminal, HTML for a notebook."""
+"""A benchmark of collectives in sentences and tables: text and HTML."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from ddp_notebook.bench.results import (
     Trust,
 )
 from ddp_notebook.model import format_bytes
+from ddp_notebook.views import markup
+from ddp_notebook.views.table import Cell, Column, Row, Table
 
 _HEADERS = (
     "size",
@@ -33,9 +35,8 @@ _HEADERS = (
 _MOST_DECIMALS = 9
 """Of a bandwidth in GB/s: one byte per second."""
 
-_TABLE_STYLE = "border-collapse: collapse; font-variant-numeric: tabular-nums"
-_CELL_STYLE = "text-align: right; padding: 2px 10px; white-space: nowrap"
-_WRONG_STYLE = f"{_CELL_STYLE}; font-weight: bold; color: #fff; background: #b3261e"
+_DIGIT_SPACE = "\N{FIGURE SPACE}"
+"""As wide as a digit, and kept by a page."""
 _BADGES = {
     Trust.GOOD: ("✔", "#00695c"),
     Trust.FAIR: ("~", "#8a5a00"),
@@ -58,10 +59,8 @@ def table_text(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
     lines += [f"  because {reason}." for reason in run.reasons]
     lines += [f"• {sentence}" for sentence in (*(_compared(c) for c in changes), *run.notes)]
     for curve in run.curves:
-        rows = [_HEADERS, *_rows(curve.points)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADERS))]
         heading = ["", curve.name] if len(run.curves) > 1 else [""]
-        lines += [*heading, *(_line(row, widths) for row in rows)]
+        lines += [*heading, _table(curve).text()]
     if not run.curves:
         lines.append("Nothing was measured.")
     lines += ["", *_foot(run)]
@@ -96,16 +95,27 @@ def _list(sentences: Iterable[str]) -> str:
 
 
 def _html_table(run: BenchRun, curve: Curve) -> str:
-    head = "".join(f'<th scope="col" style="{_CELL_STYLE}">{escape(h)}</th>' for h in _HEADERS)
-    rows = zip(curve.points, _rows(curve.points), strict=True)
-    body = "".join(_html_row(row, wrong=point.wrong > 0) for point, row in rows)
-    table = (
-        f'<div style="overflow-x: auto"><table style="{_TABLE_STYLE}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
     summary = f"{escape(curve.name)}: {len(curve.points)} sizes as a table"
     opened = " open" if len(run.curves) == 1 else ""
-    return f"<details{opened}><summary>{summary}</summary>{table}</details>"
+    return f"<details{opened}><summary>{summary}</summary>{_table(curve).html()}</details>"
+
+
+def _table(curve: Curve) -> Table:
+    """A row for each size; a number of wrong elements stands out."""
+    rows = [
+        Row([*map(Cell, cells), Cell(count, colour=markup.BAD if point.wrong else "")])
+        for point, (*cells, count) in zip(curve.points, _rows(curve.points), strict=True)
+    ]
+    return Table(_number_columns(_HEADERS), rows)
+
+
+def number_table(head: Sequence[str], *rows: Sequence[str]) -> Table:
+    """A table of numbers, whose columns are all shown."""
+    return Table(_number_columns(head), [Row([*map(Cell, row)]) for row in rows])
+
+
+def _number_columns(head: Sequence[str]) -> list[Column]:
+    return [Column(header, right=True, always=True) for header in head]
 
 
 def title(run: BenchRun) -> str:
@@ -176,7 +186,7 @@ def _rows(points: Sequence[BenchPoint]) -> list[tuple[str, ...]]:
             f"{p.iterations:,}",
             f"{p.latency_us:,.1f}",
             f"{p.latency_interval_us[0]:,.1f} – {p.latency_interval_us[1]:,.1f}"
-            + (" " if p.precise else "?"),
+            + (_DIGIT_SPACE if p.precise else "?"),
             f"{p.mean_us:,.1f}",
             f"{p.p90_us:,.1f}",
             f"{p.p99_us:,.1f}",
@@ -201,25 +211,4 @@ def _on_the_point(numbers: Sequence[str]) -> list[str]:
     """The numbers with spaces behind them, so that aligned right their points are in line."""
     behind = [len(number) - len(number.partition(".")[0]) for number in numbers]
     most = max(behind, default=0)
-    return [number + " " * (most - n) for number, n in zip(numbers, behind, strict=True)]
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """One row, every column as wide as its widest cell and aligned right."""
-    return "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-
-
-def _html_row(row: Sequence[str], *, wrong: bool) -> str:
-    """One size as a table row; wrong results stand out."""
-    styles = [_CELL_STYLE] * (len(row) - 1) + [_WRONG_STYLE if wrong else _CELL_STYLE]
-    body = "".join(
-        f'<td style="{style}">{_as_wide_as_digits(escape(cell))}</td>'
-        for style, cell in zip(styles, row, strict=True)
-    )
-    return f"<tr>{body}</tr>"
-
-
-def _as_wide_as_digits(cell: str) -> str:
-    """A cell whose last spaces a page keeps, each as wide as a digit."""
-    text = cell.rstrip(" ")
-    return text + "\N{FIGURE SPACE}" * (len(cell) - len(text))
+    return [number + _DIGIT_SPACE * (most - n) for number, n in zip(numbers, behind, strict=True)]

@@ -1,4 +1,4 @@
-"""How much memory a step needs and a rank may have, before it is taken. Runs on a rank."""
+"""How much memory is free, and how much a training step needs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from ddp_notebook.rank.bench.steps_models import Subject
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SHARE = 0.8
-"""Of what is free: the rest of the machine wants to live too."""
+"""Of what is free, what training steps may take: the rest is for other programs."""
 
 
-def free_bytes(device: str, ranks: int) -> int:
-    """What one of `ranks` ranks on this host may still take on `device`."""
-    if torch.device(device).type == "cuda":
-        free, _ = torch.cuda.mem_get_info(torch.device(device))
-        return int(free * _SHARE)
-    return int(min(psutil.virtual_memory().available, _left_to_container()) * _SHARE / ranks)
+def free_bytes(device: torch.device) -> int:
+    """Bytes that are free on `device`; on a CPU, those of its host and the rank's container."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(min(psutil.virtual_memory().available, _left_to_container()))
+
+
+def allowed_bytes(device: torch.device, ranks: int) -> int:
+    """Bytes that the training steps of one of `ranks` ranks on this host may take on `device`."""
+    sharing = ranks if device.type == "cpu" else 1
+    return int(free_bytes(device) * _SHARE / sharing)
 
 
 def _left_to_container() -> float:
@@ -38,7 +43,7 @@ def _left_to_container() -> float:
 def model_bytes(module: nn.Module) -> int:
     """Bytes of parameters and buffers."""
     states = (*module.parameters(), *module.buffers())
-    return sum(each.numel() * each.element_size() for each in states)
+    return sum(tensor.numel() * tensor.element_size() for tensor in states)
 
 
 def memory(subject: Subject, feed: Feed, ranks: int, smallest: int) -> Memory:
@@ -48,21 +53,21 @@ def memory(subject: Subject, feed: Feed, ranks: int, smallest: int) -> Memory:
     gradients of it. Raises what the model raises.
     """
     inputs = feed.batch(smallest)
-    parameters = {each.data_ptr() for each in subject.module.parameters()}
-    kept: dict[int, int] = {}
+    parameters = {parameter.data_ptr() for parameter in subject.module.parameters()}
+    saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         feed.run(subject.module, inputs)
-    sample = (_bytes_of(inputs) + 2 * sum(kept.values())) / smallest
+    sample = (_bytes_of(inputs) + 2 * sum(saved.values())) / smallest
     # Gradients, DDP's buckets for them, and as much for what reduces them by itself.
     fixed = 3 * subject.gradient_bytes()
-    return Memory(free_bytes(str(subject.device), ranks), fixed, sample)
+    return Memory(allowed_bytes(subject.device, ranks), fixed, sample)
 
 
 def _bytes_of(value: Any) -> int:
