@@ -152,11 +152,11 @@ def copy_notebooks(folder: Path) -> list[Path]:
     for source in (*notebooks, *sorted(package.rglob("*.md"))):
         copy = folder / source.relative_to(package)
         copy.parent.mkdir(exist_ok=True)
-        kept = copy.exists()
-        if not kept:
+        exists = copy.exists()
+        if not exists:
             shutil.copyfile(source, copy)
         if source in notebooks:
-            print(f"{copy} {'exists and is kept.' if kept else 'written.'}")
+            print(f"{copy} {'exists and is kept.' if exists else 'written.'}")
     return [folder / source.name for source in notebooks]
 
 

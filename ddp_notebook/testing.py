@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Event, Ranks
+from ddp_notebook.launch.devices import plan_devices
+from ddp_notebook.model import Event, Ranks, RankSpawned
+from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.processes.processes import Processes
+from ddp_notebook.session.setup.bring_up import BringUp
 
 if TYPE_CHECKING:
-    from ddp_notebook.session import Session
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.session.record import Record
-    from ddp_notebook.session.setup.bring_up import BringUp
 
 
 def processes_of(session: Session) -> Processes:
@@ -66,6 +70,8 @@ class FakeCluster:
     """What ranks do that get a signal, whose number is ``arguments["number"]``."""
     meanwhile: dict[str, Callable[[], None]] = field(default_factory=dict)
     """By function: what happens once it was called."""
+    calls: dict[str, Tell] = field(default_factory=dict)
+    """By function: what ranks do that are called."""
     sent: list[tuple[Ranks, str]] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     signals: list[tuple[int, int]] = field(default_factory=list)
@@ -92,6 +98,8 @@ class FakeCluster:
             if rank in sent:
                 sent[rank].set_result(value)
         self.meanwhile.get(function, lambda: None)()
+        for rank in ranks if function in self.calls else ():
+            self.record.add(tuple(self.calls[function](rank, arguments(rank))))
         return sent
 
     def tell(
@@ -130,3 +138,60 @@ class FakeCluster:
 
     def close(self) -> None:
         """Nothing has to be ended."""
+
+
+class FakeProcesses(Processes):
+    """What runs for a session with a `FakeCluster`: nothing. Its ranks take calls at once."""
+
+    def __init__(self, cluster: FakeCluster, options: InitOptions, folder: Path) -> None:
+        ranks = range(options.world_size)
+        self.options = options
+        self.devices = plan_devices(options.world_size, "cpu", "gloo", (), ())
+        self.record = cluster.record
+        self.folder = folder
+        self.cluster = cluster
+        self.logs = CollectiveLogs(folder)
+        self.launched: list[Ranks] = []
+        """The ranks that got processes, in turn."""
+        self.record.begin(options.world_size, backend="gloo")
+        self.launch(tuple(ranks))
+
+    def launch(self, ranks: Ranks) -> None:
+        """The ranks have processes at once, none of which exists."""
+        self.launched.append(ranks)
+        for rank in ranks:
+            spawned = RankSpawned(rank=rank, pid=self.cluster.launch(rank, {}, ()), device="cpu")
+            self.record.add((spawned,))
+
+    def store_address(self) -> tuple[str, int]:
+        """An address where nothing listens."""
+        return ("127.0.0.1", 29500)
+
+    @property
+    def store_alive(self) -> bool:
+        """As far as anybody asks, it is."""
+        return True
+
+    def begin_last_words(self, ranks: Ranks) -> None:
+        """There are no logs."""
+
+    def close_lab(self) -> None:
+        """There are no hosts."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def fake_session(folder: Path, world_size: int = 2) -> tuple[Session, FakeCluster, FakeProcesses]:
+    """A session whose ranks do what the cluster says; they are launched, and not set up yet."""
+    session = Session()
+    cluster = FakeCluster(session.record)
+    processes = FakeProcesses(cluster, InitOptions(world_size=world_size, device="cpu"), folder)
+    session.pool.processes = processes
+    session._set_up.bring_up = BringUp(processes, session.record)
+    return session, cluster, processes
+
+
+if TYPE_CHECKING:
+    _fits: Callable[[Record], RankCluster] = FakeCluster
+    """So that mypy compares it with the protocol."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from traces import constructor
 
-from ddp_notebook.diagnosis.run_rules import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Activity, Case, Collective, Finding, Phase, Ranks
 
 Program = list[Collective]

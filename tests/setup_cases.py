@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.diagnosis.setup_rules import diagnose
+from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -114,12 +114,16 @@ def case(
 
 def found(*ranks: RankReport, **more: Any) -> list[tuple[Category, Ranks]]:
     """What is wrong with a job of these ranks: categories and culprits, without what passes."""
-    return [(f.category, f.ranks) for f in diagnose(case(*ranks, **more)).findings if not f.passing]
+    return [
+        (f.category, f.ranks)
+        for f in diagnose_setup(case(*ranks, **more)).findings
+        if not f.passing
+    ]
 
 
 def the_one(*ranks: RankReport, **more: Any) -> Finding:
     """The only finding that does not pass."""
-    (finding,) = [f for f in diagnose(case(*ranks, **more)).findings if not f.passing]
+    (finding,) = [f for f in diagnose_setup(case(*ranks, **more)).findings if not f.passing]
     assert finding.cause
     assert finding.remedy
     assert "\n" not in finding.cause + finding.remedy

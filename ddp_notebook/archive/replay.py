@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, decode_run
 from ddp_notebook.archive.trace import trace
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
 from ddp_notebook.model.codec import DecodeError

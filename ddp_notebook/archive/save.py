@@ -17,7 +17,7 @@ from pathlib import Path
 from ddp_notebook.archive.format import KEY, Dropped, SavedRun, encode_run
 from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Case, Moment, RankExited, Snapshot, codec
 

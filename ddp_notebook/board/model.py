@@ -7,7 +7,6 @@ codes are taken out here, as in the other views.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -36,8 +35,6 @@ _ROW_FIELDS = tuple(field.name for field in fields(BoardRow) if field.name != "a
 
 STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
 """The stages of set-up, which a page is told once."""
-
-_MAGIC = re.compile(r"%ddp_(?:step|why|where|abort|restart)\b(?: --\w+ [\w-]+(?:,[\w-]+)*)*")
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "ranks": format_ranks(finding.ranks),
         "waiting": waiting_words(finding),
         "remedy": remedy,
-        "magics": list(dict.fromkeys(_MAGIC.findall(remedy))),
+        "magics": [_line(command) for command in finding.commands],
         "evidence": evidence,
     }
 
@@ -151,23 +148,28 @@ def actions(
     where = Action("where", "Where?", "%ddp_where", True)
     if measuring:
         return (Action("cancel", "Cancel", INTERRUPT), why, where)
-    paused = any(row.role is Role.PAUSED for row in rows)
-    no_step = "" if paused else _NO_STEP
+    no_step = "" if Role.PAUSED in {row.role for row in rows} else _NO_STEP
     end = "end" if in_run else Stage.VERIFIED.value
-    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
-    restart = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
-    can_abort = any(row.status in _BLOCKED for row in rows)
+    can_abort = _BLOCKED & {row.status for row in rows}
     return (
         Action("step", "Step", "%ddp_step", True, no_step),
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         why,
         where,
         Action("abort", "Abort", "%ddp_abort", False, "" if can_abort else "no rank is blocked"),
-        Action("restart", "Restart", restart, True, "" if dead else CHOOSE_RANKS),
+        _restart(rows),
     )
 
 
-_BLOCKED = (Status.RUNNING, Status.SETTING_UP, Status.PAUSED)
+def _restart(rows: Sequence[BoardRow]) -> Action:
+    """Restart the dead ranks, if there are any."""
+    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
+    if not dead:
+        return Action("restart", "Restart", "%ddp_restart", True, CHOOSE_RANKS)
+    return Action("restart", "Restart", f"%ddp_restart --ranks {format_ranks(dead)}", True)
+
+
+_BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}
 _NO_STEP = "no rank is paused; %ddp_init --step and %%ddp --step collective pause them"
 
 INTERRUPT = "interrupt the cell: I, I"

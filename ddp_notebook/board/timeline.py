@@ -1,9 +1,10 @@
 """The collectives as slices for the live board's timeline: the new ones, or all.
 
-A slice is ``[rank, number, kind, slot, issued, done, phase]``; times are microseconds since
-`epoch_ns`, `done` 0 for not yet. What is the same of many (operation, shape, line, bucket) is a
-kind, sent once. The page puts slices where their rank and number say: to get one twice does no
-harm, so two pages may listen to the same messages, and one that comes late asks for all.
+A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase]``; times are
+microseconds since `epoch_ns`, `done` 0 for not yet. What many slices have in common (operation,
+shape, line, bucket) is a kind, sent once. The page files slices by rank and number: a repeated
+one does no harm, so two pages may get the same messages, and one that is opened late asks for
+all.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ MOST_SLICES = 40_000
 """That are kept here, of all ranks together; a page keeps as many."""
 MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
-"""In one message about what is new; of more, the oldest are passed over, and that is said."""
+"""In one message about what is new; of more, the oldest are skipped, and their number is sent."""
 MOST_KINDS = 4_000
 """With more, the page is told to forget everything, and gets the newest again."""
 
 Slice = list[int]
+RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE = range(7)
+"""The fields of a slice."""
 
 
 def died_ns(snapshot: Snapshot) -> dict[int, int]:
     """When each dead rank died: the end of its process is the last that is heard of it."""
-    return {each.rank: each.heard_ns for each in snapshot.ranks if each.status is Status.DEAD}
+    return {state.rank: state.heard_ns for state in snapshot.ranks if state.status is Status.DEAD}
 
 
 class Timeline:
@@ -40,7 +43,7 @@ class Timeline:
         self.run = 0
         self._sent_run = 0
         self.generation = 0
-        """Grows when what was sent before is of no use any more."""
+        """Grows when what was sent before is no longer valid."""
         self._per_rank = max(8, min(MOST_PER_RANK, MOST_SLICES // max(1, world_size)))
         self._forget()
 
@@ -68,7 +71,7 @@ class Timeline:
         key = (record.rank, record.number)
         known = self._index.get(key)
         if known is not None:
-            known[5], known[6] = self._micros(record.done_ns), PHASES.index(record.phase)
+            known[DONE], known[PHASE] = self._micros(record.done_ns), PHASES.index(record.phase)
             self._changed(key, known)
             return
         kind = self._number_of(self._kind(record))
@@ -87,23 +90,23 @@ class Timeline:
         self._changed(key, made)
         if len(row) > self._per_rank:
             oldest = row.popleft()
-            del self._index[oldest[0], oldest[1]]
-            self._open.pop((oldest[0], oldest[1]), None)
+            del self._index[oldest[RANK], oldest[NUMBER]]
+            self._open.pop((oldest[RANK], oldest[NUMBER]), None)
 
-    def _changed(self, key: tuple[int, int], each: Slice) -> None:
-        self._fresh[key] = each
-        if PHASES[each[6]] in (Phase.HELD, Phase.ISSUED):
-            self._open[key] = each
+    def _changed(self, key: tuple[int, int], slice_: Slice) -> None:
+        self._fresh[key] = slice_
+        if PHASES[slice_[PHASE]] in (Phase.HELD, Phase.ISSUED):
+            self._open[key] = slice_
         else:
             self._open.pop(key, None)
 
     def end(self, ended_ns: Mapping[int, int]) -> None:
-        """What ranks were in when they died, by rank, has failed with them and waits no longer."""
-        for key, each in list(self._open.items()):
+        """Collectives in which ranks died have failed, when their processes ended."""
+        for key, slice_ in list(self._open.items()):
             if key[0] in ended_ns:
-                each[5] = max(each[4], self._micros(ended_ns[key[0]]))
-                each[6] = PHASES.index(Phase.FAILED)
-                self._changed(key, each)
+                slice_[DONE] = max(slice_[ISSUED], self._micros(ended_ns[key[0]]))
+                slice_[PHASE] = PHASES.index(Phase.FAILED)
+                self._changed(key, slice_)
 
     def _number_of(self, kind: tuple[Any, ...]) -> int:
         number = self._kinds.setdefault(kind, len(self._kinds))
@@ -142,45 +145,45 @@ class Timeline:
     def _micros(self, at_ns: int) -> int:
         return (at_ns - self.epoch_ns) // 1000 if at_ns else 0
 
-    # -- what is kept ------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------
 
     def last(self, rank: int, most: int) -> list[Slice]:
         """The newest slices of a rank, the oldest of them first."""
         row = self._slices.get(rank, ())
         return list(islice(row, max(0, len(row) - most), None))
 
-    def operation(self, each: Slice) -> str:
+    def operation(self, slice_: Slice) -> str:
         """What it is: all_reduce, send, ..."""
-        return str(self._kind_of(each)[0])
+        return str(self._kind_of(slice_)[0])
 
-    def meeting(self, each: Slice) -> tuple[str, int]:
-        """Slices of several ranks with the same meet each other. Sends and receives meet nobody."""
-        kind = self._kind_of(each)
-        return (f"rank {each[0]}" if kind[9] >= 0 else kind[4], each[3])
+    def collective(self, slice_: Slice) -> tuple[str, int]:
+        """Equal for slices of ranks that are one collective; a send or receive is its own."""
+        kind = self._kind_of(slice_)
+        return (f"rank {slice_[RANK]}" if kind[9] >= 0 else kind[4], slice_[SEQ_ID])
 
-    def met(self) -> dict[tuple[str, int], int]:
-        """Per meeting when the last rank that is known to have come came."""
-        found: dict[tuple[str, int], int] = {}
+    def last_arrivals(self) -> dict[tuple[str, int], int]:
+        """When the last rank issued each collective, as far as it is known."""
+        latest: dict[tuple[str, int], int] = {}
         for row in self._slices.values():
-            for each in row:
-                if PHASES[each[6]] not in (Phase.HELD, Phase.REFUSED):
-                    key = self.meeting(each)
-                    found[key] = max(found.get(key, 0), each[4])
-        return found
+            for slice_ in row:
+                if PHASES[slice_[PHASE]] not in (Phase.HELD, Phase.REFUSED):
+                    key = self.collective(slice_)
+                    latest[key] = max(latest.get(key, 0), slice_[ISSUED])
+        return latest
 
-    def _kind_of(self, each: Slice) -> tuple[Any, ...]:
-        return self._kind_list[each[2]]
+    def _kind_of(self, slice_: Slice) -> tuple[Any, ...]:
+        return self._kind_list[slice_[KIND]]
 
     # -- messages ----------------------------------------------------------------------
 
     def news(self) -> dict[str, Any] | None:
-        """What is new since it was asked for last; None for nothing."""
+        """What is new since the last call; None for nothing."""
         if not self._fresh and self._sent_kinds == len(self._kinds) and self.run == self._sent_run:
             return None
         fresh = list(self._fresh.values())
         skipped = max(0, len(fresh) - MOST_AT_ONCE)
         if skipped:
-            fresh = sorted(fresh, key=lambda each: each[4])[skipped:]
+            fresh = sorted(fresh, key=lambda slice_: slice_[ISSUED])[skipped:]
         message = self._message(fresh, self._sent_kinds)
         self._skipped += skipped
         self._fresh = {}
@@ -189,7 +192,7 @@ class Timeline:
 
     def whole(self) -> dict[str, Any]:
         """All that is kept."""
-        return self._message([each for row in self._slices.values() for each in row], 0)
+        return self._message([slice_ for row in self._slices.values() for slice_ in row], 0)
 
     def _message(self, slices: Sequence[Slice], first_kind: int) -> dict[str, Any]:
         kinds = self._kind_list[first_kind:]
@@ -198,7 +201,7 @@ class Timeline:
             "run": self.run,
             "generation": self.generation,
             "first_kind": first_kind,
-            "kinds": [list(each) for each in kinds],
-            "slices": [list(each) for each in slices],
+            "kinds": [list(kind) for kind in kinds],
+            "slices": [list(slice_) for slice_ in slices],
             "skipped": self._skipped,
         }

@@ -8,9 +8,10 @@ pages; how high a bar is says as well what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from ddp_notebook.board.timeline import PHASES, Slice, Timeline
+from ddp_notebook.board.timeline import DONE, ISSUED, NUMBER, PHASE, PHASES, Slice, Timeline
 from ddp_notebook.model import Phase, Ranks, format_ranks, name_ranks
 from ddp_notebook.views.bench.live import format_us
 
@@ -23,18 +24,20 @@ _FULL, _THIN = (1, 12), (5, 4)
 _LOOKS = {
     "communicates": ("47, 127, 224", *_FULL),
     "waits": ("217, 123, 0", *_THIN),
-    "held": ("150, 90, 170", *_THIN),
+    "paused": ("150, 90, 170", *_THIN),
     "failed": ("217, 60, 60", *_FULL),
 }
 _LEGEND = (
     "high bars: communicates; low bars: waits for others; high and red: failed; low and violet:"
-    " held"
+    " paused"
 )
 _CELL = "text-align: left; padding: 1px 8px 1px 4px; border: 0; background: none; color: inherit"
 _DRAWING = "display: block; width: 100%; border-left: 1px solid rgba(128, 128, 128, 0.6)"
 
+_PENDING = (Phase.HELD, Phase.ISSUED)
+
 Bars = dict[str, list[tuple[int, int]]]
-"""By what is seen: from where to where, of `_WIDE`."""
+"""By their look: from where to where, of `_WIDE`."""
 
 
 def bars(timeline: Timeline, rows: Sequence[Ranks]) -> str:
@@ -43,23 +46,19 @@ def bars(timeline: Timeline, rows: Sequence[Ranks]) -> str:
     Empty when none of them has issued anything.
     """
     last = {ranks: timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]}
-    issued = [each for slices in last.values() for each in slices]
+    issued = [slice_ for slices in last.values() for slice_ in slices]
     if not issued:
         return ""
-    first_us = min(each[4] for each in issued)
-    done_us = max(max(each[4], each[5]) for each in issued)
-    pending = any(PHASES[each[6]] in (Phase.HELD, Phase.ISSUED) for each in issued)
-    span_us = max(1, int((done_us - first_us) * (1.4 if pending else 1.02)))
-    met = timeline.met()
+    scale = _Scale.of(issued)
+    arrived = timeline.last_arrivals()
     body = "".join(
-        _row(ranks, slices, _bars(slices, met, timeline, first_us, span_us), timeline)
+        _row(ranks, slices, _bars(slices, arrived, timeline, scale), timeline)
         for ranks, slices in last.items()
     )
     left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
     more = f" Not here: {name_ranks(tuple(left))}." if left else ""
-    about = (
-        f"The last collectives, {format_us(float(f'{done_us - first_us:.3g}'))}: {_LEGEND}.{more}"
-    )
+    span = format_us(float(f"{scale.done_us - scale.first_us:.3g}"))
+    about = f"The last collectives, {span}: {_LEGEND}.{more}"
     return (
         '<table class="ddp-bars" style="width: 100%; border-collapse: collapse; margin-top: 6px;'
         ' table-layout: auto"><caption style="caption-side: bottom; text-align: left;'
@@ -68,15 +67,38 @@ def bars(timeline: Timeline, rows: Sequence[Ranks]) -> str:
     )
 
 
-def _row(ranks: Ranks, slices: Sequence[Slice], seen: Bars, timeline: Timeline) -> str:
+@dataclass(frozen=True)
+class _Scale:
+    """Which part of time the drawing shows."""
+
+    first_us: int
+    done_us: int
+    span_us: int
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> _Scale:
+        """All of `slices`; with room behind those that are pending."""
+        first_us = min(slice_[ISSUED] for slice_ in slices)
+        done_us = max(max(slice_[ISSUED], slice_[DONE]) for slice_ in slices)
+        pending = any(PHASES[slice_[PHASE]] in _PENDING for slice_ in slices)
+        return cls(
+            first_us, done_us, max(1, int((done_us - first_us) * (1.4 if pending else 1.02)))
+        )
+
+    def x(self, at_us: int) -> int:
+        """Where in the drawing a time is, from 0 to its width."""
+        return max(0, min(_WIDE, round((at_us - self.first_us) / self.span_us * _WIDE)))
+
+
+def _row(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline) -> str:
     if slices:
-        operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][6]].value
+        operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]].value
         count = f"{len(slices)} collective{'s' * (len(slices) > 1)}"
-        said = f"{count}, the last: {operation} #{slices[-1][1]}, {phase}"
+        about = f"{count}, the last: {operation} #{slices[-1][NUMBER]}, {phase}"
     else:
-        said = "no collective"
-    title = escape(f"{name_ranks(ranks[:1])}: {said}")
-    paths = "".join(_path(look, spans) for look, spans in seen.items() if spans)
+        about = "no collective"
+    title = escape(f"{name_ranks(ranks[:1])}: {about}")
+    paths = "".join(_path(look, spans) for look, spans in drawn.items() if spans)
     shown = escape(format_ranks(ranks)).replace(",", ",<wbr>")
     return (
         f'<tr style="background: none"><th scope="row" style="{_CELL}; width: 1%; min-width: 4em;'
@@ -102,26 +124,23 @@ def _path(look: str, spans: Sequence[tuple[int, int]]) -> str:
 
 def _bars(
     slices: Sequence[Slice],
-    met: Mapping[tuple[str, int], int],
+    arrived: Mapping[tuple[str, int], int],
     timeline: Timeline,
-    first_us: int,
-    span_us: int,
+    scale: _Scale,
 ) -> Bars:
-    """What is seen of a rank's collectives: each waits until the last rank has come to it."""
-
-    def x(at_us: int) -> int:
-        return max(0, min(_WIDE, round((at_us - first_us) / span_us * _WIDE)))
-
-    found: Bars = {look: [] for look in _LOOKS}
-    for each in slices:
-        start, end, phase = x(each[4]), x(each[5] or each[4]), PHASES[each[6]]
-        if phase in (Phase.HELD, Phase.ISSUED):
-            found["held" if phase is Phase.HELD else "waits"].append((start, _WIDE))
+    """The bars of a rank's collectives: each waits until the last rank has issued it."""
+    bars_of: Bars = {look: [] for look in _LOOKS}
+    for slice_ in slices:
+        start, end = scale.x(slice_[ISSUED]), scale.x(slice_[DONE] or slice_[ISSUED])
+        phase = PHASES[slice_[PHASE]]
+        if phase in _PENDING:
+            bars_of["paused" if phase is Phase.HELD else "waits"].append((start, _WIDE))
         elif phase is Phase.DONE:
-            came = min(end, max(start, x(met.get(timeline.meeting(each), 0))))
-            if came > start:
-                found["waits"].append((start, came))
-            found["communicates"].append((came, max(end, came + 2)))
+            last = scale.x(arrived.get(timeline.collective(slice_), 0))
+            begins = min(end, max(start, last))
+            if begins > start:
+                bars_of["waits"].append((start, begins))
+            bars_of["communicates"].append((begins, max(end, begins + 2)))
         else:
-            found["failed"].append((start, max(end, start + 4)))
-    return found
+            bars_of["failed"].append((start, max(end, start + 4)))
+    return bars_of

@@ -1,12 +1,42 @@
-"""What the facts mean: findings from what all ranks report. Pure functions; standard library only.
+"""What is wrong and whose mistake it is: findings from what all ranks report. Pure functions.
 
-collectives/    Rules for collectives: who diverged from the others, and how.
-context.py      All that rules about collectives look at: the case, and what is worked out from
-diagnose.py     The way in to the rules, for those who may never need them.
-majority.py     Which ranks differ from the rest, and which of two values is the right one.
-progress.py     Whether a rank that runs code of its own gets on there.
-run_rules.py    What is wrong with a run: the rules of set-up and those of collectives, in one o
-setup/          Rules for set-up.
-setup_rules.py  Why set-up does not get on: findings from the evidence of all ranks, as pure fun
-training/       Rules for training that ends well and is wrong.
+context.py    What the rules look at: all ranks' reports, and what is derived from them once.
+diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
+majority.py   Which of several values is the right one, and which ranks have another.
+progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
+setup/        Rules for set-up.
+collectives/  Rules for collectives: who diverged from the others, and how.
+training/     Rules for training that ends well and is wrong.
+
+The functions here load the table when something is first diagnosed: it is a sixth of all code
+that `%load_ext` would otherwise wait for.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddp_notebook.model import Case, Collectives, Diagnosis, Finding, RunFacts
+
+
+def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
+    """What is wrong with a run or, while no rank has issued a collective, with its set-up."""
+    from ddp_notebook.diagnosis import diagnose
+
+    return diagnose.diagnose_run(case, sources)
+
+
+def diagnose_setup(case: Case) -> Diagnosis:
+    """What is wrong with a set-up."""
+    from ddp_notebook.diagnosis import diagnose
+
+    return diagnose.diagnose_setup(case)
+
+
+def training_findings(
+    facts: Mapping[int, RunFacts], collectives: Collectives
+) -> tuple[Finding, ...]:
+    """What is wrong with the training of a run that ended well."""
+    from ddp_notebook.diagnosis import diagnose
+
+    return diagnose.training_findings(facts, collectives)

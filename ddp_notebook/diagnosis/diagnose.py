@@ -1,18 +1,200 @@
-"""The way in to the rules, for those who may never need them."""
+"""The table of all rules, in order: what is wrong with a set-up, a run, or its training.
+
+What happened first comes first. What an earlier finding explains is left out: the ranks that a
+mistake drags along, and what its culprits do wrong afterwards.
+
+A rule asks for proof. A rank that is slow, or a machine that is, proves nothing: what a healthy
+job passes through on its way gives at most a finding that is `passing`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
 
-from ddp_notebook.model import Case, Diagnosis
+from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short
+from ddp_notebook.diagnosis.collectives.source_code import Sources
+from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
+from ddp_notebook.diagnosis.training import data_parallel, devices, rules, samplers
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    Collectives,
+    Diagnosis,
+    Finding,
+    RunFacts,
+)
+
+
+class When(Flag):
+    """The situations in which a rule applies."""
+
+    SETUP = auto()
+    """No rank has issued a collective."""
+    RUN = auto()
+    """Ranks have issued collectives."""
+    RUN_BLOCKED = auto()
+    """Such a run in which a rank waits or has failed."""
+    RUN_STUCK = auto()
+    """A blocked run that the user did not interrupt: what ranks wait for proves something."""
+    TRAINED = auto()
+    """A run in which ranks trained, and that ended well on all of them."""
+
+
+class Explains(Enum):
+    """What a finding explains: later findings of that are left out."""
+
+    CULPRITS = "whatever its culprits do wrong afterwards"
+    DRIFT = "that replicas have drifted apart"
+    NOTHING = "nothing else"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the table: what to look for, when, and what its findings explain.
+
+    With `unless`, the rule is left out once a finding explains that.
+    """
+
+    find: Callable[[Context], Iterable[Finding]]
+    when: When
+    explains: Explains = Explains.CULPRITS
+    unless: Explains | None = None
+
+
+RULES: tuple[Rule, ...] = (
+    # What ranks gave to init_process_group: such a mistake precedes whatever a run does.
+    Rule(arguments.invalid_values, When.SETUP | When.RUN_BLOCKED),
+    Rule(arguments.differing_values, When.SETUP | When.RUN_BLOCKED),
+    Rule(arguments.duplicate_ranks, When.SETUP | When.RUN_BLOCKED),
+    Rule(arguments.wrong_world_size, When.SETUP | When.RUN_BLOCKED),
+    Rule(store.stale_files, When.SETUP | When.RUN_BLOCKED),
+    Rule(arguments.differing_models, When.SETUP | When.RUN_BLOCKED),
+    Rule(reach.loopback_listeners, When.SETUP),
+    # Ranks that ended, or were stopped, before anything else went wrong.
+    Rule(missing_ranks.raised, When.SETUP),
+    Rule(missing_ranks.dead_ranks, When.SETUP),
+    Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
+    # Collectives that met and do not match are proof, whether ranks are stuck or not.
+    Rule(hang.unreduced_gradients, When.RUN),
+    Rule(p2p.non_members, When.RUN),
+    Rule(out_of_step.conflicts, When.RUN),
+    Rule(p2p.unequal_messages, When.RUN),
+    Rule(exits.ended, When.RUN),
+    Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
+    # Only that ranks are stuck proves that these are mistakes.
+    Rule(out_of_step.passed_over, When.RUN_STUCK),
+    Rule(out_of_step.out_of_step, When.RUN_STUCK),
+    Rule(stopped_short.stopped_short, When.RUN_STUCK),
+    Rule(p2p.unmatched_messages, When.RUN_STUCK),
+    Rule(p2p.new_group_not_by_all, When.RUN_STUCK),
+    Rule(p2p.opposite_groups, When.RUN_STUCK),
+    Rule(out_of_step.stragglers, When.RUN),
+    # Ranks that wait in set-up, and those that they wait for.
+    Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),
+    Rule(reach.blocked_ranks, When.SETUP),
+    Rule(missing_ranks.absent_ranks, When.SETUP | When.RUN_STUCK),
+    Rule(missing_ranks.early_exits, When.SETUP),
+    Rule(missing_ranks.polling_ranks, When.SETUP | When.RUN_STUCK),
+    Rule(arguments.other_versions, When.SETUP | When.RUN_STUCK),
+    Rule(missing_ranks.late_ranks, When.SETUP | When.RUN),
+    # Runs that ended well and computed something else than was meant.
+    Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),
+    Rule(devices.backends, When.TRAINED, Explains.NOTHING),
+    Rule(rules.unused_parameters, When.TRAINED, Explains.DRIFT),
+    Rule(rules.module_bypass, When.TRAINED, Explains.DRIFT),
+    Rule(rules.no_sync, When.TRAINED, Explains.DRIFT),
+    Rule(data_parallel.data_parallel, When.TRAINED, Explains.DRIFT),
+    Rule(rules.unwrapped_parameters, When.TRAINED, Explains.DRIFT),
+    Rule(rules.first_nan, When.TRAINED, Explains.DRIFT),
+    Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
+    Rule(rules.buffers, When.TRAINED, Explains.NOTHING),
+    Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
+    Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),
+)
+"""In the order in which mistakes should be corrected."""
+
+_VAGUE = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
+"""That a rank is missing is how many mistakes look: in a run, a more exact finding replaces it."""
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
-    """What `run_rules.diagnose_run` says.
+    """What is wrong with a run, in the order in which to correct it.
 
-    The rules are loaded when something is asked of them for the first time: they are a sixth of
-    what there is to load, and `%load_ext` is to return at once.
+    `sources` has the text of the user's files and cells by the names that places have, by
+    default those of the case: with it conditions and loops are known, without it some answers
+    are less sure. While no rank has issued anything, it is set-up that is judged.
     """
-    from ddp_notebook.diagnosis import run_rules
+    if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
+        return diagnose_setup(case)
+    context = Context(case, Sources(case.sources if sources is None else sources))
+    when = When.RUN
+    waits_or_failed = bool(case.where(Activity.WAITING, Activity.FAILED))
+    if waits_or_failed or _is_stale(case):
+        when |= When.RUN_BLOCKED
+    if waits_or_failed and not context.interrupted:
+        when |= When.RUN_STUCK
+    findings = _findings(context, when)
+    if any(not finding.passing and finding.category not in _VAGUE for finding in findings):
+        findings = [f for f in findings if f.passing or f.category not in _VAGUE]
+    return _diagnosis(case, findings)
 
-    return run_rules.diagnose_run(case, sources)
+
+def diagnose_setup(case: Case) -> Diagnosis:
+    """What is wrong with a set-up, in the order in which to correct it."""
+    loading = any(report.workers for report in case.ranks)
+    judged = loading or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED)
+    return _diagnosis(case, _findings(Context(case), When.SETUP) if judged else [])
+
+
+def training_findings(
+    facts: Mapping[int, RunFacts], collectives: Collectives
+) -> tuple[Finding, ...]:
+    """What is wrong with the training of a run that ended well, by what each rank knows of it."""
+    if len(facts) < 2:
+        return ()
+    return tuple(_findings(Context(Case((), collectives=collectives), facts=facts), When.TRAINED))
+
+
+def _is_stale(case: Case) -> bool:
+    """A file of an earlier run is a mistake also where the run was lucky."""
+    return any(report.arguments.stale for report in case.ranks)
+
+
+def _findings(context: Context, when: When) -> list[Finding]:
+    """What the rules for these situations find, without what other findings explain."""
+    findings: list[Finding] = []
+    blamed: set[int] = set()
+    explained: set[Explains] = set()
+    for rule in RULES:
+        if not rule.when & when or rule.unless in explained:
+            continue
+        for finding in rule.find(context):
+            if _follows(finding, findings, blamed):
+                continue
+            findings.append(finding)
+            explained.add(rule.explains)
+            if rule.explains is Explains.CULPRITS and not finding.passing:
+                blamed.update(finding.ranks)
+    return findings
+
+
+def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> bool:
+    """True when `finding` follows from earlier ones, whose culprits are `blamed`.
+
+    One that has no culprit, or that passes, is only left out when it is there already.
+    """
+    if finding.passing or not finding.ranks:
+        return any((f.category, f.ranks) == (finding.category, finding.ranks) for f in findings)
+    return blamed.issuperset(finding.ranks)
+
+
+def _diagnosis(case: Case, findings: list[Finding]) -> Diagnosis:
+    """The diagnosis, with what passes by itself after what does not."""
+    findings.sort(key=lambda finding: finding.passing)
+    return Diagnosis(tuple(findings), {e.rank: doing(e) for e in case.ranks}, case.world_size)

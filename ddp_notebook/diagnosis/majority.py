@@ -1,91 +1,65 @@
-"""Which ranks differ from the rest, and which of two values is the right one."""
+"""Which of several values is the right one, and which ranks have another."""
 
 from __future__ import annotations
 
-import ipaddress
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from ddp_notebook.model import Activity, Case, RankReport, Ranks
+from ddp_notebook.model import Ranks, name_ranks
 
-IN_SETUP = ("store", "rendezvous", "process-group")
-"""The parts of set-up in which a rank waits for others to come."""
-
-
-def call_number(evidence: RankReport) -> int:
-    """Which of its calls of init_process_group a rank is at: the one it waits in, or its last."""
-    waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
-    return (
-        evidence.left + 1 if waits and evidence.entered > evidence.left else max(1, evidence.left)
-    )
+T = TypeVar("T", bound=Hashable)
 
 
-def meetings(case: Case) -> tuple[tuple[RankReport, ...], ...]:
-    """The ranks that came, by which of their calls they are at: only those can meet."""
-    numbers = sorted({call_number(e) for e in case.came})
-    return tuple(tuple(e for e in case.came if call_number(e) == number) for number in numbers)
+@dataclass(frozen=True, slots=True)
+class Vote(Generic[T]):
+    """The value that counts as right, the ranks that have it, and the others by their values."""
+
+    value: T
+    majority: Ranks
+    others: tuple[Ranks, ...]
+
+    @property
+    def minority(self) -> Ranks:
+        """Every rank with another value."""
+        return tuple(sorted(rank for ranks in self.others for rank in ranks))
 
 
-def odd_ones(values: Mapping[int, str], told: str, host: int | None) -> tuple[str, Ranks]:
-    """The right value, and the ranks that have another.
+def alike(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
+    """The ranks that have the same value, and that value; the set of the lowest rank first."""
+    groups: dict[T, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return [(tuple(ranks), value) for value, ranks in groups.items()]
 
-    Right is what the launcher told (if any rank has that), else what more than half of the
-    ranks have, else what the store's host has (rank 0 when it is not a rank).
+
+def vote(values: Mapping[int, T], expected: T | None = None, first: int | None = None) -> Vote[T]:
+    """Which of the ranks' values counts as right; there must be one at least.
+
+    It is `expected` if a rank has that, else the value of the most ranks. Of several values
+    that equally many have, it is that of rank `first`, by default the lowest.
     """
-    counts = Counter(values.values())
-    common, count = counts.most_common(1)[0]
-    if told and told in counts:
-        right = told
-    elif 2 * count > len(values):
-        right = common
-    else:
-        first = host if host in values else min(values)
-        assert first is not None
-        right = values[first]
-    return right, tuple(rank for rank, value in sorted(values.items()) if value != right)
+    sets = alike(values)
+    most = max(len(ranks) for ranks, _ in sets)
+    largest = [value for ranks, value in sets if len(ranks) == most]
+    if any(value == expected for _, value in sets):
+        largest = [value for _, value in sets if value == expected]
+    decisive = first if first is not None and first in values else min(values)
+    right = largest[0] if len(largest) == 1 else values[decisive]
+    majority = next(ranks for ranks, value in sets if value == right)
+    return Vote(right, majority, tuple(ranks for ranks, value in sets if value != right))
 
 
-VALUES: dict[str, Callable[[RankReport], str]] = {
-    "MASTER_ADDR": lambda e: e.arguments.master_addr,
-    "MASTER_PORT": lambda e: str(e.arguments.master_port or ""),
-    "WORLD_SIZE": lambda e: str(e.arguments.world_size or ""),
-    "backend": lambda e: e.arguments.backend,
-    "init_method": lambda e: e.arguments.method,
-    "the file": lambda e: e.arguments.path,
-}
-"""What every rank must come with alike."""
+def minority(values: Mapping[int, Hashable]) -> Ranks:
+    """The ranks whose value is not that of most, as `vote` decides.
 
-
-def values_of(name: str, ranks: Iterable[RankReport], told: str) -> dict[int, str]:
-    """What these ranks came with, those left out of which it is not known.
-
-    Names and addresses of one machine are one value, written as `told` if that is one of them.
+    All ranks when no two of more than two have the same: then all carry the mistake.
     """
-    came = tuple(ranks)
-    values = {e.rank: value for e in came if (value := VALUES[name](e))}
-    if name != "MASTER_ADDR" or len(set(values.values())) < 2:
-        return values
-    names = [told] * bool(told) + [each for each, _ in Counter(values.values()).most_common()]
-    same: dict[str, str] = {}
-    for each in names:
-        if (mine := _means(each, came)) is not None:
-            known = (other for other in set(same.values()) if mine & (_means(other, came) or set()))
-            same.setdefault(each, next(known, each))
-    return {rank: same[value] for rank, value in values.items() if value in same}
+    if len(values) > 2 and len(set(values.values())) == len(values):
+        return tuple(sorted(values))
+    return vote(values).minority
 
 
-def _means(name: str, ranks: Iterable[RankReport]) -> set[str] | None:
-    """The addresses of `name`, itself among them; None while no resolver has answered for it."""
-    found = {each for e in ranks for each in e.addresses.get(name, ())}
-    try:
-        found.add(str(ipaddress.ip_address(name)))
-    except ValueError:
-        if name != "localhost" and not any(name in e.addresses for e in ranks):
-            return None
-    loopback = name == "localhost" or any(ipaddress.ip_address(a).is_loopback for a in found)
-    return {*found, name, *(("localhost",) if loopback else ())}
-
-
-def assignment(name: str, value: str) -> str:
-    """How a right value is given."""
-    return f"{name}={value}" if name.isupper() else f"{name} {value}"
+def by_ranks(texts: Mapping[int, str]) -> tuple[str, ...]:
+    """Lines of evidence, one for the ranks with the same text: ``ranks 0-2: 4 steps``."""
+    return tuple(f"{name_ranks(ranks)}: {text}" for ranks, text in alike(texts))

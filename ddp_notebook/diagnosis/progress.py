@@ -1,17 +1,36 @@
-"""Whether a rank that runs code of its own gets on there."""
+"""What a rank is doing: which call it is in, and whether it makes progress by itself."""
 
 from __future__ import annotations
 
-from ddp_notebook.model import Activity, RankReport, Worker
+from ddp_notebook.model import Activity, RankReport, Worker, cut
+
+IN_SETUP = ("store", "rendezvous", "process-group")
+"""The parts of set-up in which a rank waits for the others to arrive."""
 
 STILL_S = 1.5
-"""A worker that has not run for so long, and waits for what only itself could release, is stuck."""
+"""Seconds without running after which a worker that waits for a lock of its own is stuck."""
+
+
+_ERROR_LENGTH = 160
+"""How much of an error stands beside what the other ranks do."""
+
+
+def in_setup(report: RankReport) -> bool:
+    """True of a rank that waits for others in set-up."""
+    return report.activity is Activity.WAITING and report.inside in IN_SETUP
+
+
+def call_number(report: RankReport) -> int:
+    """Which of its calls of init_process_group a rank is at: the one it waits in, or its last."""
+    if in_setup(report) and report.entered > report.left:
+        return report.left + 1
+    return max(1, report.left)
 
 
 def works(e: RankReport) -> bool:
-    """True of a rank that is busy, and of which nothing proves that it will not get on.
+    """True of a rank that is busy, and of which nothing proves that it makes no progress.
 
-    One that does not answer and runs on a core is too busy to answer: it holds Python's lock.
+    One that does not answer but runs on a core is too busy to answer: it holds the GIL.
     """
     busy = e.activity is Activity.BUSY
     busy = busy or (e.activity is Activity.SILENT and e.process == "running")
@@ -20,8 +39,8 @@ def works(e: RankReport) -> bool:
 
 def stuck_workers(e: RankReport) -> tuple[Worker, ...]:
     """The workers of its DataLoader that never deliver, if the next batch is one of theirs."""
-    found = tuple(each for each in e.workers if _is_stuck(each))
-    return found if any(each.due for each in found) else ()
+    stuck = tuple(worker for worker in e.workers if _is_stuck(worker))
+    return stuck if any(worker.due for worker in stuck) else ()
 
 
 def _is_stuck(worker: Worker) -> bool:
@@ -33,10 +52,10 @@ def evidence_of(e: RankReport) -> tuple[str, ...]:
     return (
         f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",
         *(
-            f"it waits for a batch of worker {each.pid} of its DataLoader"
-            + (f", which has not run for {each.still_s:.0f} s" if each.still_s >= STILL_S else "")
-            for each in e.workers
-            if each.due
+            f"it waits for a batch of worker {w.pid} of its DataLoader"
+            + (f", which has not run for {w.still_s:.0f} s" if w.still_s >= STILL_S else "")
+            for w in e.workers
+            if w.due
         ),
     )
 
@@ -46,3 +65,27 @@ def where_busy(e: RankReport) -> str:
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
     return f" in {e.doing}" if e.doing else ""
+
+
+def doing(report: RankReport) -> str:
+    """What a rank does, for a person."""
+    match report.activity:
+        case Activity.WAITING:
+            where = report.doing.removeprefix(f"{report.inside}: ")
+            return f"waits in {report.inside}{f' ({where})' if where else ''}"
+        case Activity.BUSY if report.workers:
+            return f"waits for a batch of its DataLoader ({report.doing})"
+        case Activity.BUSY:
+            return f"busy: {report.doing}" if report.doing else "busy"
+        case Activity.HELD:
+            return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
+        case Activity.FAILED:
+            first = report.error_text.strip().splitlines()
+            error = first[0] if first else report.error_type
+            return f"failed: {cut(error, _ERROR_LENGTH)}"
+        case Activity.DEAD:
+            return "its process is gone"
+        case Activity.IDLE:
+            return "runs nothing"
+        case _:
+            return f"does not answer ({report.doing})" if report.doing else "does not answer"

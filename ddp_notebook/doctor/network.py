@@ -198,7 +198,7 @@ def check_master_addr(lookup: Lookup | None, own: Collection[str]) -> Check:
     shown = lookup.name
     if lookup.addresses != (lookup.name,):
         shown += f" resolves to {', '.join(lookup.addresses)}"
-    leads_here = any(each in own or is_loopback(each) for each in lookup.addresses)
+    leads_here = any(a in own or is_loopback(a) for a in lookup.addresses)
     if own and not leads_here:
         return Check.warning(
             name,

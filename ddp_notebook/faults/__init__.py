@@ -9,6 +9,6 @@ injects it.
 """
 
 from ddp_notebook.faults.catalogue import FAULTS
-from ddp_notebook.faults.fault import Fault, Kind, TwoHosts, job_path
+from ddp_notebook.faults.fault import Fault, Kind, TwoHosts
 
-__all__ = ["FAULTS", "Fault", "Kind", "TwoHosts", "job_path"]
+__all__ = ["FAULTS", "Fault", "Kind", "TwoHosts"]

@@ -151,7 +151,6 @@ _FAULTS = (
         "them all. It finds none and fails; the others wait.",
         category=Category.PORT_EXHAUSTED,
         culprits=(0,),
-        job="no_free_port",
     ),
     _script(
         name="world-size-differs",
@@ -160,7 +159,6 @@ _FAULTS = (
         "the first collective hangs, because the ranks disagree how many they are.",
         category=Category.ENV_MISMATCH,
         culprits=(0,),
-        job="world_size_differs",
         min_ranks=3,
     ),
     _script(
@@ -170,7 +168,6 @@ _FAULTS = (
         "an hour.",
         category=Category.MISSING_RANK,
         culprits=(1,),
-        job="missing_rank",
     ),
     _script(
         name="late-rank",
@@ -179,7 +176,6 @@ _FAULTS = (
         "but no hang: it will call it.",
         category=Category.STRAGGLER,
         culprits=(1,),
-        job="late_rank",
         passes=True,
     ),
     _script(
@@ -189,7 +185,6 @@ _FAULTS = (
         "not stuck, however long that takes.",
         category=Category.STRAGGLER,
         culprits=(1,),
-        job="starved_rank",
         passes=True,
     ),
     _script(
@@ -199,7 +194,6 @@ _FAULTS = (
         "waits there for rank 1. Each waits for the other.",
         category=Category.FILESYSTEM,
         culprits=(1,),
-        job="waits_for_file",
     ),
     _script(
         name="stale-file",
@@ -208,7 +202,6 @@ _FAULTS = (
         "next run reads them and connects to processes that are gone.",
         category=Category.STALE_STORE,
         culprits=(ALL,),
-        job="stale_file",
     ),
     _script(
         name="file-not-writable",
@@ -217,7 +210,6 @@ _FAULTS = (
         "others wait for its address.",
         category=Category.FILESYSTEM,
         culprits=(1,),
-        job="file_not_writable",
         simulated="rank 1 tries to write where no process may, because root may write anywhere",
     ),
     _script(
@@ -227,7 +219,6 @@ _FAULTS = (
         "three. The timeouts differ, so the shortest decides.",
         category=Category.ENV_MISMATCH,
         culprits=(0,),
-        job="short_timeout",
     ),
     _script(
         name="init-twice",
@@ -236,7 +227,6 @@ _FAULTS = (
         "others continue and wait for it in a barrier.",
         category=Category.DOUBLE_INIT,
         culprits=(1,),
-        job="init_twice",
     ),
     _script(
         name="other-version",
@@ -245,7 +235,6 @@ _FAULTS = (
         "match. Each version waits for keys that the other never writes.",
         category=Category.VERSION_MISMATCH,
         culprits=(1,),
-        job="other_version",
         simulated="rank 1 only says that its torch is 1.13.0, and writes other keys",
     ),
     _script(
@@ -255,7 +244,6 @@ _FAULTS = (
         "others wait for the broadcast.",
         category=Category.OOM_ON_ONE_RANK,
         culprits=(0,),
-        job="out_of_memory",
     ),
     _two_hosts(
         name="other-host-localhost",

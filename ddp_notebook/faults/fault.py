@@ -77,7 +77,7 @@ class Fault:
     store: str = "session"
     """Who hosts the store: ``session``, or ``rank0`` as in a plain script."""
     job: str = ""
-    """The script for `Kind.SCRIPT` and `Kind.HOSTS`: a file of jobs/ without its suffix."""
+    """For `Kind.SCRIPT` and `Kind.HOSTS`: the name of its script in jobs/; empty: as `name`."""
     hosts: TwoHosts = TwoHosts()
     """For `Kind.HOSTS`."""
     change: str = ""
@@ -89,12 +89,13 @@ class Fault:
             return tuple(range(int(self.culprits == (OTHERS,)), world_size))
         return self.culprits
 
+    @property
+    def script(self) -> Path:
+        """The script, for `Kind.SCRIPT` and `Kind.HOSTS`."""
+        name = self.job or self.name.replace("-", "_")
+        return Path(__file__).with_name("jobs") / f"{name}.py"
+
     def model_source(self, *, faulty: bool) -> str:
         """The cell that makes ``model`` on every rank, with the mistake or without."""
         change = f"if rank == 1:\n{indent(self.change, '    ')}\n" if faulty else ""
         return _MODEL.format(change=indent(change, " " * 8))
-
-
-def job_path(name: str) -> Path:
-    """The script of a job."""
-    return Path(__file__).with_name("jobs") / f"{name}.py"

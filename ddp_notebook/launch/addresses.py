@@ -1,4 +1,4 @@
-"""Where the processes of one session meet: addresses and ports that no other will take."""
+"""Addresses and ports for a session's processes that no other process will take."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 _TRIES = 3
 _LOWEST_PORT = 30_000
-"""Above what is given to services, and above torchrun's 29400 and 29500."""
+"""Above the ports of services, and above torchrun's 29400 and 29500."""
 _PORTS_TRIED = 20
-_chosen = random.SystemRandom()
-"""The user's own random numbers stay as they are, and their seed, the same for a whole class,
-chooses nothing here."""
+_random = random.SystemRandom()
+"""Not the `random` module's own: the user may have seeded that, in a class all with the same seed,
+and its next numbers must not change."""
 
 
 def own_loopback() -> str:
-    """A loopback address that no other session uses, or 127.0.0.1 where there is only that one.
+    """A loopback address that no other session uses; 127.0.0.1 where that is the only one.
 
-    ipyparallel looks for free ports, and binds them a moment later: of thirty sessions that
-    start at once on one address, one found that another had taken its port meanwhile. Linux has
-    all of 127.0.0.0/8 for itself, and each address has ports of its own.
+    ipyparallel chooses free ports and binds them a moment later: of thirty sessions that started
+    at once on one address, one lost a port to another in between. On Linux all of 127.0.0.0/8 is
+    loopback, and each address has ports of its own.
     """
     for _ in range(_TRIES):
         address = (
-            f"127.{_chosen.randint(1, 254)}.{_chosen.randint(0, 255)}.{_chosen.randint(1, 254)}"
+            f"127.{_random.randint(1, 254)}.{_random.randint(0, 255)}.{_random.randint(1, 254)}"
         )
         if _works(address):
             return address
@@ -34,7 +34,7 @@ def own_loopback() -> str:
 
 
 def _works(address: str) -> bool:
-    """True when two sockets of this host reach each other over `address`."""
+    """True when two sockets of this host can connect over `address`."""
     try:
         with socket.create_server((address, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=1).close()
@@ -46,8 +46,8 @@ def _works(address: str) -> bool:
 def free_port(host: str) -> int:
     """A port of `host` that is free now. Raises OSError.
 
-    Where possible one that the system gives to no connection: a second may pass until a rank
-    listens, and on a machine with many sessions another would have taken it by then.
+    If possible one outside the range that the system takes ports for connections from: a second
+    may pass until a rank listens, and on a busy machine a connection would have got it by then.
     """
     family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
 
@@ -56,15 +56,15 @@ def free_port(host: str) -> int:
             probe.bind((address[0], port, *address[2:]))
             return int(probe.getsockname()[1])
 
-    ours = range(_LOWEST_PORT, _first_port_of_connections())
-    for port in _chosen.sample(ours, _PORTS_TRIED) if len(ours) >= _PORTS_TRIED else []:
+    reserved = range(_LOWEST_PORT, _first_port_of_connections())
+    for port in _random.sample(reserved, _PORTS_TRIED) if len(reserved) >= _PORTS_TRIED else []:
         with contextlib.suppress(OSError):
             return bound(port)
     return bound(0)
 
 
 def _first_port_of_connections() -> int:
-    """Where the ports begin that the system gives to connections (ip(7)); else Linux's usual."""
+    """The first port that the system gives to connections (ip(7)); Linux's default elsewhere."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return 32768

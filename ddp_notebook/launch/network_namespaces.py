@@ -1,7 +1,7 @@
-"""Hosts of the fault lab: network namespaces with an address and a host name each, on one link.
+"""The fault lab's hosts: two network namespaces with an address and a host name each, linked.
 
-One process holds them. Nothing of this machine's own network is changed, and all of it vanishes
-when that process has ended and no rank is on a host any more.
+One process holds them open. This machine's own network is not changed, and the kernel removes the
+hosts when that process has ended and no rank is on them any more.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 INTERFACE = "net0"
-"""The hosts' network interface, beside the loopback."""
+"""The hosts' network interface besides the loopback."""
 _CLONE_NEWUTS = 0x04000000
 _CLONE_NEWNET = 0x40000000
 _COMMAND_S = 5.0
 
 
-def address(place: int) -> str:
-    """The address of the host in this place. The network is one for documents (RFC 5737)."""
-    return f"198.51.100.{place + 1}"
+def address(host: int) -> str:
+    """The address of host 0 or 1, in a network that is reserved for documentation (RFC 5737)."""
+    return f"198.51.100.{host + 1}"
 
 
 def why_not() -> str:
-    """Why there can be no such hosts here; empty when there can. Nothing is left of the trial."""
+    """Why this machine cannot have such hosts; empty when it can. Leaves nothing behind."""
     if not sys.platform.startswith("linux"):
         return "only Linux has network namespaces"
     if shutil.which("ip") is None:
@@ -42,16 +42,16 @@ def why_not() -> str:
         return "you are not root"
     refused: list[str] = []
 
-    def try_it() -> None:
-        # A namespace is its thread's, and ends with it.
+    def attempt() -> None:
+        # In a thread of its own: the namespace belongs to that thread alone, and ends with it.
         try:
             unshare()
         except OSError as error:
             refused.append(str(error.strerror))
 
-    trial = threading.Thread(target=try_it, name="ddp-trial-host")
-    trial.start()
-    trial.join()
+    thread = threading.Thread(target=attempt, name="ddp-trial-host")
+    thread.start()
+    thread.join()
     return f"the kernel refuses them ({refused[0]})" if refused else ""
 
 
@@ -61,38 +61,38 @@ def unshare() -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    """A function of the C library that Python 3.11 does not have. Raises OSError."""
+    """Call a function of the C library that Python 3.11 lacks. Raises OSError."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
-def hold(said: str, names: Sequence[str], drops: str, port: int) -> None:
-    """Open two hosts with these names and hold them until this process is ended.
+def hold(report: str, names: Sequence[str], drops: str, port: int) -> None:
+    """Open two hosts with these names and hold them open until this process is killed.
 
     Writes ``{"hosts": [{"net": path, "uts": path}, ...]}``, or ``{"error": why}``, to the file
-    `said`. `drops` is what does not pass between them (see `firewall`), `port` the store's.
+    `report`. `drops` is what the firewall drops (see `firewall`), `port` the store's.
     """
-    told: dict[str, Any]
+    result: dict[str, Any]
     try:
-        told = {"hosts": _open(names, drops, port)}
+        result = {"hosts": _open(names, drops, port)}
     except (OSError, subprocess.SubprocessError) as error:
         more = getattr(error, "stderr", None) or ""
-        told = {"error": " ".join(f"{error} {more}".split())}
-    ready = Path(said).with_suffix(".new")
-    ready.write_text(json.dumps(told))
-    ready.rename(said)  # whoever reads it finds all of it
-    if "hosts" in told:
+        result = {"error": " ".join(f"{error} {more}".split())}
+    unfinished = Path(report).with_suffix(".new")
+    unfinished.write_text(json.dumps(result))
+    unfinished.rename(report)  # atomic: a reader never sees half of it
+    if "hosts" in result:
         signal.pause()
 
 
 def _open(names: Sequence[str], drops: str, port: int) -> list[dict[str, str]]:
-    """Two hosts, linked; the paths of their namespaces. This thread is on the first then."""
+    """Make two linked hosts; the paths of their namespaces. Leaves this thread on host 0."""
     hosts: list[dict[str, int]] = []
     for name in names:
         unshare()
         socket.sethostname(name)
-        # torch and we talk of IPv4 addresses here; one family leaves less to go wrong.
+        # Without IPv6 names and addresses are unambiguous: the faults are about IPv4.
         with contextlib.suppress(OSError):
             Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
         kinds = ("net", "uts")
@@ -105,38 +105,37 @@ def _open(names: Sequence[str], drops: str, port: int) -> list[dict[str, str]]:
     return paths
 
 
-def configuration(place: int, drops: str, port: int) -> list[str]:
-    """What `ip` is told on the host in this place."""
+def configuration(host: int, drops: str, port: int) -> list[str]:
+    """The commands of `ip` that configure host 0 or 1."""
     return [
         "link set lo up",
-        f"addr add {address(place)}/24 dev {INTERFACE}",
+        f"addr add {address(host)}/24 dev {INTERFACE}",
         f"link set {INTERFACE} up",
-        *(firewall(drops, port) if place == 0 else ()),
+        *(firewall(drops, port) if host == 0 else ()),
     ]
 
 
 def firewall(drops: str, port: int) -> list[str]:
-    """What makes a host drop what comes from the other: ``store``, what is for its store's port;
-    ``ranks``, everything but that; empty for nothing.
+    """The commands that make a host drop TCP packets from the other one.
 
-    Routing rules, because they need no further program: what they send into a black hole is
-    dropped without a word, as by a firewall's DROP.
+    `drops` is ``store`` for those to the store's port, ``ranks`` for all others, empty for none.
+    Routing rules need no further program, and a black hole drops silently, as DROP does.
     """
-    comes = f"iif {INTERFACE} ipproto tcp"
+    incoming = f"iif {INTERFACE} ipproto tcp"
     rules = {
         "": [],
-        "store": [f"rule add pref 10 {comes} dport {port} blackhole"],
+        "store": [f"rule add pref 10 {incoming} dport {port} blackhole"],
         "ranks": [
-            f"rule add pref 10 {comes} dport {port} lookup local",
-            f"rule add pref 20 {comes} blackhole",
+            f"rule add pref 10 {incoming} dport {port} lookup local",
+            f"rule add pref 20 {incoming} blackhole",
         ],
     }[drops]
-    # The table of local addresses is asked first of all; the rules must come before it.
+    # By default the table of local addresses is looked up first; the rules must precede it.
     return [*rules, "rule add pref 100 lookup local", "rule del pref 0"] if rules else []
 
 
 def _ip(*commands: str) -> None:
-    """Run commands of `ip` on the host that this thread is on. Raises OSError, SubprocessError."""
+    """Run commands of `ip` on this thread's host. Raises OSError, SubprocessError."""
     subprocess.run(
         ["ip", "-batch", "-"],
         input="\n".join(commands) + "\n",

@@ -35,7 +35,7 @@ def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | Non
     if option is None or (option.is_positional and option.completer is None):
         return None
     if option.completer is None:
-        return word, starting_with(word, option.settings.get("choices", ()))
+        return word, starting_with(word, option.choices)
     candidates = option.completer(word, around)
     return None if candidates is None else (word, candidates)
 
@@ -43,7 +43,7 @@ def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | Non
 def _awaiting_value(options: Sequence[Option], before: Sequence[str]) -> Option | None:
     """The option whose value comes next."""
     last = before[-1] if before else ""
-    return next((option for option in options if last in option.names and option.takes_value), None)
+    return next((option for option in options if last in option.names and not option.is_flag), None)
 
 
 def _unused(options: Sequence[Option], before: Sequence[str]) -> list[str]:

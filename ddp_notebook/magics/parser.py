@@ -29,46 +29,58 @@ Completer = Callable[[str, Surroundings], Sequence[str] | None]
 
 
 class Option:
-    """An option or argument of a verb, as `argparse.add_argument` takes it.
+    """An option of a verb, or an argument of it.
 
-    `completer` offers its values to Tab; without one Tab offers `choices`, if there are any.
+    `typed` is how it is typed: "-n --world-size N" with what stands for its value, "--json" for a
+    flag, "script" for an argument that is told by its position. A `default` that is not given is
+    False for a flag, the first of `choices`, None with a `type`, or else an empty string. Values
+    are of the default's type. `completer` offers them to Tab; without one Tab offers the choices.
+    `more` is for `argparse.add_argument`.
     """
 
     def __init__(
-        self, *names: str, help: str, completer: Completer | None = None, **settings: Any
+        self,
+        typed: str,
+        help: str,
+        *,
+        default: Any = ...,
+        choices: Sequence[str] = (),
+        completer: Completer | None = None,
+        **more: Any,
     ) -> None:
-        self.names = names
-        self.help = help
-        self.completer = completer
-        self.settings = settings
-
-    @property
-    def is_positional(self) -> bool:
-        """True for an argument that is told by its position."""
-        return not self.names[0].startswith("-")
-
-    @property
-    def takes_value(self) -> bool:
-        """False for a flag."""
-        return self.settings.get("action", "store") in ("store", "append")
-
-    @property
-    def attribute(self) -> str:
+        words = typed.split()
+        self.is_positional = not words[0].startswith("-")
+        self.names = words if self.is_positional else [w for w in words if w.startswith("-")]
+        self.metavar = "".join(words[len(self.names) :])
+        self.choices = choices
+        self.is_flag = not (self.is_positional or self.metavar or choices)
+        self.default = default
+        if default is ...:
+            text = choices[0] if choices else None if "type" in more else ""
+            self.default = False if self.is_flag else text
+        self.attribute = more.get("dest", self.names[-1].lstrip("-").replace("-", "_"))
         """Its name in the parsed arguments."""
-        long = next((name for name in self.names if name.startswith("--")), self.names[0])
-        return str(self.settings.get("dest") or long.lstrip("-").replace("-", "_"))
+        self.help = help
+        if self.default not in (None, False, "", []) and "default" not in help:
+            self.help += f" (default {str(self.default).removesuffix('.0')})"
+        self.completer = completer
+        self._more = more
 
-    @property
-    def explanation(self) -> str:
-        """Its help, with the default where the help does not speak of one."""
-        default = self.settings.get("default")
-        if default in (None, "", []) or "default" in self.help:
-            return self.help
-        return (
-            f"{self.help} (default {default:g})"
-            if isinstance(default, float)
-            else (f"{self.help} (default {default})")
-        )
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Have `parser` know it."""
+        settings: dict[str, Any] = {"help": self.help, "default": self.default, **self._more}
+        if self.is_flag:
+            settings.setdefault("action", "store_true")
+        elif self.choices:
+            settings |= {"choices": self.choices, "metavar": self.metavar or None}
+        elif not self.is_positional:
+            settings["metavar"] = self.metavar
+        if type(self.default) in (int, float):
+            settings["type"] = type(self.default)
+        action = parser.add_argument(*self.names, **settings)
+        if action.nargs == argparse.REMAINDER:
+            # It may be empty, but argparse would name it when the script before it is missing.
+            action.required = False
 
 
 class HelpShown(Exception):
@@ -82,7 +94,7 @@ class _ShowHelp(argparse.Action):
         raise HelpShown(parser.format_help().strip())
 
 
-HELP = Option("-h", "--help", action=_ShowHelp, nargs=0, help="show this help and do nothing")
+HELP = Option("-h --help", "show this help and do nothing", action=_ShowHelp, nargs=0)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -93,12 +105,11 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type information
-    """argparse for the line of a magic. `example` is a call that works."""
+    """argparse for the line of a magic. Errors end with the first of `examples`."""
 
     def __init__(
         self,
         magic: str,
-        example: str,
         about: str,
         examples: Sequence[tuple[str, str]],
         options: Sequence[Option],
@@ -111,12 +122,9 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             add_help=False,
             formatter_class=_HelpFormatter,  # IPython's own writes reStructuredText
         )
-        self.example = example
+        self.example = examples[0][0]
         for option in (HELP, *options):
-            action = self.add_argument(*option.names, help=option.explanation, **option.settings)
-            if action.nargs == argparse.REMAINDER:
-                # It may be empty, but argparse would name it when the script before it is missing.
-                action.required = False
+            option.add_to(self)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says what is wrong and what to type."""

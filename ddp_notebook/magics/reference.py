@@ -52,29 +52,16 @@ def _section(verb: Verb) -> Iterator[str]:
     if verb.options:
         yield "| option | meaning |"
         yield "|---|---|"
-        yield from (
-            f"| {_typed(option)} | {_text(option.explanation)} |" for option in verb.options
-        )
+        yield from (f"| {_typed(option)} | {_text(option.help)} |" for option in verb.options)
         yield ""
 
 
 def _typed(option: Option) -> str:
     """How an option is typed: its names, and what stands for its value."""
-    if option.is_positional:
-        several = option.settings.get("nargs") in ("+", "...")
-        optional = option.settings.get("nargs") in ("?", "...")
-        name = f"{option.names[0]} ..." if several else option.names[0]
-        return f"`[{name}]`" if optional else f"`{name}`"
     *others, last = option.names
-    choices = option.settings.get("choices")
-    value = ""
-    if option.takes_value:
-        value = " " + (option.settings.get("metavar") or _choices(choices) or last[2:].upper())
-    return ", ".join([*(f"`{name}`" for name in others), f"`{last}{value}`"])
-
-
-def _choices(choices: Iterable[str] | None) -> str:
-    return "{" + ",".join(choices) + "}" if choices else ""
+    value = option.metavar or "{" + ",".join(option.choices) + "}" * bool(option.choices)
+    typed = last if option.is_positional or option.is_flag else f"{last} {value}"
+    return ", ".join(f"`{name}`" for name in (*others, typed))
 
 
 def _text(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -49,10 +50,11 @@ def register(shell: Any, session: Session) -> NotebookUi:
     """Make the verbs magics of `shell`, on `session`."""
     ui = NotebookUi(shell, session, board_buttons(session, VERBS))
     ui.displays.register()
+    formatter = shell.display_formatter.ipython_display_formatter
     for verb in VERBS:
         shell.register_magic_function(_magic(ui, verb), verb.kind, verb.name)
         if verb.value_display is not None:
-            _show_values(ui, verb)
+            formatter.for_type(verb.value_display.value_type, partial(verb.value_display.show, ui))
     offer_completion(shell, ui.surroundings)
     if can_show_widgets(shell):
         prepare_widgets(shell.kernel)
@@ -77,15 +79,7 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
         finally:
             ui.board.keep()
 
-    magic.__doc__ = f"{verb.summary} For example: {verb.example}"
+    magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.
     setattr(magic, "getdoc", verb.help_page)  # noqa: B010  # a function has no such attribute
     return magic
-
-
-def _show_values(ui: NotebookUi, verb: Verb) -> None:
-    """Tell IPython how to show the values of a verb."""
-    display = verb.value_display
-    if display is not None:
-        formatter = ui.shell.display_formatter.ipython_display_formatter
-        formatter.for_type(display.value_type, lambda value: display.show(ui, value))

@@ -173,9 +173,9 @@ class RunDisplay:
     def announce_end(self) -> None:
         """Print once that a detached run has ended, where no region can show it."""
         detached = self._session.detached
-        if self._output.is_live or detached is None or detached.told:
+        if self._output.is_live or detached is None or detached.reported:
             return
-        if detached.ended.done() and detached is not self._announced and not detached.run.held:
+        if detached.ended.done() and detached is not self._announced and not detached.run.pausing:
             self._announced = detached
             self._output.say(f"{_end_sentence(detached.run, detached.ended)} {_SHOW_ALL}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
@@ -85,3 +86,19 @@ def chosen_ranks(session: Session, args: argparse.Namespace) -> Ranks | None:
         return parse_ranks(args.ranks, session.record.snapshot.world_size)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
+
+
+class _HasJson(Protocol):
+    def to_json(self) -> Mapping[str, Any]:
+        """Its content, for `json.dumps`."""
+
+
+V = TypeVar("V", bound=_HasJson)
+
+
+def value_or_json(ui: CallerUi, args: argparse.Namespace, value: V) -> V | None:
+    """`value`; with `--json` it is printed, and None."""
+    if not args.json:
+        return value
+    ui.say(json.dumps(value.to_json(), indent=2))
+    return None

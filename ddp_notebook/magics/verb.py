@@ -36,15 +36,14 @@ class ValueDisplay:
 class Verb:
     """One magic: its texts, its options, what it does.
 
-    `about` is sentences, the first of them a summary. `example` is a call that works: errors end
-    with it. `examples` are calls and what each is for. `run` gets the parsed arguments, and with
-    them `line` and `cell` as they were typed (`cell` is None without one); what it returns is the
-    value of the magic. It raises UsageMistake for what the user got wrong.
+    `about` is sentences, the first of them a summary. `examples` are calls and what each is for;
+    errors end with the first. `run` gets the parsed arguments, and with them `line` and `cell` as
+    they were typed (`cell` is None without one); what it returns is the value of the magic. It
+    raises UsageMistake for what the user got wrong.
     """
 
     name: str
     about: str
-    example: str
     examples: tuple[tuple[str, str], ...]
     run: Callable[[NotebookUi, argparse.Namespace], Any]
     options: tuple[Option, ...] = ()
@@ -65,7 +64,7 @@ class Verb:
     @cached_property
     def parser(self) -> Parser:
         """The parser of its line; made once, for making it takes as long as a short cell."""
-        return Parser(self.magic, self.example, self.about, self.examples, self.options)
+        return Parser(self.magic, self.about, self.examples, self.options)
 
     def help_page(self) -> str:
         """What `-h` and IPython's ``?`` show."""

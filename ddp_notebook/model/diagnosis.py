@@ -71,8 +71,8 @@ class Finding:
     `ranks` are the culprits: their own action differs from what the correct program needs
     (all ranks, when each carries the same mistake). `waiting` are the ranks that only wait: of
     those it is given, the ones that are no culprits.
-    `evidence` is what proves it, a fact a line. `passing` is true of what may mend itself:
-    a rank that is late, but works.
+    `evidence` is what proves it, a fact a line. `passing` is true of what may pass by itself:
+    a rank that is late, but works. `commands` are the magics in `remedy`, as they are typed.
     """
 
     category: Category
@@ -82,6 +82,7 @@ class Finding:
     waiting: Ranks = ()
     evidence: tuple[str, ...] = ()
     passing: bool = False
+    commands: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)

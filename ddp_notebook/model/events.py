@@ -198,12 +198,13 @@ class StoreOpened(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFailed(Event):
-    """The session's store could not be opened: why, and what to type."""
+    """The session's store could not be opened: why, what to type, and the finding's category."""
 
     kind: ClassVar[str] = "store_failed"
     cause: str
     remedy: str
     pid: int = 0
+    category: str = ""
 
 
 def encode_events(events: Iterable[Event]) -> bytes:

@@ -1,15 +1,16 @@
 """Ranks and what can be done with them; usable without a notebook.
 
 guards.py      What a verb needs before it may begin: ranks that exist, live and wait for work.
-interrupts.py  Interrupts of the notebook while ranks run a cell.
-options.py     What `%ddp_init` was asked for, checked before anything starts.
-processes/     The processes of the ranks and what belongs to them: stores, collective logs.
-queries.py     Calling ranks without waiting for what cannot come.
-record.py      What happened so far: events as they come, the state they add up to, and waiting
-runs/          Cells and scripts on the ranks, from their start to their end.
-session.py     The session: one method per verb. Usable without a notebook.
-setup/         The ranks brought through set-up, stepped, set up again, freed.
-tools/         What a session does beside running code: DDP construction, benchmarks, the fault
+interrupts.py  Waiting in the notebook's main thread: interrupts are noted, threads switch quickly.
+options.py     The options of `%ddp_init`, checked before anything starts.
+pool.py        The ranks as processes: the warm fork server, what runs now, what was lost, the end.
+processes/     What runs for a session: ranks, stores, collective logs, and their folder.
+queries.py     Calling ranks without waiting for answers that cannot come.
+record.py      What happened so far: events, the state they add up to, and waiting for either.
+runs/          Cells and scripts on the ranks, from the claim of their ranks to their end.
+session.py     The session: one method per verb, each handed to the part that does it.
+setup/         Ranks brought up, set up again, stepped and freed.
+tools/         What a session does beside running code: DDP construction, benchmarks, faults, why.
 """
 
 from ddp_notebook.archive.replay import Replay

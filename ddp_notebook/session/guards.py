@@ -25,67 +25,81 @@ def idle_ranks(
     ranks: Ranks | None,
     verb: str,
     snapshot: Snapshot,
-    taken: Mapping[int, str] = MappingProxyType({}),
-    held: Callable[[], Ranks] = tuple,
+    claimed: Mapping[int, str] = MappingProxyType({}),
+    paused: Callable[[], Ranks] = tuple,
 ) -> Ranks:
-    """The ranks a verb is for, all by default. `held` gives those held before a collective.
+    """The ranks a verb is for, all by default. `paused` gives those paused before a collective.
 
-    `taken` is what ranks are in that somebody waits for; they may be about to begin it only.
+    `claimed` has the run that each claimed rank is in, or is about to begin.
     Raises UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
-    states = snapshot.ranks
-    members = ranks if ranks is not None else tuple(range(len(states)))
+    members = ranks if ranks is not None else tuple(range(snapshot.world_size))
     check_ranks(members, snapshot)
-    dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
-    live = tuple(rank for rank in members if rank not in dead)
-    if dead:
-        it, is_ = ("it", "is") if len(dead) == 1 else ("them", "are")
-        without = f", or leave {it} out: {verb} --ranks {format_ranks(live)}" if live else ""
-        raise UsageMistake(
-            f"{name_ranks(dead).capitalize()} {is_} dead. Bring {it} back: "
-            f"%ddp_restart --ranks {format_ranks(dead)}{without}"
-        )
-    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in taken)
+    _check_alive(members, verb, snapshot)
+    states = snapshot.ranks
+    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
     if busy:
-        it, is_ = ("it", "is") if len(busy) == 1 else ("them", "are")
-        doing = next(iter(doings(busy, snapshot, taken)))
-        if standing := tuple(rank for rank in held() if rank in busy):
-            it = "it" if len(standing) == 1 else "them"
-            raise UsageMistake(
-                f"{name_ranks(standing).capitalize()} {'is' if it == 'it' else 'are'} still in an "
-                f"earlier cell, held before a collective ({doing}). Let {it} go on to the end: "
-                "%ddp_step --to end. Or give the cell up: %ddp_abort"
-            )
-        raise UsageMistake(
-            f"{name_ranks(busy).capitalize()} {is_} still in an earlier cell ({doing}). "
-            f"Wait for it: %ddp_wait. Get {it} back: %ddp_abort, or with new processes: "
-            f"%ddp_restart --ranks {format_ranks(busy)}"
-        )
-    inside = tuple(
+        doing = next(iter(doings(busy, snapshot, claimed)))
+        raise UsageMistake(_why_busy(busy, doing, tuple(r for r in paused() if r in busy)))
+    in_set_up = tuple(
         rank
         for rank in members
         if states[rank].status is Status.SETTING_UP and states[rank].entering is not None
     )
-    if inside:
-        is_ = "is" if len(inside) == 1 else "are"
+    if in_set_up:
         raise UsageMistake(
-            f"{name_ranks(inside).capitalize()} {is_} still in set-up. Why: %ddp_why. "
-            "Give it up: %ddp_abort. Begin again: %ddp_init"
+            f"{name_ranks(in_set_up).capitalize()} {_are(in_set_up)} still in set-up. "
+            "Why: %ddp_why. Abort it: %ddp_abort. Begin again: %ddp_init"
         )
     return members
 
 
+def _check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
+    """Raises UsageMistake when one of `members` is dead."""
+    dead = tuple(r for r in members if snapshot.ranks[r].status is Status.DEAD)
+    if not dead:
+        return
+    live = tuple(rank for rank in members if rank not in dead)
+    without = f", or leave {_it(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
+    raise UsageMistake(
+        f"{name_ranks(dead).capitalize()} {_are(dead)} dead. Bring {_it(dead)} back: "
+        f"%ddp_restart --ranks {format_ranks(dead)}{without}"
+    )
+
+
+def _why_busy(busy: Ranks, doing: str, paused: Ranks) -> str:
+    if paused:
+        return (
+            f"{name_ranks(paused).capitalize()} {_are(paused)} still in an earlier cell, paused "
+            f"before a collective ({doing}). Let {_it(paused)} go on to the end: "
+            "%ddp_step --to end. Or abort the cell: %ddp_abort"
+        )
+    return (
+        f"{name_ranks(busy).capitalize()} {_are(busy)} still in an earlier cell ({doing}). "
+        f"Wait for it: %ddp_wait. Get {_it(busy)} back: %ddp_abort, or with new processes: "
+        f"%ddp_restart --ranks {format_ranks(busy)}"
+    )
+
+
+def _are(ranks: Ranks) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _it(ranks: Ranks) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
 def doings(
-    ranks: Ranks, snapshot: Snapshot, taken: Mapping[int, str] = MappingProxyType({})
+    ranks: Ranks, snapshot: Snapshot, claimed: Mapping[int, str] = MappingProxyType({})
 ) -> Mapping[str, list[int]]:
     """What busy ranks do, and which of them."""
-    found: dict[str, list[int]] = {}
+    by_doing: dict[str, list[int]] = {}
     for rank in ranks:
         state = snapshot.ranks[rank]
         cell = f"cell {state.cell}" if state.cell else "the benchmark"
-        doing = state.doing or taken.get(rank) or cell
-        found.setdefault(doing, []).append(rank)
-    return found
+        doing = state.doing or claimed.get(rank) or cell
+        by_doing.setdefault(doing, []).append(rank)
+    return by_doing
 
 
 def check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Waiting in the notebook's main thread: interrupts are noted, not raised; threads switch quickly.
+"""Waiting in the notebook's main thread: interrupts are noted, and threads switch quickly.
 
 A KeyboardInterrupt can be raised anywhere: between sending a cell to rank 0 and to rank 1,
 or in a callback of the garbage collector, where Python swallows it. So while a cell runs

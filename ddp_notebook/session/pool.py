@@ -1,4 +1,4 @@
-"""The session's ranks as processes: the warm fork server, what runs now, what was lost, the end."""
+"""The ranks as processes: the warm fork server, what runs now, what was lost, the end."""
 
 from __future__ import annotations
 

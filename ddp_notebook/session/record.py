@@ -1,4 +1,4 @@
-"""What happened so far: events as they come, the state they add up to, and waiting for either."""
+"""What happened so far: events, the state they add up to, and waiting for either."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Record:
             self._changed.notify_all()
 
     def begin_setup(self) -> None:
-        """The ranks that live go through set-up again: what was passed before does not count."""
+        """The live ranks go through set-up again: stages passed before do not count."""
         self._change_all(set_up_anew)
 
     def lose_group(self) -> None:
-        """The process group was given up: no rank is verified any more."""
+        """The process group is gone: no rank is verified any more."""
         self._change_all(without_group)
 
     def _change_all(self, change: Callable[[RankState], RankState]) -> None:
@@ -80,7 +80,7 @@ class Record:
             self._changed.notify_all()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate` holds, looking again after each change; what it said last."""
+        """Wait until `predicate` holds, checking it after each change; its last value."""
         with self._changed:
             return self._changed.wait_for(predicate, timeout_s)
 

@@ -55,10 +55,11 @@ def step_table(
     rows = tuple(
         StepRow(tuple(ranks), *row, since.get(row, 0.0)) for row, ranks in ranks_of.items()
     )
-    paused = [latest[rank] for rank in pending if rank in latest and is_paused(latest[rank])]
-    about = _ABOUT.get(paused[0].operation, "") if paused else ""
-    link = f"{_DOCUMENTED}{paused[0].operation}" if about else ""
-    return StepTable(_title(rows, pending), rows, about, link, _next(paused, pending))
+    paused = next((row for row in rows if row.state == "paused"), None)
+    operation = latest[paused.ranks[0]].operation if paused is not None else ""
+    about = _ABOUT.get(operation, "")
+    link = f"{_DOCUMENTED}{operation}" if about else ""
+    return StepTable(_title(rows, pending), rows, about, link, _next(bool(operation), pending))
 
 
 def _row(
@@ -184,7 +185,7 @@ def _title(rows: Sequence[StepRow], pending: Ranks) -> str:
     return "No rank is paused; ranks that wait need other ranks."
 
 
-def _next(paused: Sequence[Collective], pending: Ranks) -> str:
+def _next(paused: bool, pending: Ranks) -> str:
     if not pending:
         return ""
     if paused:

@@ -46,12 +46,19 @@ def describe(state: RankState) -> str:
         case Status.READY:
             return f"its last cell raised {state.raised}" if state.raised else ""
         case Status.RUNNING:
-            return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
+            return state.doing or _run(state)
         case Status.FAILED:
-            stage = f"{state.entering.value}: " if state.entering else ""
-            return f"{stage}{state.cause}"
+            return _failure(state)
         case Status.DEAD:
             return _death(state)
+
+
+def _run(state: RankState) -> str:
+    return f"cell {state.cell}" if state.cell else "the benchmark"
+
+
+def _failure(state: RankState) -> str:
+    return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
 
 
 def _death(state: RankState) -> str:

@@ -124,54 +124,8 @@ def _exited(state: RankState, event: RankExited) -> RankState:
 
 
 def _living(state: RankState, event: Event) -> RankState:
+    """A live rank after an event of a cell; those of set-up are `_in_setup`'s."""
     match event:
-        case StageStarted():
-            return replace(
-                state,
-                status=Status.SETTING_UP,
-                entering=event.stage,
-                detail=event.waiting_for and f"waiting for {event.waiting_for}",
-                doing="",
-                cause="",
-                remedy="",
-                since_ns=event.heard_ns,
-            )
-        case StagePaused():
-            return replace(
-                state,
-                status=Status.PAUSED,
-                entering=None,
-                detail=f"before stage {event.stage.value}",
-                doing="",
-                cause="",
-                remedy="",
-                since_ns=event.heard_ns,
-            )
-        case StageFinished():
-            done = event.stage is Stage.VERIFIED
-            return replace(
-                state,
-                status=Status.READY if done else Status.SETTING_UP,
-                stage=event.stage,
-                entering=None,
-                detail=event.detail,
-                doing="",
-                since_ns=event.heard_ns,
-                host=event.host or state.host,
-                device=event.device or state.device,
-                pid=event.pid or state.pid,
-            )
-        case StageFailed():
-            return replace(
-                state,
-                status=Status.FAILED,
-                entering=event.stage,
-                detail="",
-                doing="",
-                cause=event.cause,
-                remedy=event.remedy,
-                since_ns=event.heard_ns,
-            )
         case CellStarted():
             cell = event.number or event.cell
             return replace(state, status=Status.RUNNING, cell=cell, doing="", raised="")
@@ -179,5 +133,36 @@ def _living(state: RankState, event: Event) -> RankState:
             return replace(state, status=_idle(state), doing="", raised=_raised(event))
         case Pulse():
             return replace(state, doing=event.doing)
+        case StageStarted() | StagePaused() | StageFinished() | StageFailed():
+            return _in_setup(replace(state, doing="", since_ns=event.heard_ns), event)
         case _:
             return state
+
+
+def _in_setup(
+    state: RankState, event: StageStarted | StagePaused | StageFinished | StageFailed
+) -> RankState:
+    match event:
+        case StageStarted(stage=stage):
+            detail = event.waiting_for and f"waiting for {event.waiting_for}"
+            status = Status.SETTING_UP
+            return replace(state, status=status, entering=stage, detail=detail, cause="", remedy="")
+        case StagePaused():
+            detail, status = f"before stage {event.stage.value}", Status.PAUSED
+            return replace(state, status=status, entering=None, detail=detail, cause="", remedy="")
+        case StageFailed(cause=cause, remedy=remedy):
+            status, stage = Status.FAILED, event.stage
+            return replace(
+                state, status=status, entering=stage, detail="", cause=cause, remedy=remedy
+            )
+        case StageFinished():
+            return replace(
+                state,
+                status=Status.READY if event.stage is Stage.VERIFIED else Status.SETTING_UP,
+                stage=event.stage,
+                entering=None,
+                detail=event.detail,
+                host=event.host or state.host,
+                device=event.device or state.device,
+                pid=event.pid or state.pid,
+            )

@@ -25,6 +25,14 @@ _NARROWEST = 40
 """Columns that a line keeps, however deep in the tree it is."""
 _LONGEST_STATE = 200
 
+_STATES = {
+    Activity.HELD: ("paused (by %ddp_step)", "paused before {more}"),
+    Activity.IDLE: ("runs nothing", "runs nothing"),
+    Activity.FAILED: ("runs nothing", "runs nothing, since it failed: {more}"),
+    Activity.DEAD: ("dead", "dead: {more}"),
+    Activity.SILENT: ("does not answer", "does not answer: {more}"),
+}
+"""What ranks are at that are in no call, without and with more to say about it."""
 _COLOURS = {
     Activity.WAITING: markup.BUSY,
     Activity.BUSY: markup.OK,
@@ -82,23 +90,14 @@ def _last_parts(file: str, count: int) -> str:
 def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     """What ranks at the end of a path are at; `tail` are the frames of libraries they are in."""
     more = cut(plain(doing.text), _LONGEST_STATE)
+    if doing.activity in _STATES:
+        alone, with_more = _STATES[doing.activity]
+        return with_more.replace("{more}", more) if more else alone
+    call = _call(doing, tail)
     aside = f" ({more})" if more else ""
-    match doing.activity:
-        case Activity.WAITING:
-            return f"waits in {_call(doing, tail)}{aside}"
-        case Activity.BUSY:
-            call = _call(doing, tail)
-            return f"{f'in {call}' if call else 'running'}{aside}"
-        case Activity.HELD:
-            return f"paused before {more}" if more else "paused (by %ddp_step)"
-        case Activity.IDLE:
-            return "runs nothing"
-        case Activity.FAILED:
-            return f"runs nothing, since it failed: {more}" if more else "runs nothing"
-        case Activity.DEAD:
-            return f"dead: {more}" if more else "dead"
-        case Activity.SILENT:
-            return f"does not answer: {more}" if more else "does not answer"
+    if doing.activity is Activity.WAITING:
+        return f"waits in {call}{aside}"
+    return f"in {call}{aside}" if call else f"running{aside}"
 
 
 def _call(doing: Doing, tail: Sequence[Frame]) -> str:
@@ -197,26 +196,20 @@ class _Drawing:
         tail = tail_after(branch, tail)
         own = below + (_BESIDE if branch.children else _BELOW)
         label = head + name_ranks(branch.ranks)
-        room = max(_NARROWEST, WIDTH - len(own))
-        rows = self._rows(branch, room)
         if branch.doing is not None:
             label += _GAP + state_words(branch.doing, tail)
+        rows = self._rows(branch, max(_NARROWEST, WIDTH - len(own)))
         first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
         if first and len(label + _GAP + first) <= WIDTH:
             yield label + _GAP + first
             rows = rows[1:]
         else:
             yield from _folded(label, own)
-        for row in rows:
-            yield own + row
-        for number, child in enumerate(branch.children):
-            last = number == len(branch.children) - 1
-            yield from self.lines(
-                child,
-                below + (_LAST_CHILD if last else _CHILD),
-                below + (_BELOW if last else _BESIDE),
-                tail,
-            )
+        yield from (own + row for row in rows)
+        for child in branch.children[:-1]:
+            yield from self.lines(child, below + _CHILD, below + _BESIDE, tail)
+        for child in branch.children[-1:]:
+            yield from self.lines(child, below + _LAST_CHILD, below + _BELOW, tail)
 
     def _rows(self, branch: Branch, room: int) -> list[str]:
         """A line for each frame that is drawn, its parts below each other's, and its locals."""

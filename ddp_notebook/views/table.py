@@ -18,7 +18,10 @@ _LONG_RANK_SET = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?){7,}")
 _LONGEST_ON_ONE_LINE = 24
 """Characters of a row's name that stays on one line of a page."""
 
-_TABLE = "border-collapse: collapse; table-layout: auto; margin: 0; color: inherit"
+_TABLE = (
+    "border-collapse: collapse; table-layout: auto; margin: 0; color: inherit;"
+    " font-variant-numeric: tabular-nums"
+)
 _ALIGNED = "vertical-align: baseline; padding: 5px 12px; color: inherit; line-height: 1.4"
 _LINE = f"border-top: 1px solid rgba({markup.IDLE}, 0.3)"
 
@@ -45,11 +48,14 @@ class Column:
     rank_set: bool = False
     """Lines may end behind any comma."""
     right: bool = False
+    """Numbers, which are ours: their last spaces stay, and keep decimal points in line."""
     breaks: bool = False
     """A page may break values behind a comma or a slash."""
 
     def fold(self, cell: Cell, room: int) -> list[str]:
         """The lines that a cell takes in text. Never empty."""
+        if self.right:
+            return [cell.text]
         text = plain(cell.text)
         if self.cuts:
             lines = [text if len(text) <= self.widest else f"{text[: self.widest - 1]}…"]
@@ -107,6 +113,9 @@ class Cell:
         if column.breaks or column.rank_set:
             return self.before + markup.breakable(self.text)
         text = escape(self.text, quote=False)
+        if column.right:
+            number = text.rstrip(" ")
+            return number + "\N{FIGURE SPACE}" * (len(text) - len(number))  # as wide as a digit
         return f"{self.before}<span>{text}</span>" if self.before else text
 
 
@@ -139,11 +148,11 @@ class Table:
         head = [Cell(column.header) for column in columns]
         rows = [head, *([row.cells[index] for index in used] for row in self.rows)]
         room = self._room(columns, rows)
-        blocks = [
-            [column.fold(cell, room) for column, cell in zip(columns, row, strict=True)]
-            for row in rows
+        folded = [
+            [column.fold(row[index], room) for row in rows] for index, column in enumerate(columns)
         ]
-        widths = [max(len(line) for block in blocks for line in block[i]) for i in range(len(used))]
+        widths = [max(len(line) for cell in column for line in cell) for column in folded]
+        blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
         return "\n".join(line for block in blocks for line in _lines(block, columns, widths))
 

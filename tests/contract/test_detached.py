@@ -51,7 +51,7 @@ def ranks(ranks2: Session) -> Iterator[Session]:
         ranks2.abort()
     if ranks2.detached is not None:
         ranks2.detached.ended.exception(30)
-        ranks2.detached.told = True
+        ranks2.detached.reported = True
     ranks2.run_cell(ALL_REDUCE).raise_for_error()
 
 

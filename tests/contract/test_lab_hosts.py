@@ -52,15 +52,15 @@ def networks() -> set[Path]:
 @contextlib.contextmanager
 def two_hosts(folder: Path, drops: str = "") -> Iterator[list[dict[str, str]]]:
     """The namespaces of two hosts, held by a process as a session has it."""
-    said = folder / "lab.json"
-    code = f"from ddp_notebook.launch.network_namespaces import hold; hold({str(said)!r}, "
+    path = folder / "lab.json"
+    code = f"from ddp_notebook.launch.network_namespaces import hold; hold({str(path)!r}, "
     code += f"['lab-0', 'lab-1'], {drops!r}, {PORT})"
     holder = subprocess.Popen([sys.executable, "-c", code])
     try:
-        eventually(said.exists, 10, "the hosts")
-        told = json.loads(said.read_text())
-        assert "error" not in told, told
-        yield told["hosts"]
+        eventually(path.exists, 10, "the hosts")
+        report = json.loads(path.read_text())
+        assert "error" not in report, report
+        yield report["hosts"]
     finally:
         holder.kill()
         holder.wait()

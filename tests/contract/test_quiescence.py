@@ -150,7 +150,7 @@ def test_held_ranks_stand_before_a_collective_until_they_are_stepped(ranks: Sess
     (row,) = result.steps.rows
     assert (row.ranks, row.state) == ((0, 1, 2, 3), "paused")
     assert row.text.startswith("all_reduce of float32 [2] (8 B), cell ")
-    with pytest.raises(UsageMistake, match=r"held before a collective.*%ddp_step --to end"):
+    with pytest.raises(UsageMistake, match=r"paused before a collective.*%ddp_step --to end"):
         ranks.run_cell("pass")
 
     (waiting,) = [row for row in ranks.step((1,)).rows if row.state == "waiting"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_notebook.state.board import board
 
 from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
@@ -20,6 +19,7 @@ from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.tour import TOUR_TEXT
 from ddp_notebook.model import Board, Diagnosis, Snapshot, StepTable
 from ddp_notebook.session import Session
+from ddp_notebook.state.board_rows import board
 
 PAGE = Path(__file__).parents[2] / "notebooks" / "REFERENCE.md"
 BY_NAME = {verb.name: verb for verb in VERBS}
@@ -41,9 +41,10 @@ def test_the_page_has_every_option_its_default_and_every_example(verb: Verb) -> 
     assert options - {"-h", "--help"} == {n.split()[0] for n in typed if n.startswith("-")} - {
         "---"
     }
+    defaults = {action.dest: action.default for action in verb.parser._actions}
     for option in verb.options:
-        default = option.settings.get("default")
-        if default not in (None, "", [], 0) and "default" not in option.help:
+        default = defaults[option.attribute]
+        if default not in (None, False, "", []) and "default:" not in option.help:
             assert f"(default {str(default).removesuffix('.0')})" in section
     for call, purpose in verb.examples:
         assert call in section and purpose in section

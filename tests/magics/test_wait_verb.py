@@ -181,7 +181,7 @@ def test_a_wrong_call_says_what_to_type(
 ) -> None:
     session = session_of(shell)
     if session.detached is not None:
-        session.detached.told = True
+        session.detached.reported = True
     capsys.readouterr()
     assert not shell.run_cell(call).success
     shown = capsys.readouterr()

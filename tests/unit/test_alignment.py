@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import all_reduce, barrier, message, play
 
-from ddp_notebook.diagnosis.collectives.alignment import Alignment, Track, align_all, differences
+from ddp_notebook.diagnosis.collectives.alignment import (
+    Alignment,
+    RankSequence,
+    align_all,
+    differences,
+)
 from ddp_notebook.model import Collective, Collectives, Place
 
 
@@ -31,17 +36,17 @@ def test_equal_lists_and_the_beginnings_of_them_agree() -> None:
     found = aligned([A, B, C], [A, B], [], [A])
     assert found.deviations == ()
     assert found.agreeing == (0, 1, 3)
-    assert set(found.tracks) == {0, 1, 3}
+    assert set(found.sequences) == {0, 1, 3}
 
 
 def test_one_too_many_is_not_one_missing() -> None:
     (deviation,) = aligned([A, B, C], [A, C], [A, C]).deviations
     assert (deviation.ranks, deviation.others, deviation.sure) == ((0,), (1, 2), True)
-    (block,) = deviation.blocks
-    assert ([each.path for each in block.own], block.other) == ([B.path], ())
+    (edit,) = deviation.edits
+    assert ([each.path for each in edit.own], edit.other) == ([B.path], ())
     (deviation,) = aligned([A, C], [A, B, C], [A, B, C]).deviations
-    (block,) = deviation.blocks
-    assert (block.own, [each.path for each in block.other]) == ((), [B.path])
+    (edit,) = deviation.edits
+    assert (edit.own, [each.path for each in edit.other]) == ((), [B.path])
 
 
 def test_two_ranks_have_no_majority() -> None:
@@ -70,7 +75,7 @@ def test_lists_whose_oldest_records_were_dropped_are_compared_from_there() -> No
     assert found.start == 2
     assert found.deviations == ()
     (deviation,) = aligned([A, B, C, B], [A, B, C, A], [A, B, C, A], dropped=3).deviations
-    assert (deviation.ranks, deviation.blocks[0].own_at) == ((0,), 3)
+    assert (deviation.ranks, deviation.edits[0].own_at) == ((0,), 3)
 
 
 def test_places_are_compared_by_value_and_groups_apart() -> None:
@@ -80,21 +85,21 @@ def test_places_are_compared_by_value_and_groups_apart() -> None:
     assert set(align_all(case.collectives)) == {"default", "g"}
 
 
-def test_sends_and_receives_are_in_no_track() -> None:
+def test_sends_and_receives_are_in_no_sequence() -> None:
     case = play({0: [message("send", 1, 5), A], 1: [A, message("recv", 0, 6)]})
     assert align_all(case.collectives)["default"].deviations == ()
 
 
 def test_a_gap_in_the_slots_leaves_what_follows_it() -> None:
     records = [replace(A, rank=0, number=i, slot=slot) for i, slot in enumerate((0, 1, 4, 5, 5))]
-    track = align_all(Collectives({0: tuple(records)}))["default"].tracks[0]
-    assert (track.first, len(track.records), track.end) == (4, 2, 6)
-    assert track.records[-1].number == 4
+    sequence = align_all(Collectives({0: tuple(records)}))["default"].sequences[0]
+    assert (sequence.first, len(sequence.records), sequence.end) == (4, 2, 6)
+    assert sequence.records[-1].number == 4
 
 
-def _track(keys: list[int]) -> Track:
+def _sequence(keys: list[int]) -> RankSequence:
     made = (replace(A, number=i, slot=i, tag=key) for i, key in enumerate(keys))
-    return Track(0, 0, tuple(made), tuple(keys))
+    return RankSequence(0, 0, tuple(made), tuple(keys))
 
 
 lists = st.lists(st.integers(0, 3), max_size=40)
@@ -102,13 +107,13 @@ lists = st.lists(st.integers(0, 3), max_size=40)
 
 @given(lists, lists)
 def test_differences_turn_one_list_into_the_other(mine: list[int], theirs: list[int]) -> None:
-    own, other = _track(mine), _track(theirs)
+    own, other = _sequence(mine), _sequence(theirs)
     made: list[int] = []
     at = 0
-    for block in differences(own, other):
-        made += theirs[at : block.other_at]
-        made += [each.tag for each in block.own]
-        at = block.other_at + len(block.other)
+    for edit in differences(own, other):
+        made += theirs[at : edit.other_at]
+        made += [each.tag for each in edit.own]
+        at = edit.other_at + len(edit.other)
     assert made + theirs[at:] == mine
 
 
@@ -117,13 +122,13 @@ def test_what_is_put_in_or_taken_out_is_all_that_differs(mine: list[int], data: 
     draw = data.draw  # type: ignore[attr-defined]
     at = draw(st.integers(0, len(mine) - 1))
     less = mine[:at] + mine[at + 1 :]
-    (block,) = differences(_track(mine), _track(less))
-    assert (len(block.own), len(block.other)) == (1, 0)
-    (block,) = differences(_track(less), _track(mine))
-    assert (len(block.own), len(block.other)) == (0, 1)
+    (edit,) = differences(_sequence(mine), _sequence(less))
+    assert (len(edit.own), len(edit.other)) == (1, 0)
+    (edit,) = differences(_sequence(less), _sequence(mine))
+    assert (len(edit.own), len(edit.other)) == (0, 1)
 
 
-def test_lists_with_nothing_in_common_are_one_block() -> None:
+def test_lists_with_nothing_in_common_are_one_edit() -> None:
     mine, theirs = [i % 7 for i in range(5000)], [7 + i % 5 for i in range(5000)]
-    (block,) = differences(_track(mine), _track(theirs))
-    assert (len(block.own), len(block.other), block.last) == (5000, 5000, True)
+    (edit,) = differences(_sequence(mine), _sequence(theirs))
+    assert (len(edit.own), len(edit.other), edit.last) == (5000, 5000, True)

@@ -158,6 +158,7 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
         "died <script>alert(1)</script> \x1b[31mred",
         "Bring it back: %ddp_restart --ranks 1, or see %ddp_why.",
         evidence=tuple(f"fact {n}" for n in range(100)),
+        commands=("%ddp_restart --ranks 1", "%ddp_why"),
     )
     (made,) = model.findings_json(Diagnosis((finding,), None, 2))
     assert made["magics"] == ["%ddp_restart --ranks 1", "%ddp_why"]

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from traces import BUSY, all_reduce, backward, barrier, constructor, forward, message, op, play
 
-from ddp_notebook.diagnosis.run_rules import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Case,

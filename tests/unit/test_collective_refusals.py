@@ -90,7 +90,7 @@ def test_a_rank_that_goes_on_after_a_refusal_is_told_of_what_it_brought_there() 
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (1,))
     assert finding.waiting == (0, 2)
-    assert "rank 1 was refused all_reduce at train.py:9 and went on without it" in finding.cause
+    assert "rank 1 was refused all_reduce at train.py:9 and continued without it" in finding.cause
     # What it brought next was refused too: the first is what is told.
     case = play(same(3, [step, barrier(12)], r1=[refused(odd), refused(barrier(12))]))
     assert found(refuse(case, 1, "not sent")) == [("shape-mismatch", (1,))]

@@ -21,7 +21,7 @@ def test_a_save_on_rank_0_alone_whose_barrier_meets_that_of_the_others() -> None
     assert finding.waiting == (), "rank 0 waits too, by its own doing"
     assert "only rank 0 calls barrier at train.py:16 in save" in finding.cause
     assert "ranks 1-2 in barrier at train.py:31" in finding.cause
-    assert any("slot 3" in line for line in finding.evidence)
+    assert any("collective 3" in line for line in finding.evidence)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

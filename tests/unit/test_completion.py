@@ -70,13 +70,13 @@ def test_every_option_of_every_verb_is_offered(verb: Verb) -> None:
 def test_a_page_of_help_has_two_examples_that_parse(verb: Verb) -> None:
     page = verb.help_page()
     assert len(verb.examples) >= 2
-    for call, purpose in (*verb.examples, (verb.example, "")):
-        if purpose:
-            assert f"  {call} " in page
-            assert purpose in page
+    for call, purpose in verb.examples:
+        assert f"  {call} " in page
+        assert purpose in page
         typed, _, line = call.rpartition("= ")[2].partition(" ")
         if typed == verb.magic:
             verb.parser.read(line)
+    assert verb.examples[0][0].startswith(verb.magic), "errors end with it"
 
 
 @each_verb

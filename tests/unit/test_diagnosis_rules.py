@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.diagnosis import setup_rules
-from ddp_notebook.diagnosis.majority import odd_ones
+from ddp_notebook.diagnosis import diagnose_setup
+from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -69,7 +69,7 @@ def diagnose(*ranks: RankReport, host: int | None = None) -> Any:
         else e
         for e in ranks
     ]
-    return setup_rules.diagnose(Case(tuple(sized), told, host))
+    return diagnose_setup(Case(tuple(sized), told, host))
 
 
 def blamed(diagnosis: Any) -> list[tuple[Category, tuple[int, ...]]]:
@@ -100,16 +100,20 @@ def test_localhost_and_the_loopback_address_are_one() -> None:
 
 
 def test_what_the_launcher_told_is_right_else_the_majority_else_the_stores_host() -> None:
-    assert odd_ones({0: "a", 1: "b", 2: "b"}, "a", 0) == ("a", (1, 2))
-    assert odd_ones({0: "a", 1: "b", 2: "b"}, "", 0) == ("b", (0,))
-    assert odd_ones({0: "a", 1: "b"}, "", 1) == ("b", (0,))
-    assert odd_ones({1: "a", 2: "b"}, "", 0) == ("a", (2,))
+    def right(values: dict[int, str], expected: str, first: int) -> tuple[str, tuple[int, ...]]:
+        votes = vote(values, expected, first)
+        return votes.value, votes.minority
+
+    assert right({0: "a", 1: "b", 2: "b"}, "a", 0) == ("a", (1, 2))
+    assert right({0: "a", 1: "b", 2: "b"}, "", 0) == ("b", (0,))
+    assert right({0: "a", 1: "b"}, "", 1) == ("b", (0,))
+    assert right({1: "a", 2: "b"}, "", 0) == ("a", (2,))
 
 
 def test_of_two_processes_with_one_rank_the_one_that_was_launched_as_another_is_to_blame() -> None:
     found = diagnose(waiting(0), waiting(1), waiting(2, came={"rank": 1}))
     assert blamed(found) == [(Category.DUPLICATE_RANK, (2,))]
-    assert "nobody is rank 2" in found.findings[0].cause
+    assert "rank 2 is missing" in found.findings[0].cause
 
 
 def test_a_second_rank_zero_that_cannot_have_the_port_is_a_duplicate() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from traces import BUSY, all_reduce, play
 
-from ddp_notebook.diagnosis.run_rules import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -72,7 +72,7 @@ def test_a_worker_that_may_still_deliver_makes_its_rank_busy(workers: tuple[Work
 def test_a_worker_that_is_stopped_says_how_it_goes_on() -> None:
     finding = the_one(waits_for(loading(replace(LOCKED, locked=False, stopped=True))))
     assert finding.category is Category.DATALOADER_DEADLOCK
-    assert finding.remedy == "Let them go on: kill -CONT 71"
+    assert finding.remedy == "Let them continue: kill -CONT 71"
 
 
 def test_the_same_trouble_on_all_ranks_is_one_finding_though_nobody_waits_in_torch() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.diagnosis.training.models import compare, diverged, failures, other_buckets, split
+from ddp_notebook.diagnosis.majority import vote
+from ddp_notebook.diagnosis.training.models import compare, diverged, failures, other_buckets
 from ddp_notebook.model import Category, Finding
 from ddp_notebook.model.ddp import (
     Bucket,
@@ -224,7 +225,8 @@ def test_one_odd_rank_of_three_or_more_is_named_and_no_other(
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8))
 def test_every_rank_is_either_right_or_odd(values: list[int]) -> None:
-    right, odd = split(dict(enumerate(values)))
+    votes = vote(dict(enumerate(values)))
+    right, odd = votes.majority, votes.others
     assert sorted((*right, *(rank for ranks in odd for rank in ranks))) == list(range(len(values)))
     largest = max(map(len, (right, *odd)))
     assert 0 in right or (len(right) == largest and all(len(ranks) < largest for ranks in odd))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.diagnosis.setup_rules import diagnose
+from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -59,11 +59,11 @@ def reaching(host: str, rank: int, **others: str) -> RankReport:
 
 def found(*ranks: RankReport) -> list[tuple[Category, Ranks]]:
     case = Case(ranks, {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, 0)
-    return [(f.category, f.ranks) for f in diagnose(case).findings if not f.passing]
+    return [(f.category, f.ranks) for f in diagnose_setup(case).findings if not f.passing]
 
 
 def the_one(*ranks: RankReport) -> Finding:
-    (finding,) = diagnose(Case(ranks, {}, 0)).findings
+    (finding,) = diagnose_setup(Case(ranks, {}, 0)).findings
     assert finding.cause
     assert finding.remedy
     assert "\n" not in finding.cause + finding.remedy

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.diagnosis import hang_rules
+from ddp_notebook.diagnosis import training_findings
+from ddp_notebook.diagnosis.collectives import hang
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import minority
 from ddp_notebook.diagnosis.training import replicas
-from ddp_notebook.diagnosis.training.rules import silent_findings
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -63,7 +65,7 @@ def facts(rank: int, *of: ReplicaFacts, **fields: Any) -> RunFacts:
 
 def both(mine: RunFacts, other: RunFacts, *records: Collective) -> tuple[Finding, ...]:
     collectives = Collectives({0: records, 1: records})
-    return silent_findings({0: mine, 1: replace(other, rank=1)}, collectives)
+    return training_findings({0: mine, 1: replace(other, rank=1)}, collectives)
 
 
 def only(found: tuple[Finding, ...]) -> tuple[Category, tuple[int, ...]]:
@@ -83,7 +85,7 @@ def pair(**fields: Any) -> tuple[RunFacts, RunFacts]:
 
 def test_replicas_that_are_equal_give_nothing() -> None:
     assert not both(facts(0, replica()), facts(1, replica()))
-    assert not silent_findings({0: facts(0, replica())}, Collectives())
+    assert not training_findings({0: facts(0, replica())}, Collectives())
 
 
 @pytest.mark.parametrize(
@@ -150,11 +152,11 @@ def optimizer(lr: float, steps: int = 4) -> dict[str, Any]:
 
 def test_another_learning_rate_is_that_ranks_doing() -> None:
     of = {r: facts(r, replica(3), **optimizer(0.5 if r == 1 else 0.1)) for r in range(3)}
-    found = silent_findings(of, Collectives())
+    found = training_findings(of, Collectives())
     assert only(found) == (Category.REPLICA_DIVERGENCE, (1,))
     assert "0.5" in found[0].cause and "0.1" in found[0].cause
     later = {r: facts(r, replica(3), **optimizer(0.1 / (r + 1), steps=r)) for r in range(3)}
-    assert not silent_findings(later, Collectives()), "after other numbers of steps it may be so"
+    assert not training_findings(later, Collectives()), "after other numbers of steps it may be so"
 
 
 def test_the_rank_whose_value_was_bad_first_is_named() -> None:
@@ -260,7 +262,7 @@ def test_rounding_is_no_difference() -> None:
 
 @given(st.dictionaries(st.integers(0, 6), st.integers(0, 3), min_size=1))
 def test_ranks_are_odd_only_where_values_differ(values: dict[int, int]) -> None:
-    found = replicas.odd(values)
+    found = minority(values)
     assert set(found) <= set(values)
     assert bool(found) == (len(set(values.values())) > 1)
     assert found == tuple(sorted(found))
@@ -319,7 +321,7 @@ def test_facts_travel_as_json(known: RunFacts) -> None:
 @given(st.lists(_FACTS, min_size=2, max_size=3))
 def test_whatever_ranks_tell_rules_give_findings_of_their_ranks(known: list[RunFacts]) -> None:
     of = {rank: replace(each, rank=rank) for rank, each in enumerate(known)}
-    for finding in silent_findings(of, Collectives()):
+    for finding in training_findings(of, Collectives()):
         assert finding.ranks and set(finding.ranks) <= set(of)
 
 
@@ -347,19 +349,19 @@ def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> Case:
     ],
 )
 def test_who_does_not_reduce_what_others_reduce(fields: dict[str, Any], category: Category) -> None:
-    found = tuple(hang_rules.unreduced_gradients(hung(replica(**fields), replica())))
+    found = tuple(hang.unreduced_gradients(Context(hung(replica(**fields), replica()))))
     assert only(found) == (category, (1,))
     assert found[0].waiting == (0,)
 
 
 def test_a_rank_that_only_made_fewer_steps_is_not_blamed_here() -> None:
-    assert not list(hang_rules.unreduced_gradients(hung(replica(forwards=3), replica())))
-    assert not list(hang_rules.unreduced_gradients(hung(replica(), replica())))
+    assert not list(hang.unreduced_gradients(Context(hung(replica(forwards=3), replica()))))
+    assert not list(hang.unreduced_gradients(Context(hung(replica(), replica()))))
 
 
 def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_its_module() -> None:
     looks = {"forwards": 3, "bypasses": 4, "backwards": 3}
-    assert not list(hang_rules.unreduced_gradients(hung(replica(**looks), replica(backwards=4))))
+    assert not list(hang.unreduced_gradients(Context(hung(replica(**looks), replica(backwards=4)))))
 
 
 def test_evidence_carries_what_was_counted() -> None:

@@ -162,10 +162,10 @@ def test_waiting_gives_what_the_run_gave_once_and_raises_what_it_raised(runs: Ru
     controller = runs.claim(0)
     detached = detach(runs, controller, Nothing())
     assert runs.registry.wait(0).pending == (0,)
-    assert not detached.told
+    assert not detached.reported
     runs.finish(controller, 0)
     assert runs.registry.wait(10).pending == ()
-    assert detached.told
+    assert detached.reported
 
     detach(runs, runs.claim(0), Broken())
     with pytest.raises(ValueError, match="broken"):

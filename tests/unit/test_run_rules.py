@@ -7,8 +7,7 @@ from dataclasses import replace
 from collective_cases import DDP, found, lost, same, the_one
 from traces import BUSY, DESTROYED, all_reduce, backward, barrier, died, places, play, raised
 
-from ddp_notebook.diagnosis import setup_rules
-from ddp_notebook.diagnosis.run_rules import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run, diagnose_setup
 from ddp_notebook.model import Activity, Case, Category, Phase, RankReport
 
 # -- fate ----------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def test_a_run_in_which_nothing_was_issued_is_judged_as_a_set_up() -> None:
     never = RankReport(1, Activity.IDLE)
     waits = RankReport(0, Activity.WAITING, "store", entered=1)
     case = Case((waits, never), {"WORLD_SIZE": "2"})
-    assert diagnose_run(case) == setup_rules.diagnose(case)
+    assert diagnose_run(case) == diagnose_setup(case)
     assert found(case) == [("missing-rank", (1,))]
 
 

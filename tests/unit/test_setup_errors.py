@@ -36,7 +36,6 @@ from ddp_notebook.model import (
 ERRORS = {
     "The server socket has failed to listen on any local network address. port: 29500, useIpv6: "
     "false, code: -98, name: EADDRINUSE, message: address already in use": Category.PORT_IN_USE,
-    "Port 29500 on 127.0.0.1 is in use by pid 7 (python train.py).": Category.PORT_IN_USE,
     "no free port in the range 40000-40002": Category.PORT_EXHAUSTED,
     "found no available ports": Category.PORT_EXHAUSTED,
     "Unable to find address for: bogus0": Category.WRONG_INTERFACE,
@@ -55,6 +54,15 @@ ERRORS = {
 def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
     finding = the_one(waiting(0), failed(1, text), waiting(2))
     assert (finding.category, finding.ranks, finding.waiting) == (category, (1,), (0, 2))
+
+
+def test_an_error_of_ours_brings_its_category_and_remedy() -> None:
+    text = "Port 29500 on 127.0.0.1 is in use by pid 7 (python train.py)."
+    error = failed(1, text, error_category="port-in-use", error_remedy="Give another one.")
+    finding = the_one(waiting(0), error, waiting(2))
+    assert (finding.category, finding.ranks) == (Category.PORT_IN_USE, (1,))
+    assert finding.waiting == (0, 2)
+    assert (finding.cause, finding.remedy) == (text.rstrip("."), "Give another one.")
 
 
 def test_an_error_of_many_lines_has_a_cause_of_one() -> None:
@@ -133,7 +141,7 @@ def test_an_address_where_nobody_answers_is_every_ranks_mistake() -> None:
     came = [arguments(r, master_addr="203.0.113.7") for r in range(3)]
     finding = the_one(*(knocking(r, came[r], "timeout") for r in range(3)))
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
-    assert "nobody answers at 203.0.113.7:29500" in finding.cause
+    assert "no process answers at 203.0.113.7:29500" in finding.cause
     assert "(127.0.0.1:29500)" in finding.remedy
 
 

@@ -24,8 +24,8 @@ from setup_cases import (
     waiting,
 )
 
-from ddp_notebook.diagnosis.majority import odd_ones
-from ddp_notebook.diagnosis.setup_rules import diagnose
+from ddp_notebook.diagnosis import diagnose_setup
+from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.model import Activity, Category, InitArguments, RankReport, Ranks
 
 # --------------------------------------------------------------------------- all is well
@@ -76,7 +76,7 @@ def test_a_healthy_set_up_has_no_finding_but_who_is_late(
     job: tuple[list[RankReport], str],
 ) -> None:
     ranks, store = job
-    diagnosis = diagnose(case(*ranks, store=store))
+    diagnosis = diagnose_setup(case(*ranks, store=store))
     assert not diagnosis.wrong, diagnosis
     late = {e.rank for e in ranks if e.activity is Activity.BUSY}
     some_wait = any(e.activity is Activity.WAITING for e in ranks)
@@ -110,12 +110,12 @@ def test_the_rank_whose_port_was_changed_is_the_culprit_and_no_other(
 
 
 def test_nothing_is_wrong_where_nobody_waits() -> None:
-    assert diagnose(case(idle(0), idle(1))).findings == ()
-    assert diagnose(case(coming(0), idle(1), done(2))).findings == ()
+    assert diagnose_setup(case(idle(0), idle(1))).findings == ()
+    assert diagnose_setup(case(coming(0), idle(1), done(2))).findings == ()
 
 
 def test_a_rank_that_is_late_is_named_and_not_blamed() -> None:
-    diagnosis = diagnose(case(waiting(0), coming(1), waiting(2)))
+    diagnosis = diagnose_setup(case(waiting(0), coming(1), waiting(2)))
     (late,) = diagnosis.findings
     assert (late.category, late.ranks, late.waiting) == (Category.STRAGGLER, (1,), (0, 2))
     assert late.passing
@@ -127,7 +127,7 @@ def test_a_rank_that_is_late_is_named_and_not_blamed() -> None:
 
 def test_a_rank_that_is_held_is_nobodys_mistake_and_the_remedy_steps_it_on() -> None:
     held = RankReport(1, Activity.HELD)
-    (finding,) = diagnose(case(waiting(0), held, waiting(2))).findings
+    (finding,) = diagnose_setup(case(waiting(0), held, waiting(2))).findings
     assert (finding.category, finding.ranks, finding.passing) == (Category.STRAGGLER, (1,), True)
     assert finding.remedy == "%ddp_step --ranks 1"
 
@@ -141,7 +141,7 @@ def test_ranks_that_meet_again_with_other_values_are_compared_with_those_that_do
     ahead = waiting(0, "rendezvous", again, entered=2, left=1)
     behind = replace(coming(1), entered=1, left=1, arguments=arguments(1, 2))
     assert found(ahead, behind) == []
-    (late,) = diagnose(case(ahead, behind)).findings
+    (late,) = diagnose_setup(case(ahead, behind)).findings
     assert late.ranks == (1,)
 
 
@@ -208,7 +208,8 @@ def test_where_the_session_hosts_the_store_every_port_of_its_own_is_wrong() -> N
 def test_which_of_several_values_is_right(
     values: dict[int, str], told: str, host: int | None, expected: tuple[str, Ranks]
 ) -> None:
-    assert odd_ones(values, told, host) == expected
+    votes = vote(values, told, host)
+    assert (votes.value, votes.minority) == expected
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_ranks_that_all_expect_more_ranks_than_there_are_have_one_mistake(size: 
     ranks = [waiting(r, came=arguments(r, size)) for r in range(3)]
     finding = the_one(*ranks)
     assert (finding.category, finding.ranks) == (Category.WORLD_SIZE_MISMATCH, (0, 1, 2))
-    assert finding.cause == f"The ranks expect {size} ranks, but there are 3 processes"
+    assert finding.cause == f"WORLD_SIZE is {size}, but there are 3 processes"
 
 
 def test_more_ranks_than_all_of_them_expect_is_the_same_mistake() -> None:
@@ -336,10 +337,10 @@ def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> No
 @pytest.mark.parametrize(
     ("claims", "culprits", "said"),
     [
-        ((0, 1, 1), (2,), "launched as ranks 1-2 both say RANK=1; nobody is rank 2"),
-        ((0, 0, 2), (1,), "launched as ranks 0-1 both say RANK=0; nobody is rank 1"),
-        ((2, 1, 2), (0,), "launched as ranks 0,2 both say RANK=2; nobody is rank 0"),
-        ((0, 0, 0), (1, 2), "launched as ranks 0-2 all say RANK=0; nobody is rank 1-2"),
+        ((0, 1, 1), (2,), "launched as ranks 1-2 both have RANK=1; rank 2 is missing"),
+        ((0, 0, 2), (1,), "launched as ranks 0-1 both have RANK=0; rank 1 is missing"),
+        ((2, 1, 2), (0,), "launched as ranks 0,2 both have RANK=2; rank 0 is missing"),
+        ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1-2 are missing"),
     ],
 )
 def test_a_rank_that_is_claimed_twice_is_the_mistake_of_who_was_launched_as_another(

@@ -20,7 +20,8 @@ from setup_cases import (
     waiting,
 )
 
-from ddp_notebook.diagnosis.setup_rules import diagnose, doing
+from ddp_notebook.diagnosis import diagnose_setup
+from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -84,7 +85,7 @@ def test_another_torch_on_one_rank_is_found_but_a_patch_of_python_is_none() -> N
 
 def test_what_does_not_pass_comes_first_and_what_explains_the_rest_alone() -> None:
     bad = knocking(1, arguments(1, master_port=PORT + 1))
-    diagnosis = diagnose(case(waiting(0), bad, coming(2)))
+    diagnosis = diagnose_setup(case(waiting(0), bad, coming(2)))
     assert [(f.category, f.ranks) for f in diagnosis.findings] == [
         (Category.ENV_MISMATCH, (1,)),
         (Category.STRAGGLER, (2,)),

@@ -25,7 +25,7 @@ PRINT = {"parameters": [], "buffers": [], "hashes": []}
 
 NOTHING_LACKS: dict[str, Any] = {"lacks": []}
 
-HASHES = {"before": ["a"], "after": ["a"], "bytes": 4, "lacks": []}
+HASHES = {"before": ["a"], "after": ["a"], "size_bytes": 4, "lacks": []}
 
 
 def record_of(world_size: int) -> Record:

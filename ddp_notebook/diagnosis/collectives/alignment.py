@@ -1,4 +1,4 @@
-"""The ranks' collectives of one group laid side by side: where a rank parts from the others.
+"""Collectives of each rank as sequences, compared: which ranks deviate, and where.
 
 Slots say what met; the lines of code say what was meant to meet. A rank with one collective
 too many, or too few, is out of step from there to the end, though each slot may look well by
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ddp_notebook.model import Collective, Collectives, Phase, Ranks
 
-Site: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
+CallSite: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """What is called, and the lines of code that lead to it: shapes and texts aside."""
 
 MOST_EDITS = 40
@@ -27,7 +27,7 @@ _STRIDE = 512
 
 
 @dataclass(frozen=True)
-class Track:
+class RankSequence:
     """What one rank issued in one group, by slots that follow on each other.
 
     `keys` has a number for each record; equal numbers, here and on other ranks of the same
@@ -51,31 +51,31 @@ class Track:
         return self.records[index] if 0 <= index < len(self.records) else None
 
     @cached_property
-    def labels(self) -> Mapping[Site, frozenset[str]]:
+    def labels(self) -> Mapping[CallSite, frozenset[str]]:
         """The texts at each call site."""
-        found: dict[Site, set[str]] = {}
+        found: dict[CallSite, set[str]] = {}
         for record in dict(zip(self.keys, self.records, strict=True)).values():
             if record.label:
-                found.setdefault(site(record), set()).add(record.label)
+                found.setdefault(call_site(record), set()).add(record.label)
         return {where: frozenset(texts) for where, texts in found.items()}
 
     @cached_property
-    def sites(self) -> Mapping[Site, int]:
-        """The first slot of each call site in this track."""
-        found: dict[Site, int] = {}
+    def call_sites(self) -> Mapping[CallSite, int]:
+        """The first slot of each call site in this sequence."""
+        found: dict[CallSite, int] = {}
         seen: set[int] = set()
         for index, key in enumerate(self.keys):
             if key not in seen:
                 seen.add(key)
-                found.setdefault(site(self.records[index]), self.first + index)
+                found.setdefault(call_site(self.records[index]), self.first + index)
         return found
 
 
 @dataclass(frozen=True)
-class Block:
-    """A stretch where two tracks differ: what the one has there, and the other.
+class Edit:
+    """A stretch where two sequences differ: what the one has there, and the other.
 
-    Both begin at slots of their own track. Either may be empty: the other has more there.
+    Both begin at slots of their own sequence. Either may be empty: the other has more there.
     """
 
     own_at: int
@@ -96,40 +96,40 @@ class Deviation:
     """Ranks that issued the same as each other, and not what the reference did.
 
     `sure` is true when more ranks agree with the reference than with these: then it is they
-    who differ. Otherwise nothing but the blocks says which side is right.
+    who differ. Otherwise nothing but the edits says which side is right.
     """
 
     ranks: Ranks
     others: Ranks
     """The ranks that agree with the reference as far as they got."""
-    track: Track
-    reference: Track
+    sequence: RankSequence
+    reference: RankSequence
     sure: bool
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def edits(self) -> tuple[Edit, ...]:
         """Where both differ, in order."""
-        return tuple(differences(self.track, self.reference))
+        return tuple(differences(self.sequence, self.reference))
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The tracks of one group, those that parted, and those that only got less far.
+    """The sequences of one group, those that parted, and those that only got less far.
 
-    `start` is the first slot of which all tracks have a record: older ones were dropped.
+    `start` is the first slot of which all sequences have a record: older ones were dropped.
     """
 
     group: str
-    tracks: Mapping[int, Track]
+    sequences: Mapping[int, RankSequence]
     start: int
-    reference: Track | None
+    reference: RankSequence | None
     agreeing: Ranks
-    """Ranks whose track is the beginning of the reference, or all of it."""
+    """Ranks whose sequence is the beginning of the reference, or all of it."""
     deviations: tuple[Deviation, ...]
 
 
 def align_all(collectives: Collectives) -> dict[str, Alignment]:
-    """Every group's tracks, aligned."""
+    """Every group's sequences, aligned."""
     numbering = _Numbering()
     lists: dict[str, dict[int, list[Collective]]] = {}
     for rank, records in collectives.of.items():
@@ -140,7 +140,7 @@ def align_all(collectives: Collectives) -> dict[str, Alignment]:
         group: align(
             group,
             {
-                rank: numbering.track(rank, records)
+                rank: numbering.sequence(rank, records)
                 for rank, records in _one_of_refused(of_ranks).items()
             },
         )
@@ -177,31 +177,31 @@ def _so_far(records: Sequence[Collective]) -> Iterator[int]:
         yield counted[record.slot]
 
 
-def align(group: str, tracks: Mapping[int, Track]) -> Alignment:
+def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
     """Find the ranks that part from the most, slot by slot from the oldest common one."""
-    start = max((track.first for track in tracks.values()), default=0)
+    start = max((sequence.first for sequence in sequences.values()), default=0)
     alike: dict[tuple[int, ...], list[int]] = {}
-    for rank in sorted(tracks):
-        track = tracks[rank]
-        alike.setdefault(track.keys[max(0, start - track.first) :], []).append(rank)
+    for rank in sorted(sequences):
+        sequence = sequences[rank]
+        alike.setdefault(sequence.keys[max(0, start - sequence.first) :], []).append(rank)
     agreeing, parted = _vote(alike)
     if not agreeing:
-        return Alignment(group, tracks, start, None, (), ())
-    reference = tracks[alike[max(agreeing, key=len)][0]]
+        return Alignment(group, sequences, start, None, (), ())
+    reference = sequences[alike[max(agreeing, key=len)][0]]
     ranks = tuple(sorted(rank for keys in agreeing for rank in alike[keys]))
     deviations = tuple(
-        Deviation(tuple(alike[keys]), ranks, _from(tracks[alike[keys][0]], start), cut, sure)
+        Deviation(tuple(alike[keys]), ranks, _from(sequences[alike[keys][0]], start), cut, sure)
         for cut in (_from(reference, start),)
         for keys, sure in parted
     )
-    return Alignment(group, tracks, start, reference, ranks, deviations)
+    return Alignment(group, sequences, start, reference, ranks, deviations)
 
 
-def _from(track: Track, slot: int) -> Track:
-    skip = max(0, slot - track.first)
+def _from(sequence: RankSequence, slot: int) -> RankSequence:
+    skip = max(0, slot - sequence.first)
     if not skip:
-        return track
-    return Track(track.rank, slot, track.records[skip:], track.keys[skip:])
+        return sequence
+    return RankSequence(sequence.rank, slot, sequence.records[skip:], sequence.keys[skip:])
 
 
 def _vote(
@@ -249,7 +249,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 # -- one number per record ---------------------------------------------------------------
 
 
-def site(record: Collective) -> Site:
+def call_site(record: Collective) -> CallSite:
     """Where it is called: the operation, and every line that leads to it."""
     name = f"{record.api}/{record.operation}"
     return name, tuple((place.file, place.line) for place in record.path)
@@ -261,7 +261,7 @@ class _Numbering:
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
 
-    def track(self, rank: int, records: Sequence[Collective]) -> Track:
+    def sequence(self, rank: int, records: Sequence[Collective]) -> RankSequence:
         records = _consecutive(records)
         numbers = self._numbers
         paths: dict[int, object] = {}  # a loop's records mostly share one path
@@ -285,7 +285,7 @@ class _Numbering:
                 lines,
             )
             keys.append(numbers.setdefault(what, len(numbers)))
-        return Track(rank, records[0].slot, tuple(records), tuple(keys))
+        return RankSequence(rank, records[0].slot, tuple(records), tuple(keys))
 
 
 def _consecutive(records: Sequence[Collective]) -> Sequence[Collective]:
@@ -302,10 +302,10 @@ def _consecutive(records: Sequence[Collective]) -> Sequence[Collective]:
 # -- differences -------------------------------------------------------------------------
 
 
-def differences(own: Track, other: Track) -> Iterator[Block]:
-    """The stretches where two tracks differ, as few and short as can be found.
+def differences(own: RankSequence, other: RankSequence) -> Iterator[Edit]:
+    """The stretches where two sequences differ, as few and short as can be found.
 
-    Lists without much in common give one block, from where they part to their ends.
+    Lists without much in common give one edit, from where they part to their ends.
     """
     mine, theirs = own.keys, other.keys
     begin = _common(mine, theirs)
@@ -314,7 +314,7 @@ def differences(own: Track, other: Track) -> Iterator[Block]:
     for a, b, c, d in _edits(*middle):
         own_slice = slice(begin + a, begin + b)
         other_slice = slice(begin + c, begin + d)
-        yield Block(
+        yield Edit(
             own.first + begin + a,
             own.records[own_slice],
             other.first + begin + c,

@@ -1,11 +1,11 @@
-"""Whether two collectives can be one: operation, shape, dtype, ReduceOp, root, and their text."""
+"""Whether two collectives can be one: operation, shape, dtype, op, root, label."""
 
 from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
 
-from ddp_notebook.diagnosis.collectives.alignment import Block, Deviation, site
+from ddp_notebook.diagnosis.collectives.alignment import Deviation, Edit, call_site
 from ddp_notebook.model import Collective
 
 _SAME_SHAPE = frozenset(
@@ -58,7 +58,7 @@ def difference(one: Collective, other: Collective) -> Difference | None:
     if one.root is not None and other.root is not None and one.root != other.root:
         return Difference.ROOT
     named = one.label and other.label and one.operation != "barrier"
-    if named and one.label != other.label and site(one) == site(other):
+    if named and one.label != other.label and call_site(one) == call_site(other):
         return Difference.LABEL
     return None
 
@@ -76,8 +76,8 @@ def _extent(record: Collective) -> tuple[object, ...]:
 
 
 def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
-    """The first slot in which two tracks have what cannot be one collective: proof by itself."""
-    own, other = deviation.track, deviation.reference
+    """The first slot in which two sequences have what cannot be one collective: proof by itself."""
+    own, other = deviation.sequence, deviation.reference
     known: dict[tuple[int, int], Difference | None] = {}
     for slot in range(max(own.first, other.first), min(own.end, other.end)):
         a, b = slot - own.first, slot - other.first
@@ -94,7 +94,7 @@ def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
     return None
 
 
-def reordered(deviation: Deviation, fault: Block | None) -> bool:
+def reordered(deviation: Deviation, fault: Edit | None) -> bool:
     """True when values were mixed up: the same in another order, and not only barriers."""
     if fault is None or not moved(deviation, fault):
         return False
@@ -109,52 +109,52 @@ def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
     """
     if deviation.sure and len(deviation.others) > 1:
         return True
-    where = site(record)
-    own, other = deviation.track.labels, deviation.reference.labels
+    where = call_site(record)
+    own, other = deviation.sequence.labels, deviation.reference.labels
     return not own.get(where, frozenset()).isdisjoint(other.get(where, frozenset()))
 
 
-def harmless(block: Block) -> bool:
-    """True when the slots of a block met what they could: other lines, the same collectives.
+def harmless(edit: Edit) -> bool:
+    """True when the slots of a edit met what they could: other lines, the same collectives.
 
     ``if rank == 0`` and its `else` may each have their own barrier. Labels are judged elsewhere.
     """
-    if not block.in_step or (len(block.own) != len(block.other) and not block.last):
+    if not edit.in_step or (len(edit.own) != len(edit.other) and not edit.last):
         return False
     return all(
         difference(a, b) in (None, Difference.LABEL)
-        for a, b in zip(block.own, block.other, strict=False)
+        for a, b in zip(edit.own, edit.other, strict=False)
     )
 
 
-def first_fault(deviation: Deviation) -> Block | None:
-    """The first block in which the tracks get out of step, or have what cannot meet.
+def first_fault(deviation: Deviation) -> Edit | None:
+    """The first edit in which the sequences get out of step, or have what cannot meet.
 
-    A block in which all is well until one of the tracks ends is no fault: that rank is slower,
+    A edit in which all is well until one of the sequences ends is no fault: that rank is slower,
     or has stopped, which is told by what the rank does.
     """
-    for block in deviation.blocks:
-        if not harmless(block):
-            return block
+    for edit in deviation.edits:
+        if not harmless(edit):
+            return edit
         if any(
             a.label != b.label
             and difference(a, b) is Difference.LABEL
             and labels_are_shared(deviation, a)
-            for a, b in zip(block.own, block.other, strict=False)
+            for a, b in zip(edit.own, edit.other, strict=False)
         ):
-            return block
+            return edit
     return None
 
 
-def moved(deviation: Deviation, fault: Block) -> bool:
+def moved(deviation: Deviation, fault: Edit) -> bool:
     """True when what is too much at the fault is what lacks a little later: another order."""
-    near = [each for each in deviation.blocks if 0 <= each.other_at - fault.other_at <= _NEAR]
-    own = Counter(site_and_more(each) for block in near for each in block.own)
-    other = Counter(site_and_more(each) for block in near for each in block.other)
+    near = [each for each in deviation.edits if 0 <= each.other_at - fault.other_at <= _NEAR]
+    own = Counter(site_and_more(each) for edit in near for each in edit.own)
+    other = Counter(site_and_more(each) for edit in near for each in edit.other)
     return bool(own) and own == other
 
 
 def site_and_more(record: Collective) -> tuple[object, ...]:
     """What tells a collective from its neighbours, wherever it stands."""
     rest = record.numel, record.tensors, record.reduce_op, record.root, record.label
-    return site(record), record.shape, record.dtype, *rest
+    return call_site(record), record.shape, record.dtype, *rest

@@ -1,21 +1,42 @@
-"""A fault with its two sides: the ranks that part, and those they part from."""
+"""Where ranks of a group diverge, and which kind of mistake that is: `classify`.
+
+What a branch has too much, or lacks, says by itself only that two branches differ. Most ranks
+are right; of two, the one that does as it did before, and the source code where it is known.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import pairwise
 
-from ddp_notebook.diagnosis.collectives.alignment import Block, Deviation, Track, site
-from ddp_notebook.diagnosis.context import Picture, fact, named, nothing_after
-from ddp_notebook.model import Category, Collective, Finding, Ranks, name_ranks
+from ddp_notebook.diagnosis.collectives.alignment import (
+    Alignment,
+    Deviation,
+    Edit,
+    RankSequence,
+    call_site,
+)
+from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets, missing_buckets
+from ddp_notebook.diagnosis.collectives.compare import (
+    Difference,
+    difference,
+    first_conflict,
+    first_fault,
+    labels_are_shared,
+    moved,
+)
+from ddp_notebook.diagnosis.collectives.source_code import Sources
+from ddp_notebook.model import Collective, Ranks, name_ranks
 
 
 @dataclass(frozen=True)
-class Side:
-    """The ranks on one side of a fault, and their track; `at` is their slot there."""
+class Branch:
+    """The ranks on one side of a divergence, and their sequence; `at` is where they are in it."""
 
     ranks: Ranks
-    track: Track
+    sequence: RankSequence
     at: int
 
     @property
@@ -23,106 +44,402 @@ class Side:
         """``rank 1``, ``ranks 0,2``."""
         return name_ranks(self.ranks)
 
-    def verb(self, one: str, many: str) -> str:
-        """The one of two verbs that goes with as many ranks."""
-        return one if len(self.ranks) == 1 else many
-
     @property
     def here(self) -> Collective | None:
-        """What they have at the fault; None where they had ended."""
-        return self.track.at(self.at)
+        """What they have at the divergence; None where they had ended."""
+        return self.sequence.at(self.at)
+
+    @property
+    def key(self) -> int | None:
+        """The key of `here`."""
+        index = self.at - self.sequence.first
+        return self.sequence.keys[index] if index < len(self.sequence.keys) else None
+
+    @property
+    def earlier_keys(self) -> tuple[int, ...]:
+        """The keys of all that they have before."""
+        return self.sequence.keys[: self.at - self.sequence.first]
+
+    def key_of(self, record: Collective) -> int:
+        """The key of a record of theirs."""
+        return self.sequence.keys[record.slot - self.sequence.first]
 
     def knows(self, record: Collective) -> bool:
         """True when they have called the same at the same lines, before or after."""
-        return site(record) in self.track.sites
+        return call_site(record) in self.sequence.call_sites
 
     def knew(self, record: Collective) -> bool:
-        """True when they had called it before the fault."""
-        return self.track.sites.get(site(record), self.at) < self.at
+        """True when they had called it before the divergence."""
+        return self.sequence.call_sites.get(call_site(record), self.at) < self.at
 
     def repeats(self, record: Collective, since: Collective) -> bool:
-        """True when they went round and round with `record`, and without `since`, up to here."""
-        mine, other, times = site(record), site(since), 0
-        for index in range(min(self.at, self.track.end) - self.track.first - 1, -1, -1):
-            found = site(self.track.records[index])
-            if found == other:
+        """True when they called `record` again and again, and `since` no more, up to here."""
+        own, other, times = call_site(record), call_site(since), 0
+        for index in range(min(self.at, self.sequence.end) - self.sequence.first - 1, -1, -1):
+            earlier = call_site(self.sequence.records[index])
+            if earlier == other:
                 return False
-            times += found == mine
+            times += earlier == own
             if times > 1:
                 return True
         return False
 
 
 @dataclass(frozen=True)
-class Parting:
-    """A deviation at its first fault, in its picture."""
+class Divergence:
+    """Ranks whose sequence differs from the others' at `fault`, the first edit that matters.
 
-    picture: Picture
+    `conflict` is the first collective in which both met and could not be one, if they did:
+    that proves a mistake whatever became of it. `moved` is true when the same collectives come
+    in another order.
+    """
+
+    alignment: Alignment
     deviation: Deviation
-    fault: Block
+    fault: Edit
+    conflict: tuple[int, Difference] | None
+    moved: bool
 
     @property
-    def mine(self) -> Side:
-        """The ranks that part."""
-        return Side(self.deviation.ranks, self.deviation.track, self.fault.own_at)
+    def own(self) -> Branch:
+        """The ranks that deviate."""
+        return Branch(self.deviation.ranks, self.deviation.sequence, self.fault.own_at)
 
     @property
-    def theirs(self) -> Side:
-        """Those they part from."""
-        return Side(self.deviation.others, self.deviation.reference, self.fault.other_at)
+    def other(self) -> Branch:
+        """Those they deviate from."""
+        return Branch(self.deviation.others, self.deviation.reference, self.fault.other_at)
 
     @property
-    def everyone(self) -> Ranks:
-        """The ranks of both sides."""
-        return tuple(sorted({*self.mine.ranks, *self.theirs.ranks}))
+    def proven(self) -> bool:
+        """True when values were combined that do not belong together."""
+        if self.conflict is not None:
+            return True
+        records = (*self.fault.own, *self.fault.other)
+        return self.moved and any(record.operation != "barrier" for record in records)
 
-    def culprits(self, else_side: Side | None) -> Ranks:
-        """Those who are outvoted; without a majority these, or everyone."""
+    @property
+    def issued(self) -> tuple[int, int]:
+        """When its first collective was issued, for sorting."""
+        records = [*self.fault.own[:1], *self.fault.other[:1]]
+        return min((record.issued_ns, record.number) for record in records)
+
+    def culprits(self, otherwise: Branch | None) -> Ranks:
+        """The outvoted ranks; without a majority those of `otherwise`, or everyone."""
         if self.deviation.sure:
             return self.deviation.ranks
-        return else_side.ranks if else_side else self.everyone
+        if otherwise is not None:
+            return otherwise.ranks
+        return tuple(sorted({*self.deviation.ranks, *self.deviation.others}))
 
-    def against_habit(self) -> Side | None:
-        """The side that does not do what always came next until then, if one does."""
-        track = self.mine.track
-        keys = track.keys[: self.fault.own_at - track.first]
+    def against_habit(self) -> Branch | None:
+        """The branch that does not do what always came next until then, if one does."""
+        keys = self.own.earlier_keys
         if not keys:
             return None
         after: list[int | None] = [b for a, b in pairwise(keys) if a == keys[-1]]
-        own, other = (after.count(_key(side)) for side in (self.mine, self.theirs))
+        own, other = after.count(self.own.key), after.count(self.other.key)
         if own == other:
             return None
-        return self.mine if own < other else self.theirs
-
-    def finding(
-        self,
-        category: Category,
-        culprits: Ranks,
-        cause: str,
-        remedy: str,
-        facts: tuple[str, ...] = (),
-    ) -> Finding:
-        """A finding with what both sides have at the fault for evidence."""
-        evidence = []
-        for side in (self.mine, self.theirs):
-            here = side.here
-            if here is not None:
-                evidence.append(fact(side.ranks, here))
-            else:
-                evidence.append(nothing_after(side.named, side.track.end - 1))
-        return Finding(category, culprits, cause, remedy, self.picture.victims, (*evidence, *facts))
-
-    def side_by_side(self) -> str:
-        """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
-        said: list[str] = []
-        for side in (self.mine, self.theirs):
-            here = side.here
-            where = f"in {named(here)}" if here else f"{side.verb('has', 'have')} ended"
-            verb = f"{side.verb('is', 'are')} " if here and not said else ""
-            said.append(f"{side.named} {verb}{where}")
-        return "; ".join(said)
+        return self.own if own < other else self.other
 
 
-def _key(side: Side) -> int | None:
-    index = side.at - side.track.first
-    return side.track.keys[index] if index < len(side.track.keys) else None
+def divergences(alignment: Alignment) -> Iterator[Divergence]:
+    """Every divergence of a group's ranks that is a fault, and not only another line of code."""
+    for deviation in alignment.deviations:
+        fault = first_fault(deviation)
+        if fault is not None:
+            # Ranks that did not get as far as the fault are on neither branch yet.
+            sequences, at = alignment.sequences, fault.other_at
+            far = tuple(rank for rank in deviation.others if sequences[rank].end > at)
+            yield Divergence(
+                alignment,
+                replace(deviation, others=far or deviation.others),
+                fault,
+                first_conflict(deviation),
+                moved(deviation, fault),
+            )
+
+
+# -- kinds -------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """What kind of mistake a divergence is."""
+
+    ANOTHER_ORDER = "the same collectives in another order"
+    MISMATCH = "one collective with contents that do not match"
+    SOME_BUCKETS = "a backward pass that reduced some of its buckets only"
+    NO_BUCKETS = "a backward pass that one branch did not run, or did not reduce"
+    ONE_BRANCH_ONLY = "a call that the other branch never makes"
+    EITHER_OR = "calls in the two branches of one `if`"
+    PAST_THE_LOOP = "a loop that one branch has left"
+    ANOTHER_WAY = "another way through a loop"
+    MORE_OFTEN = "a call that one branch makes more often"
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A divergence of a kind: who carries the mistake, and the collectives that show it.
+
+    `full` is the branch that has `records`, which `short` lacks; `there` is what `short` has
+    instead, None where it has ended. `sides` are both as the divergence has them.
+    """
+
+    kind: Kind
+    culprits: Ranks
+    full: Branch
+    short: Branch
+    sides: tuple[Branch, Branch]
+    records: tuple[Collective, ...] = ()
+    there: Collective | None = None
+    missing: MissingBuckets | None = None
+    difference: Difference | None = None
+
+    @property
+    def record(self) -> Collective:
+        """The first of `records`."""
+        return self.records[0]
+
+
+def classify(divergence: Divergence, sources: Sources) -> Classified | None:
+    """Which kind of mistake it is; None where both branches may well have met."""
+    fault = divergence.fault
+    if divergence.moved:
+        return _another_order(divergence)
+    renamed = _renamed(divergence)
+    if renamed is not None:
+        return _mismatch(divergence, renamed[:1], renamed[1:])
+    if not fault.own or not fault.other:
+        return _one_sided(divergence, sources)
+    if _meant_to_meet(divergence, sources):
+        return _mismatch(divergence, fault.own, fault.other)
+    return _crossed(divergence, sources)
+
+
+def _another_order(divergence: Divergence) -> Classified:
+    sides, culprits = (divergence.own, divergence.other), divergence.culprits(None)
+    return Classified(Kind.ANOTHER_ORDER, culprits, *sides, sides, divergence.fault.own)
+
+
+# -- both branches meant the same collective ---------------------------------------------
+
+
+def _renamed(divergence: Divergence) -> tuple[Collective, Collective] | None:
+    """What both branches have at the fault, if it is the same call under another name."""
+    own, other = divergence.own.here, divergence.other.here
+    if own is None or other is None or not divergence.fault.in_step:
+        return None
+    if difference(own, other) is not Difference.LABEL:
+        return None
+    return (own, other) if labels_are_shared(divergence.deviation, own) else None
+
+
+def _meant_to_meet(divergence: Divergence, sources: Sources) -> bool:
+    """True when both branches are at the same call, and only what they bring differs."""
+    own, other = divergence.fault.own[0], divergence.fault.other[0]
+    if own.path == other.path and own.path:
+        if difference(own, other) is Difference.LABEL:
+            return True
+        # In a loop one line may bring several shapes: then it is a matter of which comes next.
+        earlier = {*divergence.own.earlier_keys, *divergence.other.earlier_keys}
+        keys = (divergence.own.key_of(own), divergence.other.key_of(other))
+        return not earlier.issuperset(keys)
+    if own.operation != other.operation or own.operation == "barrier":
+        return False
+    if divergence.own.knows(other) or divergence.other.knows(own):
+        return False
+    known = sources.knows(own) and sources.knows(other)
+    return sources.alternatives(own, other) if known else True
+
+
+def _mismatch(
+    divergence: Divergence, own: tuple[Collective, ...], other: tuple[Collective, ...]
+) -> Classified | None:
+    """The first of these pairs that cannot be one collective."""
+    for a, b in zip(own, other, strict=False):
+        what = difference(a, b)
+        if what is None:
+            continue
+        # One line with two names: another thing may well have another shape.
+        names = bool(a.label and b.label) and a.label != b.label and call_site(a) == call_site(b)
+        if names and labels_are_shared(divergence.deviation, a):
+            what = Difference.LABEL
+        sides = divergence.own, divergence.other
+        culprits = _who_mismatches(divergence, a, b)
+        return Classified(
+            Kind.MISMATCH, culprits, *sides, sides, records=(a,), there=b, difference=what
+        )
+    return None
+
+
+def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) -> Ranks:
+    """Most are right; else who does as before; else the root; else the lowest rank."""
+    ranks, others = divergence.deviation.ranks, divergence.deviation.others
+    if divergence.deviation.sure:
+        return ranks
+    usual_own, usual_other = _usual(divergence.own, own), _usual(divergence.other, other)
+    if usual_own != usual_other:
+        return others if usual_own else ranks
+    if own.root is not None and own.root == other.root and own.root in (*ranks, *others):
+        return others if own.root in ranks else ranks
+    return ranks if min(others) < min(ranks) else others
+
+
+def _usual(branch: Branch, record: Collective) -> bool:
+    """True when these ranks have had the same in an earlier collective."""
+    index = record.slot - branch.sequence.first
+    return index > 0 and branch.sequence.keys[index] in branch.sequence.keys[:index]
+
+
+# -- one branch has collectives that the other lacks -------------------------------------
+
+
+def _one_sided(divergence: Divergence, sources: Sources) -> Classified:
+    """One branch lacks collectives, and both continue, or are at their end."""
+    fault, sides = divergence.fault, (divergence.own, divergence.other)
+    full, short = sides if fault.own else sides[::-1]
+    records = fault.own or fault.other
+    buckets = _buckets(divergence, sources, full, short, records)
+    if buckets is not None:
+        return buckets
+    new = next((record for record in records if not short.knows(record)), None)
+    if new is not None:
+        return _one_branch_only(divergence, full, short, new, short.here)
+    there, record = short.here, records[0]
+    if there is not None and _is_a_step(full, records) and full.repeats(record, since=there):
+        return _past_the_loop(divergence, short, full, record)
+    culprits = divergence.culprits(divergence.against_habit())
+    return Classified(Kind.MORE_OFTEN, culprits, full, short, sides, records)
+
+
+def _is_a_step(branch: Branch, records: tuple[Collective, ...]) -> bool:
+    """True when just the same lines came just before: a whole step of the loop."""
+    index = branch.at - branch.sequence.first
+    before = branch.sequence.records[max(0, index - len(records)) : index]
+    return [call_site(record) for record in before] == [call_site(record) for record in records]
+
+
+def _one_branch_only(
+    divergence: Divergence,
+    full: Branch,
+    short: Branch,
+    record: Collective,
+    there: Collective | None,
+) -> Classified:
+    sides = divergence.own, divergence.other
+    culprits = divergence.culprits(full)
+    return Classified(Kind.ONE_BRANCH_ONLY, culprits, full, short, sides, (record,), there)
+
+
+def _past_the_loop(
+    divergence: Divergence, past: Branch, inside: Branch, record: Collective
+) -> Classified:
+    """`past` is past the loop in which `inside` still calls `record`."""
+    sides = divergence.own, divergence.other
+    culprits = divergence.culprits(past)
+    return Classified(Kind.PAST_THE_LOOP, culprits, inside, past, sides, (record,), past.here)
+
+
+def _buckets(
+    divergence: Divergence,
+    sources: Sources,
+    full: Branch,
+    short: Branch,
+    records: tuple[Collective, ...],
+    passed: bool = True,
+) -> Classified | None:
+    """A backward pass of DDP in which one branch reduced less; None where it is another matter.
+
+    `passed` is false of a branch that may still be before the pass: then only a pass that it
+    has begun counts.
+    """
+    missing = missing_from(full, short, records)
+    if missing is None or (missing is not MissingBuckets.SOME and not passed):
+        return None
+    if divergence.deviation.sure and short.ranks != divergence.deviation.ranks:
+        return None  # where most ranks reduce less, it is the others who do too much
+    kind = Kind.NO_BUCKETS
+    if missing is MissingBuckets.SOME:
+        kind = Kind.SOME_BUCKETS
+    elif missing is MissingBuckets.ALL and short.knows(records[0]):
+        return None  # a step left out, or one less: loops are told apart elsewhere
+    sides = divergence.own, divergence.other
+    return Classified(kind, short.ranks, full, short, sides, records, short.here, missing)
+
+
+def missing_from(
+    full: Branch, short: Branch, records: tuple[Collective, ...] = ()
+) -> MissingBuckets | None:
+    """What the short branch lacks of a backward pass, from its end or the fault on.
+
+    `records` are those that the full branch has more, all to its end by default.
+    """
+    ahead = records or full.sequence.records[full.at - full.sequence.first :]
+    return missing_buckets(full.sequence, full.at, short.sequence, short.at, ahead)
+
+
+# -- both branches have something else ---------------------------------------------------
+
+
+def _crossed(divergence: Divergence, sources: Sources) -> Classified:
+    own, other = divergence.fault.own[0], divergence.fault.other[0]
+    mine, theirs = divergence.own, divergence.other
+    if sources.swapped(own, other):
+        return _another_order(divergence)
+    new_to_other, new_to_own = not theirs.knew(own), not mine.knew(other)
+    left_out = _left_out(sources, own, other)
+    for full, short, records, passed in (
+        (theirs, mine, divergence.fault.other, left_out is other or not new_to_other),
+        (mine, theirs, divergence.fault.own, left_out is own or not new_to_own),
+    ):
+        buckets = _buckets(divergence, sources, full, short, records, passed)
+        if buckets is not None:
+            return buckets
+    if new_to_other and new_to_own and sources.alternatives(own, other):
+        culprits = divergence.culprits(None)
+        return Classified(Kind.EITHER_OR, culprits, mine, theirs, (mine, theirs), (own,), other)
+    if not new_to_other and not new_to_own:
+        return _in_one_loop(divergence)
+    full_is_own = left_out is own if new_to_other and new_to_own else new_to_other
+    full, short, record, there = (
+        (mine, theirs, own, other) if full_is_own else (theirs, mine, other, own)
+    )
+    if new_to_other != new_to_own and _behind_the_loop(sources, record, there):
+        return _past_the_loop(divergence, full, short, there)
+    return _one_branch_only(divergence, full, short, record, there)
+
+
+def _in_one_loop(divergence: Divergence) -> Classified:
+    """Both branches have called both before: one is past the loop, or went another way."""
+    own, other = divergence.fault.own[0], divergence.fault.other[0]
+    mine, theirs = divergence.own, divergence.other
+    if theirs.repeats(other, since=own):
+        return _past_the_loop(divergence, mine, theirs, other)
+    if mine.repeats(own, since=other):
+        return _past_the_loop(divergence, theirs, mine, own)
+    culprits = divergence.culprits(divergence.against_habit())
+    return Classified(Kind.ANOTHER_WAY, culprits, mine, theirs, (mine, theirs), (own,), other)
+
+
+def _behind_the_loop(sources: Sources, record: Collective, there: Collective) -> bool:
+    """True when `record` comes after the loop of `there`, and not for some ranks only."""
+    if sources.in_one_loop(record, there) is not False:
+        return False
+    condition, other = sources.condition(record), sources.condition(there)
+    return condition is None or not condition.on_rank or condition == other
+
+
+def _left_out(sources: Sources, own: Collective, other: Collective) -> Collective:
+    """Which of two calls the other branch left out: the conditional one, else the earlier line.
+
+    Who is at the later line has passed the earlier one without calling it.
+    """
+    conditions = [sources.condition(record) for record in (own, other)]
+    on_rank = [condition is not None and condition.on_rank for condition in conditions]
+    if on_rank[0] != on_rank[1]:
+        return own if on_rank[0] else other
+    for a, b in zip(own.path, other.path, strict=False):
+        if (a.file, a.line) != (b.file, b.line):
+            return other if a.file == b.file and b.line < a.line else own
+    return own

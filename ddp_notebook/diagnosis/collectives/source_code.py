@@ -1,4 +1,4 @@
-"""What the text of the user's code says about a line: its loops, and what may keep a rank off it.
+"""What the user's code says about a line: its loops, and what keeps a rank from it.
 
 Records show where a rank was. That a line stands under ``if rank == 0``, or that a loop has a
 way around it, is seen in the code alone. Code that is not known, or does not parse, says

@@ -1,4 +1,4 @@
-"""Who waits for whom: a graph over ranks, from where each one stands and what all issued.
+"""Who waits for whom: a graph of ranks, and which of them are stuck.
 
 A rank in a collective needs every member that has not issued it; a send needs its recv. So a
 rank gets on only when all it waits for can come: one that is gone holds it up for ever,
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_notebook.diagnosis.majority import IN_SETUP
-from ddp_notebook.diagnosis.progress import works
+from ddp_notebook.diagnosis.progress import in_setup, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     DEFAULT_GROUP,
@@ -84,7 +83,7 @@ def wait_graph(case: Case) -> WaitGraph:
     waits: dict[int, Ranks] = {}
     at: dict[int, Collective] = {}
     for e in case.ranks:
-        if e.activity is Activity.WAITING and e.inside in IN_SETUP:
+        if in_setup(e):
             if in_new_group(e):
                 waits[e.rank] = arrivals.not_in_new_group(e.rank)
             continue
@@ -110,8 +109,7 @@ def in_new_group(evidence: RankReport) -> bool:
 
     Every rank of the job must call `new_group`, members or not.
     """
-    waits = evidence.activity is Activity.WAITING and evidence.inside in IN_SETUP
-    return waits and evidence.initialized and evidence.left == evidence.entered
+    return in_setup(evidence) and evidence.initialized and evidence.left == evidence.entered
 
 
 def missing(case: Case, record: Collective) -> Ranks:

@@ -1,9 +1,9 @@
-"""Rules for set-up.
+"""Rules for set-up: why ranks do not become a process group.
 
-argument_rules.py     Rules about what the ranks came with: values that differ, cannot work, or
-data_worker_rules.py  Rules about ranks that wait for a batch which a stuck worker of their Data
-presence_rules.py     Rules about who is not there: dead, done, never asked, late.
-reach_rules.py        Rules about ranks on several hosts whose store answers, and who do not rea
-store_rules.py        Rules about the store: nobody answers, the wrong one does, or it holds an
-torch_errors.py       What errors of torch mean, by their words; and which of them are only some
+arguments.py      Rules about init_process_group's arguments: invalid, different, or used twice.
+data_workers.py   The rule for ranks that wait for a batch of a stuck DataLoader worker.
+missing_ranks.py  Rules about ranks that others wait for: dead, stopped, finished, idle, late.
+reach.py          Rules about ranks of several hosts that reach the store, but not each other.
+store.py          Rules about the store: no answer, gone, or left over from an earlier run.
+torch_errors.py   What torch's errors mean, and which of them only report another rank's fault.
 """

@@ -1,4 +1,4 @@
-"""What errors of torch mean, by their words; and which of them are only somebody else's fault."""
+"""What torch's errors mean, and which of them only report another rank's fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_notebook.diagnosis.training.replicas import by_ranks, odd
+from ddp_notebook.diagnosis.majority import by_ranks, minority
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, cut
 
 
@@ -32,7 +32,7 @@ MEANINGS = (
         "Free a port of the range, widen it, or let the system choose (MASTER_PORT=0)",
     ),
     _meaning(
-        r"EADDRINUSE|address already in use|Port (\d+) on \S+ is in use",
+        r"EADDRINUSE|address already in use",
         Category.PORT_IN_USE,
         "MASTER_PORT is held by another process on the master's host",
         "Free the port, or give the job a MASTER_PORT of its own",
@@ -113,7 +113,7 @@ _VICTIM = re.compile(
     r"|pair closure|remote process exited|Socket closed",
     re.IGNORECASE,
 )
-"""Errors of a rank that only waited: the mistake is elsewhere."""
+"""Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
 _TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 
@@ -166,7 +166,7 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
     """
     found = [_PARAMETERS.search(e.error_text) for e in failed]
     values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
-    ranks = odd(values) if len(values) == len(failed) else ()
+    ranks = minority(values) if len(values) == len(failed) else ()
     return [e for e in failed if e.rank in ranks] or failed
 
 

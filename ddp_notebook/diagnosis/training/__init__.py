@@ -1,10 +1,10 @@
 """Rules for training that ends well and is wrong.
 
-data_parallel_rules.py  Ranks that train with torch.nn.DataParallel, which is one process, inste
-ddp_construction.py     A wrap arranged for showing: its rows, what the broadcast changed, and b
-device_rules.py         Replicas on devices that do not fit: two ranks on one GPU, a backend for
-models.py               Models compared across ranks, and what went wrong while one was wrapped.
-replicas.py             The same model on all ranks, side by side: who has it, and in what its r
-rules.py                Runs that end well and are wrong: findings from what every rank knows of
-sampler_rules.py        Ranks whose batches are not what distributed training needs: findings fr
+data_parallel.py     The rule for ranks that use torch.nn.DataParallel in place of DDP.
+ddp_construction.py  The steps of DDP's constructor for showing: rows, broadcast, buckets.
+devices.py           Rules about devices: two ranks on one GPU, a backend for another device.
+models.py            Models compared across ranks, and what failed while DDP was constructed.
+replicas.py          One model on all ranks: its replicas, and the tensors in which they differ.
+rules.py             Rules about gradients, values and buffers of a run that ended well.
+samplers.py          Rules about DistributedSampler: wrong shards, other seeds or epochs, or none.
 """

@@ -1,10 +1,11 @@
-"""A wrap arranged for showing: its rows, what the broadcast changed, and buckets as lines."""
+"""The steps of DDP's constructor for showing: rows, broadcast, buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddp_notebook.diagnosis.training.models import alike, counted, some, split
+from ddp_notebook.diagnosis.majority import alike, vote
+from ddp_notebook.diagnosis.training.models import counted, some
 from ddp_notebook.model import Finding, Ranks, StepRow, format_bytes, name_ranks
 from ddp_notebook.model.ddp import (
     Bucket,
@@ -183,8 +184,9 @@ def _made_of_it(known: Reduction) -> tuple[str, ...]:
 
 
 def _orders(known: Mapping[int, Reduction]) -> str:
-    right, odd = split({rank: each.order for rank, each in known.items()})
-    if not odd:
+    votes = vote({rank: reduction.order for rank, reduction in known.items()})
+    right = votes.majority
+    if not votes.others:
         return f"{name_ranks(right)} alike" if len(right) > 1 else name_ranks(right)
     others = tuple(sorted(rank for rank in known if known[rank].order != known[min(known)].order))
     return f"on rank {min(known)}, whose order all ranks take; another on {name_ranks(others)}"

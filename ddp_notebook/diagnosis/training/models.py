@@ -1,4 +1,4 @@
-"""Models compared across ranks, and what went wrong while one was wrapped.
+"""Models compared across ranks, and what failed while DDP was constructed.
 
 The ranks to blame are those that differ from most; where no set of alike ranks is the largest,
 those that differ from rank 0, whose values DDP would send.
@@ -7,10 +7,10 @@ those that differ from rank 0, whose values DDP would send.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
+from ddp_notebook.diagnosis.majority import alike, vote
 from ddp_notebook.model import Category, Finding, Ranks, format_bytes, format_ranks, name_ranks
 from ddp_notebook.model.ddp import (
     BucketPlan,
@@ -21,21 +21,10 @@ from ddp_notebook.model.ddp import (
 )
 from ddp_notebook.state.descriptions import exit_text
 
-_T = TypeVar("_T", bound=Hashable)
-
 _MOST_NAMES = 6
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 """How much was asked for: torch's CPU allocator tells bytes, that of CUDA tells MiB or GiB."""
 _WRONG_DEVICE = "no backend type associated with device type"
-
-
-def split(values: Mapping[int, Hashable]) -> tuple[Ranks, tuple[Ranks, ...]]:
-    """The ranks whose value is taken for the right one, and the others, those alike together."""
-    sets = [ranks for ranks, _ in alike(values)]  # the set of the lowest rank comes first
-    largest = max(map(len, sets), default=0)
-    candidates = [ranks for ranks in sets if len(ranks) == largest]
-    right = candidates[0] if len(candidates) == 1 else sets[0] if sets else ()
-    return right, tuple(ranks for ranks in sets if ranks != right)
 
 
 # -- parameters and buffers ------------------------------------------------------------
@@ -54,32 +43,32 @@ class _Difference:
 
 
 def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tuple[Finding, ...]:
-    """Nothing when all ranks have the same; else one finding that names the odd ranks.
+    """Nothing when all ranks have the same; else one finding that names the ranks in the minority.
 
-    Its cause is the first difference in words; the evidence says for each set of odd ranks
+    Its cause is the first difference in words; the evidence says for each set of such ranks
     how much differs. `name` is the variable, for what to type.
     """
-    right, odd = split(fingerprints)
-    if not odd:
+    votes = vote(fingerprints) if fingerprints else None
+    if votes is None or not votes.others:
         return ()
-    ours = fingerprints[right[0]]
-    differences = {ranks: _first_difference(fingerprints[ranks[0]], ours) for ranks in odd}
+    ours, right, culprits = votes.value, votes.majority, votes.minority
+    differences = {ranks: _first_difference(fingerprints[ranks[0]], ours) for ranks in votes.others}
     first = min(differences.values(), key=lambda each: each.place)
     same_place = {ranks: d for ranks, d in differences.items() if d.place == first.place}
-    said = [f"{_has(ranks)} {each.theirs}" for ranks, each in same_place.items()]
+    theirs = ", ".join(f"{_has(ranks)} {d.theirs}" for ranks, d in same_place.items())
     where = f"{first.where}: " if first.where else ""
-    culprits = tuple(sorted(rank for ranks in odd for rank in ranks))
     return (
         Finding(
             category=Category.PARAM_MISMATCH,
             ranks=culprits,
-            cause=f"{where}{', '.join(said)}, {_has(right)} {first.ours}{first.note}",
+            cause=f"{where}{theirs}, {_has(right)} {first.ours}{first.note}",
             remedy=(
                 f"Make {name} on {name_ranks(culprits)} as on {name_ranks(right)} "
                 f"(%%ddp --ranks {format_ranks(culprits)}), then again: %ddp_wrap {name}"
             ),
             evidence=tuple(
-                f"{name_ranks(ranks)}: {_how_much(fingerprints[ranks[0]], ours)}" for ranks in odd
+                f"{name_ranks(ranks)}: {_how_much(fingerprints[ranks[0]], ours)}"
+                for ranks in votes.others
             ),
         ),
     )
@@ -158,10 +147,10 @@ def diverged(hashes: Mapping[int, tuple[str, ...]], name: str = "model") -> tupl
 
     `hashes` are those of each rank's parameters and buffers.
     """
-    right, odd = split(hashes)
-    if not odd:
+    votes = vote(hashes)
+    others, right = votes.minority, votes.majority
+    if not others:
         return ()
-    others = tuple(sorted(rank for ranks in odd for rank in ranks))
     cause = f"{_has(others)} other values than {name_ranks(right)} after the broadcast"
     remedy = f"Does other code change {name} at the same time? Then again: %ddp_wrap {name}"
     return (Finding(Category.UNDECIDED, others, cause, remedy),)
@@ -169,10 +158,10 @@ def diverged(hashes: Mapping[int, tuple[str, ...]], name: str = "model") -> tupl
 
 def other_buckets(plans: Mapping[int, BucketPlan], name: str = "model") -> tuple[Finding, ...]:
     """Nothing when all ranks make the same buckets, as they must where fingerprints agree."""
-    right, odd = split(plans)
-    if not odd:
+    votes = vote(plans)
+    others, right = votes.minority, votes.majority
+    if not others:
         return ()
-    others = tuple(sorted(rank for ranks in odd for rank in ranks))
     cause = (
         f"{_has(others)} other buckets than {name_ranks(right)}: "
         "embeddings with sparse gradients on some ranks alone make such"
@@ -205,8 +194,13 @@ def failures(
     if failed:
         return tuple(_raised(stage, failed, waiting, name))
     cause = f"{name_ranks(waiting)} did not come out of stage {stage} of %ddp_wrap"
-    remedy = f"%ddp_restart --ranks {format_ranks(waiting)}, then again: %ddp_wrap {name}"
-    return (Finding(Category.UNDECIDED, (), cause, remedy, waiting=waiting),)
+    restart = _restart(waiting)
+    remedy = f"{restart}, then again: %ddp_wrap {name}"
+    return (Finding(Category.UNDECIDED, (), cause, remedy, waiting=waiting, commands=(restart,)),)
+
+
+def _restart(ranks: Ranks) -> str:
+    return f"%ddp_restart --ranks {format_ranks(ranks)}"
 
 
 def _died(
@@ -217,9 +211,9 @@ def _died(
             Category.RANK_DIED,
             ranks,
             f"died in stage {stage} of %ddp_wrap, {exit_text(code)}",
-            f"%ddp_restart --ranks {format_ranks(ranks)}, make {name} there, "
-            f"then again: %ddp_wrap {name}",
+            f"{_restart(ranks)}, make {name} there, then again: %ddp_wrap {name}",
             waiting=waiting,
+            commands=(_restart(ranks),),
         )
 
 
@@ -227,7 +221,7 @@ def _out_of_memory(
     stage: WrapStage, memory: Mapping[int, RankFailure], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
     for ranks, failure in alike(memory):
-        restart = f"%ddp_restart --ranks {format_ranks(ranks)}, make {name} there"
+        restart = f"{_restart(ranks)}, make {name} there"
         remedy = f"Free memory there, or {restart}; then again: %ddp_wrap {name}"
         if waiting or stage.collective:
             # The others are in a collective that this rank has not joined: the group is out of
@@ -243,6 +237,7 @@ def _out_of_memory(
             remedy,
             waiting=waiting,
             evidence=(f"{name_ranks(ranks)}: {failure.text}",),
+            commands=(_restart(ranks),),
         )
 
 
@@ -259,18 +254,11 @@ def _raised(
         if _WRONG_DEVICE in failure.text.lower():
             category = Category.BACKEND_DEVICE_MISMATCH
             remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
+        commands = (_restart(ranks),) if waiting else ()
         if waiting:
-            remedy = f"%ddp_restart --ranks {format_ranks(ranks)}, which frees the others. {remedy}"
+            remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
         cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
-        yield Finding(category, ranks, cause, remedy, waiting=waiting)
-
-
-def alike(values: Mapping[int, _T]) -> list[tuple[Ranks, _T]]:
-    """The ranks that have the same value, and that value; the set of the lowest rank first."""
-    groups: dict[_T, list[int]] = {}
-    for rank in sorted(values):
-        groups.setdefault(values[rank], []).append(rank)
-    return [(tuple(ranks), value) for value, ranks in groups.items()]
+        yield Finding(category, ranks, cause, remedy, waiting=waiting, commands=commands)
 
 
 def _has(ranks: Ranks) -> str:

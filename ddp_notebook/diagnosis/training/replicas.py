@@ -1,19 +1,16 @@
-"""The same model on all ranks, side by side: who has it, and in what its replicas differ."""
+"""One model on all ranks: its replicas, and the tensors in which they differ."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ddp_notebook.model import (
     Collectives,
-    Ranks,
     ReplicaFacts,
     RunFacts,
     TensorDigest,
-    name_ranks,
 )
 
 _ROUNDING = 2e-6
@@ -111,29 +108,6 @@ def by_hand(model: Model, collectives: Collectives) -> bool:
         for records in collectives.of.values()
         for each in records
     )
-
-
-def odd(values: Mapping[int, Hashable]) -> Ranks:
-    """The ranks whose value is not that of most; of a tie, not that of the lowest rank.
-
-    All ranks when no two of more than two have the same: then it is everybody's doing.
-    """
-    counts = Counter(values.values())
-    common, count = counts.most_common(1)[0]
-    if len(counts) < 2:
-        return ()
-    if count == 1 and len(values) > 2:
-        return tuple(sorted(values))
-    right = common if 2 * count > len(values) else values[min(values)]
-    return tuple(rank for rank in sorted(values) if values[rank] != right)
-
-
-def by_ranks(said: Mapping[int, str]) -> tuple[str, ...]:
-    """Lines of evidence, what several ranks say once: ``ranks 0-2: 4 steps``."""
-    alike: dict[str, list[int]] = {}
-    for rank in sorted(said):
-        alike.setdefault(said[rank], []).append(rank)
-    return tuple(f"{name_ranks(tuple(ranks))}: {text}" for text, ranks in alike.items())
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

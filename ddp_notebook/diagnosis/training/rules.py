@@ -1,26 +1,18 @@
-"""Runs that end well and are wrong: findings from what every rank knows of its training.
+"""Rules about gradients, values and buffers of a run that ended well.
 
 A rule asks for proof: replicas that differ although they must be equal, or a mistake that is
-one whatever came of it. What a healthy run does on its way gives no finding.
+one whatever became of it. What a healthy run does on its way gives no finding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ddp_notebook.diagnosis.training import data_parallel_rules, device_rules, sampler_rules
-from ddp_notebook.diagnosis.training.replicas import (
-    Model,
-    by_hand,
-    by_ranks,
-    differing,
-    models,
-    odd,
-    some,
-)
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks, minority
+from ddp_notebook.diagnosis.training.replicas import Model, by_hand, differing, some
 from ddp_notebook.model import (
     Category,
-    Collectives,
     Finding,
     OptimizerFacts,
     Part,
@@ -31,35 +23,12 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
-Facts = Mapping[int, RunFacts]
-Rule = Callable[[Facts, Collectives], Iterator[Finding]]
-_EXPLAINS_DIVERGENCE = frozenset(
-    {
-        Category.UNUSED_PARAMS,
-        Category.DDP_BYPASS,
-        Category.NO_SYNC_MISUSE,
-        Category.PARAMS_OUTSIDE_DDP,
-        Category.NAN_ON_ONE_RANK,
-        Category.REPLICA_DIVERGENCE,
-    }
-)
-
-
-def silent_findings(facts: Facts, collectives: Collectives) -> tuple[Finding, ...]:
-    """What is wrong with a run that went well. In the order in which to mend it."""
-    if len(facts) < 2:
-        return ()
-    found = [finding for rule in RULES for finding in rule(facts, collectives)]
-    if not any(finding.category in _EXPLAINS_DIVERGENCE for finding in found):
-        found += _diverged(facts)
-    return tuple(found)
-
 
 def _at(place: Place | None) -> str:
     return f" ({place})" if place is not None else ""
 
 
-def _first_place(model: Model, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:
+def _place_of(model: Model, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:
     return _at(next((place for r in ranks if (place := which(model.of[r])) is not None), None))
 
 
@@ -69,16 +38,16 @@ def _apart(model: Model) -> tuple[str, ...]:
     return (f"not the same on {name_ranks(model.of)}: {some(names)}",) if names else ()
 
 
-def _counts(model: Model, ranks: Ranks, said: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
-    return by_ranks({rank: said(model.of[rank]) for rank in ranks})
+def _counts(model: Model, ranks: Ranks, text: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
+    return by_ranks({rank: text(model.of[rank]) for rank in ranks})
 
 
 # -- gradients that were not reduced -----------------------------------------------------
 
 
-def unused_parameters(facts: Facts, _: Collectives) -> Iterator[Finding]:
+def unused_parameters(context: Context) -> Iterator[Finding]:
     """A step was made while the reducer waited for gradients of parameters that got none."""
-    for model in models(facts).values():
+    for model in context.models.values():
         ranks = tuple(rank for rank, each in model.of.items() if each.unready_steps)
         if not ranks:
             continue
@@ -87,7 +56,7 @@ def unused_parameters(facts: Facts, _: Collectives) -> Iterator[Finding]:
             Category.UNUSED_PARAMS,
             ranks,
             f"{some(names)} of {model.title} got no gradient: a bucket was never reduced, and "
-            f"the step used gradients of one rank{_first_place(model, ranks, _bad)}",
+            f"the step used gradients of one rank{_place_of(model, ranks, _bad)}",
             "Use the parameters in forward, leave them out of the model, or give "
             "DistributedDataParallel find_unused_parameters=True.",
             evidence=(
@@ -108,20 +77,22 @@ def _bad(each: ReplicaFacts) -> Place | None:
     return each.bad_place
 
 
-def bypass(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
+def module_bypass(context: Context) -> Iterator[Finding]:
     """Steps with gradients of forwards that went around the wrapper."""
-    for model in models(facts).values():
+    for model in context.models.values():
         ranks = tuple(rank for rank, each in model.of.items() if each.bypassed_steps)
         never = not any(model.of[rank].forwards for rank in ranks) and not any(
-            each.part is Part.BACKWARD for rank in ranks for each in collectives.of.get(rank, ())
+            each.part is Part.BACKWARD
+            for rank in ranks
+            for each in context.collectives.of.get(rank, ())
         )
-        if not ranks or by_hand(model, collectives) or not (model.diverged or never):
+        if not ranks or by_hand(model, context.collectives) or not (model.diverged or never):
             continue
         yield Finding(
             Category.DDP_BYPASS,
             ranks,
             f"the forward calls the module inside {model.title} and not the wrapper: no gradient "
-            f"is reduced{_first_place(model, ranks, lambda e: e.bypass_place)}",
+            f"is reduced{_place_of(model, ranks, lambda e: e.bypass_place)}",
             "Call the DistributedDataParallel object itself in training: "
             f"{model.first.name or 'model'}(x), not {model.first.name or 'model'}.module(x).",
             evidence=(
@@ -138,17 +109,17 @@ def bypass(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
         )
 
 
-def no_sync(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
+def no_sync(context: Context) -> Iterator[Finding]:
     """Steps with gradients whose last backward no_sync covered."""
-    for model in models(facts).values():
+    for model in context.models.values():
         ranks = tuple(rank for rank, each in model.of.items() if each.local_steps)
-        if not ranks or not model.diverged or by_hand(model, collectives):
+        if not ranks or not model.diverged or by_hand(model, context.collectives):
             continue
         yield Finding(
             Category.NO_SYNC_MISUSE,
             ranks,
             f"no_sync covers the last backward before the optimizer's step: {model.title} steps "
-            f"with gradients of one rank{_first_place(model, ranks, _bad)}",
+            f"with gradients of one rank{_place_of(model, ranks, _bad)}",
             "Leave no_sync for the last micro-batch before optimizer.step().",
             evidence=(
                 *_counts(
@@ -164,12 +135,12 @@ def no_sync(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
         )
 
 
-def outside(facts: Facts, collectives: Collectives) -> Iterator[Finding]:
+def unwrapped_parameters(context: Context) -> Iterator[Finding]:
     """Parameters that an optimizer updates and no reducer knows."""
-    for key, model in models(facts).items():
-        if not by_hand(model, collectives):
+    for key, model in context.models.items():
+        if not by_hand(model, context.collectives):
             yield from _unknown_to_reducer(model)
-            yield from _of_no_model(key, model, facts)
+            yield from _of_no_model(key, model, context)
 
 
 def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
@@ -196,8 +167,8 @@ def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
         )
 
 
-def _of_no_model(key: str, model: Model, facts: Facts) -> Iterator[Finding]:
-    for of in _optimizers(facts).values():
+def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
+    for of in _optimizers(context.facts).values():
         if set(of) != set(model.of) or not model.whole:
             continue
         if not all(key in each.replicas[:1] for each in of.values()):
@@ -214,7 +185,7 @@ def _of_no_model(key: str, model: Model, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _optimizers(facts: Facts) -> dict[str, dict[int, OptimizerFacts]]:
+def _optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:
     found: dict[str, dict[int, OptimizerFacts]] = {}
     for rank in sorted(facts):
         for each in facts[rank].optimizers:
@@ -225,9 +196,10 @@ def _optimizers(facts: Facts) -> dict[str, dict[int, OptimizerFacts]]:
 # -- values ------------------------------------------------------------------------------
 
 
-def first_nan(facts: Facts, _: Collectives) -> Iterator[Finding]:
+def first_nan(context: Context) -> Iterator[Finding]:
     """Parameters are not finite any more, and some ranks had a bad value before the others."""
-    broken = {name for model in models(facts).values() for name in model.broken}
+    facts = context.facts
+    broken = {name for model in context.models.values() for name in model.broken}
     first = {r: f.nan_backward for r, f in facts.items() if f.nan_backward is not None}
     if not broken or not first:
         return
@@ -253,14 +225,14 @@ def first_nan(facts: Facts, _: Collectives) -> Iterator[Finding]:
     )
 
 
-def learning_rates(facts: Facts, _: Collectives) -> Iterator[Finding]:
+def learning_rates(context: Context) -> Iterator[Finding]:
     """The same optimizer with other learning rates, after as many steps."""
-    for of in _optimizers(facts).values():
+    for of in _optimizers(context.facts).values():
         steps = {each.steps for each in of.values()}
         lrs = {rank: each.lrs for rank, each in of.items()}
         if len(of) < 2 or len(steps) > 1 or len(set(lrs.values())) < 2:
             continue
-        ranks = odd(lrs)
+        ranks = minority(lrs)
         each = of[ranks[0]]
         right = next((lrs[rank] for rank in sorted(of) if rank not in ranks), ())
         others = f", others with {_rates(right)}" if right else ""
@@ -279,16 +251,16 @@ def _rates(lrs: Iterable[float | None]) -> str:
     return ", ".join("?" if lr is None else f"{lr:g}" for lr in lrs)
 
 
-def _diverged(facts: Facts) -> Iterator[Finding]:
+def diverged_replicas(context: Context) -> Iterator[Finding]:
     """Replicas differ, and nothing else says why."""
-    for model in models(facts).values():
+    for model in context.models.values():
         names = model.diverged
         if not names or not any(each.steps for each in model.of.values()):
             continue
         if any(each.local_steps or each.bypassed_steps for each in model.of.values()):
             continue  # steps of one rank alone, averaged by hand: that is meant so
         states = {rank: _state(each, names) for rank, each in model.of.items()}
-        ranks = odd({rank: each.steps for rank, each in model.of.items()}) or odd(states)
+        ranks = minority({rank: each.steps for rank, each in model.of.items()}) or minority(states)
         yield Finding(
             Category.REPLICA_DIVERGENCE,
             ranks,
@@ -299,7 +271,7 @@ def _diverged(facts: Facts) -> Iterator[Finding]:
             evidence=(
                 *_counts(model, tuple(model.of), lambda e: f"{e.steps} steps"),
                 *_apart(model),
-                *_other_states(facts),
+                *_other_states(context.facts),
             ),
         )
 
@@ -309,23 +281,23 @@ def _state(each: ReplicaFacts, names: Iterable[str]) -> tuple[object, ...]:
     return tuple((d.hash, d.norm, d.sample) for d in each.parameters if d.name in wanted)
 
 
-def _other_states(facts: Facts) -> Iterator[str]:
+def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
     for of in _optimizers(facts).values():
         names = differing({rank: each.state for rank, each in of.items()}) if len(of) > 1 else ()
         if names:
             yield f"the optimizer's state differs too: {some(names)}"
 
 
-def buffers(facts: Facts, _: Collectives) -> Iterator[Finding]:
+def buffers(context: Context) -> Iterator[Finding]:
     """Buffers in another order, or ones that nobody sends and that have drifted apart."""
-    for model in models(facts).values():
+    for model in context.models.values():
         orders = {rank: each.buffer_order for rank, each in model.of.items()}
         if len(set(orders.values())) > 1:
             same = len({tuple(sorted(order)) for order in orders.values()}) == 1
             what = "in another order" if same else "of other names"
             yield Finding(
                 Category.BUFFER_SYNC,
-                odd(orders),
+                minority(orders),
                 f"the buffers of {model.title} are {what} than on the other ranks: DDP sends them "
                 "by place, so they get each other's values",
                 "Register the same buffers in the same order on every rank.",
@@ -349,19 +321,3 @@ def _drifted(model: Model) -> Iterator[Finding]:
             "Leave broadcast_buffers=True, or all_reduce the buffer where it changes.",
             evidence=(f"not the same on {name_ranks(model.of)}: {some(names)}",),
         )
-
-
-RULES: tuple[Rule, ...] = (
-    device_rules.shared_gpus,
-    device_rules.backends,
-    unused_parameters,
-    bypass,
-    no_sync,
-    data_parallel_rules.data_parallel,
-    outside,
-    first_nan,
-    learning_rates,
-    buffers,
-    sampler_rules.misuse,
-)
-"""In the order in which mistakes should be mended."""

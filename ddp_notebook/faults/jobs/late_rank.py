@@ -1,4 +1,4 @@
-"""Rank 1 loads its data for ten seconds before it comes."""
+"""Rank 1 loads its data for ten seconds before it calls init_process_group."""
 
 import os
 import time

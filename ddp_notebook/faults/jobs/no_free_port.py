@@ -1,4 +1,4 @@
-"""Rank 0 may use three ports only, and other processes hold them all."""
+"""Rank 0 may use only three ports, and other processes hold them all."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ def free_port(ports: range) -> int:
 
 
 def three_that_are_held() -> tuple[range, list[socket.socket]]:
-    """Three ports in a row, each held by a socket of somebody else's."""
+    """Three ports in a row, each held by another socket."""
     while True:
         others: list[socket.socket] = []
         first = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Rank 1 has another torch, simulated: it says so, and writes its keys where nobody looks."""
+"""Rank 1 has another torch, simulated: it says so, and writes keys that no rank reads."""
 
 import os
 from datetime import timedelta

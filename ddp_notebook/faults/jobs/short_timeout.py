@@ -1,4 +1,4 @@
-"""Rank 1 comes after five seconds; rank 0 gives up after three, the others would wait."""
+"""Rank 1 joins after five seconds; rank 0 stops waiting after three, the others would wait."""
 
 import os
 import time

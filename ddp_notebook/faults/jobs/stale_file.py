@@ -1,4 +1,4 @@
-"""An earlier run was killed and left its file; this run meets in the same one."""
+"""An earlier run was killed and left its file; this run uses the same one."""
 
 import os
 import subprocess
@@ -12,34 +12,36 @@ import torch.distributed as dist
 
 FAULTY = os.environ.get("DDP_FAULT") == "1"
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-meeting = Path(tempfile.gettempdir()) / f"meeting-{os.environ['MASTER_PORT']}"
-ready = meeting.with_suffix(".ready")
+rendezvous = Path(tempfile.gettempdir()) / f"rendezvous-{os.environ['MASTER_PORT']}"
+ready = rendezvous.with_suffix(".ready")
 EARLIER_RUN = """
 import os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 store = dist.FileStore(sys.argv[1], 2)
 address = bytearray(store.get("default_pg/0//cpu//0/0"))
-place = address.find(bytes([127, 0, 0, 1]))
-if place > 1:
-    address[place - 2 : place] = bytes([0, 1])  # a port at which nobody listens any more
+start = address.find(bytes([127, 0, 0, 1]))
+if start > 1:
+    address[start - 2 : start] = bytes([0, 1])  # a port where no process listens
 address = bytes(address)
 for rank in range(int(sys.argv[2])):
     store.set(f"default_pg/0//cpu//0/{rank}", address)
-os._exit(1)  # as if killed: nobody removes the file
+os._exit(1)  # as if killed: the file stays
 """
 
 if rank == 0:
     if FAULTY:
-        command = [sys.executable, "-c", EARLIER_RUN, str(meeting), str(world_size)]
+        command = [sys.executable, "-c", EARLIER_RUN, str(rendezvous), str(world_size)]
         subprocess.run(command, check=False)
     ready.touch()
 while not ready.exists():
     time.sleep(0.05)
 
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+dist.init_process_group(
+    "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+)
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
 if rank == 0:
     ready.unlink(missing_ok=True)
-    meeting.unlink(missing_ok=True)
+    rendezvous.unlink(missing_ok=True)

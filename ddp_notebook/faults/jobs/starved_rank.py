@@ -1,4 +1,4 @@
-"""Rank 1 computes before it comes, at the lowest priority of the machine."""
+"""Rank 1 computes at the lowest priority before it calls init_process_group."""
 
 import os
 import time

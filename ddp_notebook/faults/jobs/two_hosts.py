@@ -1,4 +1,4 @@
-"""A script without a mistake: what is wrong is around it."""
+"""A script without a mistake: the mistake is in the network or the environment."""
 
 import torch
 import torch.distributed as dist

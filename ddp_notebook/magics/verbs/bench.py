@@ -6,26 +6,31 @@ import argparse
 from collections.abc import Mapping
 
 from ddp_notebook.bench.ops import OP_NAMES
-from ddp_notebook.bench.plan import (
-    DTYPE_BYTES,
-    MODES,
-    Plan,
-    parse_bytes,
-    parse_names,
-    parse_seconds,
-)
+from ddp_notebook.bench.plan import DTYPE_BYTES
+from ddp_notebook.bench.plan import MODES
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.bench.plan import parse_bytes
+from ddp_notebook.bench.plan import parse_names
+from ddp_notebook.bench.plan import parse_seconds
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files, list_of
+from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.completers import list_of
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.ui import NotebookUi
+from ddp_notebook.magics.ui import chosen_ranks
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.magics.verbs.bench_steps import STEP_OPTIONS, bench_steps, wants_steps
-from ddp_notebook.session.options import BACKENDS, DEVICES
+from ddp_notebook.magics.verbs.bench_steps import STEP_OPTIONS
+from ddp_notebook.magics.verbs.bench_steps import bench_steps
+from ddp_notebook.magics.verbs.bench_steps import wants_steps
+from ddp_notebook.session.options import BACKENDS
+from ddp_notebook.session.options import DEVICES
+from ddp_notebook.magics.verbs.bench_steps import given
 from ddp_notebook.session.tools.bench import BenchOptions
-from ddp_notebook.session.tools.bench_result import BenchResult, check_export
+from ddp_notebook.session.tools.bench_result import BenchResult
+from ddp_notebook.session.tools.bench_result import check_export
 from ddp_notebook.views.bench.live import live_bundle
 
 _CPU_MAX, _GPU_MAX = "64M", "1G"
@@ -34,66 +39,44 @@ _CPU_MAX, _GPU_MAX = "64M", "1G"
 _COLLECTIVE_OPTIONS = (
     options.ranks("measure these ranks only"),
     Option(
-        "--op",
+        "--op NAMES",
+        f"of {', '.join(OP_NAMES)}; several with commas",
         default="all_reduce",
-        metavar="NAMES",
-        help=f"of {', '.join(OP_NAMES)}; several with commas",
         completer=list_of(OP_NAMES),
     ),
     Option(
-        "--min",
+        "--min SIZE",
+        "smallest size, such as 4K (default: 4 bytes, or one element)",
         default="auto",
-        metavar="SIZE",
-        help="smallest size, such as 4K (default: 4 bytes, or one element)",
     ),
     Option(
-        "--max",
+        "--max SIZE",
+        f"largest size, such as 256M (default: {_CPU_MAX}, on GPUs {_GPU_MAX})",
         default="auto",
-        metavar="SIZE",
-        help=f"largest size, such as 256M (default: {_CPU_MAX}, on GPUs {_GPU_MAX})",
     ),
-    Option("--step", type=int, default=2, metavar="N", help="each size is N times the one before"),
+    Option("--step N", "each size is N times the one before", default=2),
     Option(
-        "--dtype",
+        "--dtype NAMES",
+        f"of {', '.join(DTYPE_BYTES)}; several with commas",
         default="float32",
-        metavar="NAMES",
-        help=f"of {', '.join(DTYPE_BYTES)}; several with commas",
         completer=list_of(DTYPE_BYTES),
     ),
     Option(
-        "--mode",
+        "--mode NAMES",
+        "blocking: one at a time; pipelined: several in flight; both: blocking,pipelined",
         default="blocking",
-        metavar="NAMES",
-        help="blocking: one at a time; pipelined: several in flight; both: blocking,pipelined",
         completer=list_of(MODES),
     ),
+    Option("--world-sizes SIZES", "how many ranks take part: 2,4 for the first two, then four"),
+    Option("--backend", "default: the session's", choices=BACKENDS),
+    Option("--device", "default: the session's", choices=DEVICES),
+    Option("--tune", "measure before and after SCHED_BATCH is set on gloo's loop thread"),
     Option(
-        "--world-sizes",
-        default="",
-        metavar="SIZES",
-        help="how many ranks take part: 2,4 for the first two ranks, then four",
-    ),
-    Option("--backend", choices=BACKENDS, default="auto", help="(default: the session's)"),
-    Option("--device", choices=DEVICES, default="auto", help="(default: the session's)"),
-    Option(
-        "--tune",
-        action="store_true",
-        help="measure before and after SCHED_BATCH is set on gloo's loop thread",
-    ),
-    Option(
-        "--export",
-        default="",
-        metavar="FILE",
-        help="write the result to FILE: .json .csv .txt .nccl.json .png .svg .pdf",
+        "--export FILE",
+        "write the result to FILE: .json .csv .txt .nccl.json .png .svg .pdf",
         completer=files,
     ),
-    Option(
-        "--baseline",
-        default="",
-        metavar="FILE",
-        help="compare with a result that was exported as .json",
-        completer=files,
-    ),
+    Option("--baseline FILE", "compare with a .json that was exported", completer=files),
 )
 
 
@@ -122,13 +105,12 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
 
 def _check_no_collective_options(args: argparse.Namespace) -> None:
     """Raises UsageMistake when an option applies to collectives alone."""
-    for option in _COLLECTIVE_OPTIONS:
-        if getattr(args, option.attribute) != option.settings.get("default", False):
-            name = option.names[0]
-            raise UsageMistake(
-                f"{name} is for collectives, and this call measures training steps: leave out "
-                f"{name}, or --model, --batch and the other options of training steps."
-            )
+    for option in given(args, _COLLECTIVE_OPTIONS):
+        name = option.names[0]
+        raise UsageMistake(
+            f"{name} is for collectives, and this call measures training steps: leave out "
+            f"{name}, or --model, --batch and the other options of training steps."
+        )
 
 
 def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
@@ -164,16 +146,15 @@ BENCH = Verb(
     about="Measure what collectives cost against tensor size, on all ranks; or the training steps "
     "of a model. Returns a BenchResult: figure, table, what they mean and how far to trust them; "
     "of training steps, a StepBenchResult.",
-    example="%ddp_bench --max 64M",
     examples=(
-        ("%ddp_bench", "all_reduce from 4 bytes up, in about 15 s"),
+        ("%ddp_bench --max 64M", "all_reduce from 4 bytes up, in about 15 s"),
         ("%ddp_bench --op broadcast,all_gather --max 4M", "other collectives, smaller"),
         ("%ddp_bench --model cnn --batch 8,32,128", "training steps at three batch sizes"),
     ),
     run=_bench,
     options=(
         *_COLLECTIVE_OPTIONS,
-        Option("--budget", default="15s", metavar="TIME", help="how long it may take: 30s or 2m"),
+        Option("--budget TIME", "how long it may take, such as 30s or 2m", default="15s"),
         *STEP_OPTIONS,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddp_notebook.bench.plan import parse_seconds
@@ -17,50 +17,46 @@ from ddp_notebook.views.bench.live import live_steps
 
 STEP_OPTIONS = (
     Option(
-        "--model",
-        default=None,
-        help="measure training steps of: a model on the ranks, a function that makes one, or cnn, "
+        "--model MODEL",
+        "measure training steps of a model on the ranks, of a function that makes one, or of cnn, "
         "mlp, transformer (default: cnn, when another of these options is given)",
+        type=str,
     ),
     Option(
-        "--batch",
-        default=None,
-        metavar="SIZES",
-        help="batch sizes per rank, such as 8,16,32 (default 8,32,128)",
+        "--batch SIZES",
+        "batch sizes per rank, such as 8,16,32 (default 8,32,128)",
+        type=str,
     ),
     Option(
-        "--bucket-mb",
-        default=None,
-        metavar="SIZES",
-        help="bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
+        "--bucket-mb SIZES",
+        "bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
+        type=str,
     ),
-    Option("--loss", default=None, help="a function of output and target, on the ranks"),
+    Option("--loss LOSS", "a function of output and target, on the ranks", type=str),
     Option(
-        "--data",
-        default=None,
-        help="samples on the ranks: (inputs, targets), a Dataset, ... (default: random ones that "
-        "fit the first layer)",
+        "--data DATA",
+        "samples on the ranks: (inputs, targets), a Dataset, ... (default: random ones that fit "
+        "the first layer)",
+        type=str,
     ),
+    Option("--predict", "also estimate steps at another number of ranks"),
     Option(
-        "--predict",
-        action="store_true",
-        default=None,
-        help="also estimate training steps at another number of ranks",
-    ),
-    Option(
-        "--world-size",
+        "--world-size N",
+        "that number of ranks (default: twice as many)",
         type=int,
-        default=None,
-        metavar="N",
-        help="that number of ranks (default: twice as many)",
     ),
 )
 """Any of them makes `%ddp_bench` measure training steps."""
 
 
+def given(args: argparse.Namespace, options: Iterable[Option]) -> list[Option]:
+    """Those of `options` that do not have their default."""
+    return [option for option in options if getattr(args, option.attribute) != option.default]
+
+
 def wants_steps(args: argparse.Namespace) -> bool:
     """True when one of the options for training steps was given."""
-    return any(getattr(args, option.attribute) is not None for option in STEP_OPTIONS)
+    return bool(given(args, STEP_OPTIONS))
 
 
 def bench_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:

@@ -26,39 +26,36 @@ WRAP = Verb(
     "ddp_wrap",
     about="Take a model on the ranks through DDP's construction, stage by stage; show the buckets "
     "of one that is wrapped already. Returns a table of the stages.",
-    example="%ddp_wrap model",
     examples=(
         ("%ddp_wrap model", "a model on the ranks becomes DDP, stage by stage"),
         ("%ddp_wrap model --buckets", "after a training step: the buckets, and why these"),
     ),
     run=_wrap,
     options=(
-        Option("name", nargs="?", default="", help="the variable that holds the model"),
-        Option("--step", action="store_true", help="pause before each stage; %ddp_step continues"),
+        Option(
+            "name",
+            "the variable that holds the model; with --buckets, the last one by default",
+            nargs="?",
+        ),
+        Option("--step", "pause before each stage; %ddp_step continues"),
         Option(
             "--buckets",
-            action="store_true",
-            help="after a training step: the order in which gradients became ready, and the "
-            "buckets made of it",
+            "after a training step: the order in which gradients became ready, and the buckets "
+            "made of it",
         ),
         Option(
-            "--bucket-cap-mb",
+            "--bucket-cap-mb N",
+            "size of a bucket in MiB (default 25, the first 1)",
             type=float,
-            default=None,
-            metavar="N",
-            help="size of a bucket in MiB (default 25, the first 1)",
         ),
         Option(
             "--find-unused-parameters",
-            action="store_true",
-            help="for models that do not use every parameter in every training step",
+            "for models that do not use every parameter in every training step",
         ),
         Option(
-            "--as",
+            "--as NAME",
+            "the variable for the result; the model stays as it is (default: the same)",
             dest="target",
-            default="",
-            metavar="NAME",
-            help="the variable for the result; the model stays as it is (default: the same)",
         ),
     ),
 )

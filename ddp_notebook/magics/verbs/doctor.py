@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from ddp_notebook.errors import DDPError
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi
+from ddp_notebook.magics.ui import NotebookUi, value_or_json
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.session.options import BACKENDS
@@ -34,38 +33,26 @@ def _doctor(ui: NotebookUi, args: argparse.Namespace) -> DoctorReport | None:
         master_port=args.master_port,
         rank_facts=rank_facts,
     )
-    if not args.json:
-        return report
-    ui.say(json.dumps(report.to_json(), indent=2))
-    return None
+    return value_or_json(ui, args, report)
 
 
 DOCTOR = Verb(
     "ddp_doctor",
     about="Check whether DDP can work here, before anything starts, and say what to do if not. "
     "Ranks that run are checked too. Returns a DoctorReport.",
-    example="%ddp_doctor --world-size 4",
     examples=(
-        ("%ddp_doctor", "can DDP work here?"),
+        ("%ddp_doctor --world-size 4", "can DDP work here, with four ranks?"),
         ("%ddp_doctor --world-size 8 --backend nccl", "for the job you mean to start"),
     ),
     run=_doctor,
     options=(
         Option(
-            "-n",
-            "--world-size",
+            "-n --world-size N",
+            "number of ranks (default 4, or those that run)",
             type=int,
-            metavar="N",
-            help="number of ranks (default 4, or those that run)",
         ),
-        Option("--backend", choices=BACKENDS, default="auto", help="the backend you mean to use"),
-        Option(
-            "--master-port",
-            type=int,
-            default=0,
-            metavar="PORT",
-            help="the port to check (default: MASTER_PORT)",
-        ),
+        Option("--backend", "the backend you mean to use", choices=BACKENDS),
+        Option("--master-port PORT", "the port to check (default: MASTER_PORT)", default=0),
         options.JSON,
     ),
 )

@@ -33,20 +33,18 @@ SAVE = Verb(
     "ddp_save",
     about="Write the run to a file, for %ddp_replay and for ui.perfetto.dev or chrome://tracing. "
     "In a program: Session.save.",
-    example="%ddp_save run.json",
     examples=(
         ("%ddp_save run.json", "what is known of this session, for a bug report"),
         ("%ddp_save run.json --output", "with what the ranks wrote"),
     ),
     run=_save,
     options=(
-        Option("path", help="the file", completer=files),
+        Option("path", "the file", completer=files),
         Option(
             "--output",
-            action="store_true",
-            help="also what the ranks wrote: the last 2,000 pieces, 1,000 characters of each",
+            "also what the ranks wrote: the last 2,000 pieces, 1,000 characters of each",
         ),
-        Option("--force", action="store_true", help="replace a file that exists"),
+        Option("--force", "replace a file that exists"),
     ),
 )
 
@@ -81,12 +79,11 @@ REPLAY = Verb(
     "ddp_replay",
     about="Show the board and the diagnosis of a saved run, without ranks. Returns a Replay, as "
     "Session.replay does.",
-    example="%ddp_replay run.json",
     examples=(
         ("%ddp_replay run.json", "the board and the diagnosis of a saved run"),
         ("replay = %ddp_replay run.json", "as a value: replay.at(-5) is 5 seconds before its end"),
     ),
     run=_replay,
-    options=(Option("path", help="a file that %ddp_save wrote", completer=files),),
+    options=(Option("path", "a file that %ddp_save wrote", completer=files),),
     value_display=ValueDisplay(Replay, _show_replay),
 )

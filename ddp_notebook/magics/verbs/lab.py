@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.faults import FAULTS
 from ddp_notebook.magics.completers import one_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import Board, Diagnosis
+from ddp_notebook.session.tools import fault_lab
 
 
 def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None:
-    # Imported here for load time: it needs ipyparallel, which takes longer than %load_ext may.
-    from ddp_notebook.session.tools import fault_lab
-
     if args.repair:
         return _repair(ui, args)
     if not args.name:
@@ -54,16 +51,20 @@ FAULT = Verb(
     "ddp_fault",
     about="Inject a fault into set-up and show what is found; without a name, list the faults. "
     "Returns a Diagnosis; after --repair, the board.",
-    example="%ddp_fault duplicate-rank",
     examples=(
-        ("%ddp_fault", "the list of faults"),
         ("%ddp_fault duplicate-rank", "two processes have the same rank"),
+        ("%ddp_fault", "the list of faults"),
         ("%ddp_fault --repair", "applies the remedy of the last one"),
     ),
     run=_fault,
     options=(
-        Option("name", nargs="?", default="", help="the fault", completer=one_of(FAULTS)),
-        Option("--repair", action="store_true", help="apply the remedy of the last fault"),
-        Option("--show", action="store_true", help="show what it changes, and do nothing"),
+        Option(
+            "name",
+            "the fault; without it, the list",
+            nargs="?",
+            completer=one_of(fault_lab.names()),
+        ),
+        Option("--repair", "apply the remedy of the last fault"),
+        Option("--show", "show what it changes, and do nothing"),
     ),
 )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import one_of
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
+from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Board, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
@@ -24,7 +22,6 @@ def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
 STATUS = Verb(
     "ddp_status",
     about="Show the board: where every rank is now. Returns it.",
-    example="%ddp_status",
     examples=(
         ("%ddp_status", "the board"),
         ("board = %ddp_status", "as a value: board.snapshot.ready"),
@@ -34,17 +31,12 @@ STATUS = Verb(
 
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
-    diagnosis = ui.session.why()
-    if not args.json:
-        return diagnosis
-    ui.say(json.dumps(diagnosis.to_json(), indent=2))
-    return None
+    return value_or_json(ui, args, ui.session.why())
 
 
 WHY = Verb(
     "ddp_why",
     about="Say what is wrong, which ranks cause it, and what to type. Returns a Diagnosis.",
-    example="%ddp_why",
     examples=(
         ("%ddp_why", "what is wrong, which ranks cause it, what to type"),
         ("%ddp_why --json", "the same for a program"),
@@ -57,29 +49,21 @@ WHY = Verb(
 
 def _where(ui: CallerUi, args: argparse.Namespace) -> StackTree | None:
     tree = ui.session.where(chosen_ranks(ui.session, args), args.locals)
-    if not args.json:
-        return tree
-    ui.say(json.dumps(tree.to_json(), indent=2))
-    return None
+    return value_or_json(ui, args, tree)
 
 
 WHERE = Verb(
     "ddp_where",
     about="Show which line each rank is at, at any time: the Python stacks of all ranks as one "
     "tree. Returns a StackTree.",
-    example="%ddp_where --locals",
     examples=(
-        ("%ddp_where", "the stacks of all ranks, merged into one tree"),
-        ("%ddp_where --ranks 0,2 --locals", "of two ranks, with their variables"),
+        ("%ddp_where --ranks 0,2 --locals", "the stacks of two ranks, with their variables"),
+        ("%ddp_where", "those of all ranks, merged into one tree"),
     ),
     run=_where,
     options=(
         options.ranks("show these ranks only"),
-        Option(
-            "--locals",
-            action="store_true",
-            help="with the variables in your own frames, as short texts",
-        ),
+        Option("--locals", "with the variables in your own frames, as short texts"),
         options.JSON,
     ),
     button=VerbButton(_where, stacks.text),
@@ -89,7 +73,7 @@ WHERE = Verb(
 def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     run = ui.session.current
     table = ui.session.step(chosen_ranks(ui.session, args), args.to)
-    if run is not None and run.held:
+    if run is not None and run.pausing:
         ui.show_news(run)
     return table
 
@@ -103,22 +87,19 @@ STEP = Verb(
     "ddp_step",
     about="Move paused ranks through the next stage of set-up or of %ddp_wrap, or the next "
     "collective. Returns a table: where each rank is, and for which ranks it waits.",
-    example="%ddp_step --ranks 1",
     examples=(
-        ("%ddp_step", "every paused rank one stage, or one collective, further"),
-        ("%ddp_step --ranks 1", "rank 1 alone; watch the others wait"),
+        ("%ddp_step --ranks 1", "rank 1 alone one stage, or one collective, further"),
+        ("%ddp_step", "every paused rank"),
         ("%ddp_step --to verified", "through to the end of set-up"),
     ),
     run=_step,
     options=(
         options.ranks("move these ranks only, and keep the others paused"),
         Option(
-            "--to",
+            "--to NAME",
+            "continue through this stage, to this collective, or to the end",
             choices=_GOALS,
             default=None,
-            metavar="NAME",
-            help="continue through this stage, to this collective, or to the end",
-            completer=one_of(_GOALS),
         ),
     ),
     button=VerbButton(_step, step_table.text, moves_ranks=True),

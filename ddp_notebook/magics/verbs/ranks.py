@@ -68,7 +68,6 @@ INIT = Verb(
     "ddp_init",
     about="Start one process per rank and bring torch.distributed up, stage by stage. Returns the "
     "board; with --step, a table of where the ranks are.",
-    example="%ddp_init --world-size 4",
     examples=(
         ("%ddp_init --world-size 4", "four ranks, ready for %%ddp cells"),
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
@@ -76,81 +75,32 @@ INIT = Verb(
     ),
     run=_init,
     options=(
-        Option("-n", "--world-size", type=int, default=4, metavar="N", help="number of ranks"),
-        Option(
-            "--backend",
-            choices=BACKENDS,
-            default="auto",
-            help="auto: nccl when each rank has a GPU, else gloo",
-        ),
-        Option(
-            "--device",
-            choices=DEVICES,
-            default="auto",
-            help="auto: GPUs if every rank can have one, else CPUs",
-        ),
-        Option(
-            "--timeout",
-            type=float,
-            default=60.0,
-            metavar="S",
-            help="seconds that a stage of set-up may wait",
-        ),
-        Option(
-            "--master-addr", default="127.0.0.1", metavar="ADDRESS", help="where the store listens"
-        ),
-        Option(
-            "--master-port",
-            type=int,
-            default=0,
-            metavar="PORT",
-            help="its port (default: a free one)",
-        ),
+        Option("-n --world-size N", "number of ranks", default=4),
+        Option("--backend", "auto: nccl when each rank has a GPU, else gloo", choices=BACKENDS),
+        Option("--device", "auto: GPUs if every rank can have one, else CPUs", choices=DEVICES),
+        Option("--timeout S", "seconds that a stage of set-up may wait", default=60.0),
+        Option("--master-addr ADDRESS", "where the store listens", default="127.0.0.1"),
+        Option("--master-port PORT", "its port (default: a free one)", default=0),
         Option(
             "--init-method",
+            "how the ranks find each other: environment variables, a TCP address, a file",
             choices=INIT_METHODS,
-            default="env",
-            help="how the ranks find each other: environment variables, a TCP address, a file",
         ),
-        Option(
-            "--gpus",
-            default="",
-            metavar="LIST",
-            help="the GPUs to use, one per rank, such as 0,1,3",
-        ),
+        Option("--gpus LIST", "the GPUs to use, one per rank, such as 0,1,3"),
         Option(
             "--launcher",
+            "fork: fast, less memory; process: ordinary processes; auto: fork if possible",
             choices=LAUNCHERS,
-            default="auto",
-            help="fork: fast, less memory; process: ordinary processes; auto: fork if possible",
         ),
-        Option(
-            "--threads-per-rank",
-            type=int,
-            default=0,
-            metavar="N",
-            help="threads of each rank (default: cores / ranks, at least 1)",
-        ),
+        Option("--threads-per-rank N", "default: cores / ranks, at least 1", default=0),
         Option(
             "--store",
+            "who hosts the store: the session, as torchrun's agent does, or rank 0, as in a plain "
+            "script",
             choices=STORES,
-            default="session",
-            help="who hosts the store: the session, as torchrun's agent does, or rank 0, as in a "
-            "plain script",
         ),
-        Option(
-            "--set",
-            action="append",
-            default=[],
-            metavar="RANKS:NAME=VALUE",
-            help="change an environment variable on some ranks, such as 1:MASTER_PORT=23457; "
-            "without a value it is unset; may be repeated",
-        ),
-        Option(
-            "--step",
-            action="store_true",
-            help="pause before the first stage; %ddp_step continues",
-        ),
+        options.settings("1:MASTER_PORT=23457"),
+        Option("--step", "pause before the first stage; %ddp_step continues"),
     ),
 )
 
@@ -165,7 +115,6 @@ def _restart(ui: CallerUi, args: argparse.Namespace) -> Board:
 RESTART = Verb(
     "ddp_restart",
     about="Start new processes for ranks, and build the process group again. Returns the board.",
-    example="%ddp_restart --ranks 1",
     examples=(
         ("%ddp_restart --ranks 1", "a new process for rank 1; the others keep theirs"),
         ("%ddp_restart", "new processes for all ranks"),
@@ -184,7 +133,6 @@ ABORT = Verb(
     "ddp_abort",
     about="Free ranks that are blocked in set-up, a cell or a script. A rank whose process "
     "survives keeps its variables. Returns the board.",
-    example="%ddp_abort",
     examples=(
         ("%ddp_abort", "free the ranks that are blocked; they keep their variables"),
         ("%ddp_abort --ranks 1", "end what runs there; without its group every rank is freed"),
@@ -205,7 +153,6 @@ def _shutdown(ui: NotebookUi, _args: argparse.Namespace) -> None:
 SHUTDOWN = Verb(
     "ddp_shutdown",
     about="End the ranks and everything that was started for them.",
-    example="%ddp_shutdown",
     examples=(
         ("%ddp_shutdown", "ends the ranks"),
         ("%unload_ext ddp_notebook", "ends them and takes the magics away"),

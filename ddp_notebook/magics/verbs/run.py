@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.completers import files
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.run_display import Begin
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.magics.verbs.ranks import start_ranks
@@ -19,7 +19,18 @@ from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
 
-def _show(ui: NotebookUi, args: argparse.Namespace, begin: Begin) -> None:
+def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult]) -> None:
+    """Call `run` as the options of every run say, and show it in this cell."""
+
+    def begin(begun: Callable[[CellRun], None]) -> CellResult:
+        return run(
+            number=ui.prompt_number,
+            wait=args.wait,
+            hold=args.step is not None,
+            detach=args.detach,
+            started=begun,
+        )
+
     if args.detach:
         ui.runs.show_detached(begin)
     else:
@@ -29,32 +40,23 @@ def _show(ui: NotebookUi, args: argparse.Namespace, begin: Begin) -> None:
 def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.cell is None:
         raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
-    ranks = chosen_ranks(ui.session, args)
-
-    def begin(begun: Callable[[CellRun], None]) -> CellResult:
-        return ui.session.run_cell(
-            args.cell,
-            ranks,
-            number=ui.prompt_number,
-            magic_line=f"%%ddp {args.line}".rstrip(),
-            wait=args.wait,
-            hold=args.step is not None,
-            detach=args.detach,
-            transform=ui.shell.transform_cell,
-            started=begun,
-        )
-
-    _show(ui, args, begin)
+    run = partial(
+        ui.session.run_cell,
+        args.cell,
+        chosen_ranks(ui.session, args),
+        magic_line=f"%%ddp {args.line}".rstrip(),
+        transform=ui.shell.transform_cell,
+    )
+    _run(ui, args, run)
 
 
 CELL = Verb(
     "ddp",
     kind="line_cell",
     about="Run the cell on the ranks, until every rank has finished it or none can make progress.",
-    example="%%ddp --ranks 0,2-3",
     examples=(
-        ("%%ddp", "the cell on all ranks"),
-        ("%%ddp --ranks 0,2-3", "on these only"),
+        ("%%ddp --ranks 0,2-3", "the cell on three ranks"),
+        ("%%ddp", "on all ranks"),
         ("%%ddp --detach", "a long one: the notebook stays free; %ddp_wait shows its end"),
         ("%%ddp --step collective", "pausing before each collective; %ddp_step continues"),
     ),
@@ -67,24 +69,15 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
     ui.session.require("%ddp_run")
-    ranks = chosen_ranks(ui.session, args)
-    settings = parse_settings(args.set, ui.session.record.snapshot.world_size)
-
-    def begin(begun: Callable[[CellRun], None]) -> CellResult:
-        return ui.session.run_script(
-            args.script,
-            args.arguments,
-            ranks,
-            store=args.store,
-            settings=settings,
-            wait=args.wait,
-            hold=args.step is not None,
-            detach=args.detach,
-            number=ui.prompt_number,
-            started=begun,
-        )
-
-    _show(ui, args, begin)
+    run = partial(
+        ui.session.run_script,
+        args.script,
+        args.arguments,
+        chosen_ranks(ui.session, args),
+        store=args.store,
+        settings=parse_settings(args.set, ui.session.record.snapshot.world_size),
+    )
+    _run(ui, args, run)
 
 
 def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
@@ -103,7 +96,6 @@ SCRIPT = Verb(
     "ddp_run",
     about="Run a torchrun-style script on the ranks, unchanged. Options come before the script, "
     "its own arguments after it. On some ranks only, they are ranks 0, 1, ... for the script.",
-    example="%ddp_run train.py --epochs 2",
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),
@@ -112,30 +104,12 @@ SCRIPT = Verb(
     run=_run_script,
     options=(
         options.ranks("run it on these ranks only"),
-        Option(
-            "--store",
-            choices=STORES,
-            default="session",
-            help="who hosts the script's store: the session, or rank 0",
-        ),
-        Option(
-            "--set",
-            action="append",
-            default=[],
-            metavar="RANKS:NAME=VALUE",
-            help="change an environment variable on some ranks, such as 1:RANK=0; may be repeated",
-        ),
-        Option(
-            "-n",
-            "--world-size",
-            type=int,
-            default=None,
-            metavar="N",
-            help="start N ranks first, if there are none",
-        ),
+        Option("--store", "who hosts the script's store: the session, or rank 0", choices=STORES),
+        options.settings("1:RANK=0"),
+        Option("-n --world-size N", "start N ranks first, if there are none", type=int),
         *options.RUN_OPTIONS,
-        Option("script", help="the script", completer=files),
-        Option("arguments", nargs=argparse.REMAINDER, help="its arguments"),
+        Option("script", "the script", completer=files),
+        Option("arguments", "its arguments", nargs=argparse.REMAINDER),
     ),
 )
 
@@ -171,20 +145,17 @@ WAIT = Verb(
     "ddp_wait",
     about="Wait for the cell or script that was detached, or that ranks are still in, and show "
     "it. An interrupt stops the ranks, as it does with a cell. Returns a CellResult.",
-    example="%ddp_wait --timeout 60",
     examples=(
-        ("%ddp_wait", "waits for the end"),
-        ("%ddp_wait --timeout 10", "for ten seconds at most"),
+        ("%ddp_wait --timeout 60", "waits for a minute at most"),
         ("%ddp_wait --timeout 0", "only looks at it"),
+        ("%ddp_wait", "waits for the end"),
     ),
     run=_wait,
     options=(
         Option(
-            "--timeout",
+            "--timeout S",
+            "wait S seconds at most; the ranks continue (default: until the end)",
             type=float,
-            default=None,
-            metavar="S",
-            help="wait S seconds at most; the ranks continue (default: until the end)",
         ),
     ),
     value_display=ValueDisplay(CellResult, _show_value),

@@ -31,7 +31,6 @@ def _tour(ui: NotebookUi, _args: argparse.Namespace) -> None:
 TOUR = Verb(
     "ddp_tour",
     about="Print five things to try.",
-    example="%ddp_tour",
     examples=(
         ("%ddp_tour", "five things to try"),
         ("%ddp_init?", "any magic's own page of help"),

@@ -28,7 +28,6 @@ def _push(ui: NotebookUi, args: argparse.Namespace) -> None:
 PUSH = Verb(
     "ddp_push",
     about="Send variables of the notebook to the ranks.",
-    example="%ddp_push batch",
     examples=(
         ("%ddp_push batch", "the notebook's batch, to all ranks"),
         ("%ddp_push batch lr --ranks 1", "two variables, to rank 1"),
@@ -36,7 +35,7 @@ PUSH = Verb(
     run=_push,
     options=(
         options.ranks("send them to these ranks only"),
-        Option("names", nargs="+", help="variables of the notebook", completer=variables),
+        Option("names", "one or more variables of the notebook", nargs="+", completer=variables),
     ),
 )
 
@@ -53,7 +52,6 @@ PULL = Verb(
     "ddp_pull",
     about="Bring a variable of the ranks into the notebook. Its value is a dict from rank to "
     "value, or the value itself when --ranks names a single rank.",
-    example="%ddp_pull loss",
     examples=(
         ("%ddp_pull loss", "loss = {0: ..., 1: ...}, a value per rank"),
         ("%ddp_pull loss --ranks 0 --as first_loss", "rank 0's own, under another name"),
@@ -61,14 +59,8 @@ PULL = Verb(
     run=_pull,
     options=(
         options.ranks("bring it from these ranks only"),
-        Option("name", help="a variable of the ranks"),
-        Option(
-            "--as",
-            dest="target",
-            default="",
-            metavar="NAME",
-            help="its name in the notebook (default: the same)",
-        ),
+        Option("name", "a variable of the ranks"),
+        Option("--as NAME", "its name in the notebook (default: the same)", dest="target"),
     ),
 )
 
@@ -92,7 +84,6 @@ OUTPUT = Verb(
     "ddp_output",
     about="Show what a rank wrote in its last cell: while the cell runs, or when it was too much "
     "to show (over 1 MB).",
-    example="%ddp_output --ranks 0",
     examples=(
         ("%ddp_output --ranks 0", "the last lines that rank 0 wrote"),
         ("%ddp_output --ranks 1 --log", "what C code wrote there, not through Python"),
@@ -100,18 +91,8 @@ OUTPUT = Verb(
     run=_output,
     options=(
         options.ranks("show what these ranks wrote", default="0"),
-        Option("--tail", type=int, default=100, metavar="N", help="how many lines"),
-        Option(
-            "--save",
-            default="",
-            metavar="FILE",
-            help="write all of it to FILE instead",
-            completer=files,
-        ),
-        Option(
-            "--log",
-            action="store_true",
-            help="what the process wrote, but not through Python: messages of C code",
-        ),
+        Option("--tail N", "how many lines", default=100),
+        Option("--save FILE", "write all of it to FILE instead", completer=files),
+        Option("--log", "what the process wrote, but not through Python: messages of C code"),
     ),
 )

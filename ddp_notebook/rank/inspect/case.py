@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from ddp_notebook.model import (
     Activity,
+    Category,
     InitArguments,
     Place,
     Probe,
@@ -95,8 +96,11 @@ def gather() -> dict[str, Any]:
 def _holder(error: state.Failure | None) -> str:
     """Who holds the port that this rank could not have."""
     port = rendezvous.log.arguments.master_port
-    in_use = error is not None and re.search("EADDRINUSE|already in use|in use by", error.text)
-    return store_process.holder(port) if in_use and port else ""
+    if error is None or not port:
+        return ""
+    ours = error.category == Category.PORT_IN_USE
+    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
+    return store_process.holder(port) if in_use else ""
 
 
 def activity_of(inside: str) -> Activity:

@@ -68,11 +68,9 @@ def _host(came: InitArguments, port: int, plan: Plan) -> dist.Store:
     try:
         listener = listen(came.master_addr, port)
     except OSError as error:
-        cause, remedy = explain(error, came.master_addr, port)
-        in_use = "in use" in cause
-        raise StageError(
-            cause, remedy, (Category.PORT_IN_USE if in_use else Category.UNREACHABLE_MASTER).value
-        ) from None
+        why = explain(error, came.master_addr, port)
+        category = why.category or Category.UNREACHABLE_MASTER.value
+        raise StageError(why.cause, why.remedy, category) from None
     return dist.TCPStore(
         came.master_addr,
         port,

@@ -16,8 +16,9 @@ from datetime import timedelta
 import psutil
 from torch.distributed import TCPStore
 
-from ddp_notebook.model import SESSION, StoreFailed, StoreOpened
+from ddp_notebook.model import SESSION, Category, StoreFailed, StoreOpened
 from ddp_notebook.rank import events
+from ddp_notebook.rank.setup.errors import StageError
 
 
 def main(url: str, key: str, host: str, port: int) -> None:
@@ -27,8 +28,14 @@ def main(url: str, key: str, host: str, port: int) -> None:
     try:
         listener = listen(host, port)
     except OSError as error:
-        cause, remedy = explain(error, host, port)
-        voice.emit(StoreFailed, cause=cause, remedy=remedy, pid=os.getpid())
+        why = explain(error, host, port)
+        voice.emit(
+            StoreFailed,
+            cause=why.cause,
+            remedy=why.remedy,
+            pid=os.getpid(),
+            category=why.category,
+        )
         voice.close()
         return
     actual_port = listener.getsockname()[1]
@@ -60,29 +67,25 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def explain(error: OSError, host: str, port: int) -> tuple[str, str]:
-    """Why the store cannot listen, and what to type."""
+def explain(error: OSError, host: str, port: int) -> StageError:
+    """Why the store cannot listen, and what to type; its category where another process listens."""
+    no_address = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
     if isinstance(error, socket.gaierror):
-        return (
-            f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.",
-            "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine.",
-        )
+        return StageError(f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", no_address)
     if error.errno == errno.EADDRINUSE:
-        return (
+        return StageError(
             f"Port {port} on {host} is in use{holder(port)}.",
             "Leave --master-port out (a free port is chosen), or give another one.",
+            Category.PORT_IN_USE.value,
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return (
-            f"MASTER_ADDR {host} is not an address of this machine.",
-            "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine.",
-        )
+        return StageError(f"MASTER_ADDR {host} is not an address of this machine.", no_address)
     if error.errno == errno.EACCES:
-        return (
+        return StageError(
             f"Port {port} may not be used: ports below 1024 are the administrator's.",
             "Leave --master-port out, or give a port from 1024 to 65535.",
         )
-    return (
+    return StageError(
         f"The store cannot listen on {host}:{port}: {error}.",
         "Leave --master-addr and --master-port out.",
     )

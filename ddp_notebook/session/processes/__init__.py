@@ -1,8 +1,10 @@
-"""The processes of the ranks and what belongs to them: stores, collective logs.
+"""What runs for a session: the processes of its ranks, stores, collective logs, and their folder.
 
-collective_logs.py  Reads what the ranks wrote down about their collectives, without asking them
-lab_hosts.py        The fault lab's hosts: held by a process of the session's, and which rank is
-processes.py        From nothing to ranks that take calls: the processes, the store, and their e
-store.py            The session's stores: each is hosted by a process of its own, as torchrun's
-unresponsive.py     What the system tells of a rank that does not answer.
+collective_logs.py  Reads what the ranks wrote down about their collectives, without asking them.
+deaths.py           Which ranks died during set-up, in which stage, how; for an error.
+folder.py           The temporary folder of a session, and removal of those whose owner was killed.
+lab_hosts.py        The fault lab's hosts: held by a process, and which rank is on which.
+processes.py        From nothing to ranks that take calls: the processes, the store, and their end.
+store.py            The session's stores: each is hosted by a process of its own.
+unresponsive.py     What the operating system tells of a rank that does not answer.
 """

@@ -1,4 +1,4 @@
-"""Reads what the ranks wrote down about their collectives, without asking them."""
+"""Reads the collective logs of the ranks, from files that both sides map: without asking them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class CollectiveLogs:
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
         """Per rank its run and how many collectives it has issued in it. Takes microseconds."""
-        found = []
+        counts = []
         for rank in ranks:
             words = self._map(rank)
             if words is not None:
                 _, run, written, _ = collective_log.HEADER.unpack_from(words)
-                found.append((run, written))
-        return tuple(found)
+                counts.append((run, written))
+        return tuple(counts)
 
     def read(self, ranks: Ranks, run: int | None = None, last: int = READ_LAST) -> Collectives:
-        """What `ranks` issued, in `run` only when it is given.
+        """What `ranks` issued; in `run` alone when it is given.
 
         The ranks of a run may count themselves from 0: members of groups are the `ranks` in
         their order.
@@ -58,23 +58,23 @@ class CollectiveLogs:
         return self._read(ranks, run, lasts)
 
     def _read(self, ranks: Ranks, run: int | None, lasts: Mapping[int, int]) -> Collectives:
-        rings = {}
+        logs = {}
         for rank, last in lasts.items():
             words = self._map(rank)
             if words is not None:
-                found = collective_log.read(words, rank, last, self._known.get(rank))
-                self._known[rank] = replace(found, records=())
-                if run is None or found.run == run:
-                    rings[rank] = found
+                log = collective_log.read(words, rank, last, self._known.get(rank))
+                self._known[rank] = replace(log, records=())
+                if run is None or log.run == run:
+                    logs[rank] = log
         groups = {
             name: tuple(ranks[member] for member in members if member < len(ranks))
-            for found in rings.values()
-            for name, members in found.groups.items()
+            for log in logs.values()
+            for name, members in log.groups.items()
         }
         return Collectives(
-            {rank: found.records for rank, found in rings.items()},
+            {rank: log.records for rank, log in logs.items()},
             groups,
-            {rank: found.first for rank, found in rings.items()},
+            {rank: log.first for rank, log in logs.items()},
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The fault lab's hosts: held by a process of the session's, and which rank is on which."""
+"""The fault lab's hosts: the process that holds them open, and which rank is on which host."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from ddp_notebook.launch.environment import child_environment
 
 _OPEN_WITHIN_S = 10.0
 _CLOSE_WITHIN_S = 2.0
-_LOOK_EVERY_S = 0.005
-SECOND = 1
-"""The rank on the second host; all others are on the first."""
+_POLL_S = 0.005
+_ON_SECOND_HOST = 1
+"""The rank that is alone on the second host."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the ranks of a script are: the store's address, and the host of each rank as the
-    paths of its namespaces."""
+    """Where the ranks of a script run."""
 
     address: tuple[str, int]
+    """The store's."""
     hosts: Mapping[int, Mapping[str, str]]
+    """Per rank the paths of its host's namespaces ``net`` and ``uts``."""
 
 
 class LabHosts:
-    """Two hosts on one link, for as long as the process that holds them.
+    """Two linked hosts, which exist as long as the process that holds them open.
 
-    `port` is the store's. Every port of a new host is free, and yet it must be another one each
-    time: torch keeps the stores of a process by their port, also one on a host that is gone.
+    `port` is the store's. All ports of a new host are free, but it must be a different one each
+    time: torch caches the stores of a process by port, even when the host no longer exists.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class LabHosts:
         self._fork_server = fork_server
         self._ended = False
         self.port = port
-        self._said = folder / f"lab-{time.monotonic_ns()}.json"
-        told = {"said": str(self._said), "names": names, "drops": drops, "port": self.port}
+        self._report = folder / f"lab-{time.monotonic_ns()}.json"
+        arguments = {"report": str(self._report), "names": names, "drops": drops, "port": port}
         spec = {
-            "calls": [["ddp_notebook.launch.network_namespaces:hold", told]],
+            "calls": [["ddp_notebook.launch.network_namespaces:hold", arguments]],
             "env": child_environment({}),
             "cwd": os.getcwd(),  # noqa: PTH109
             "log": str(folder / "lab.log"),
@@ -61,27 +62,27 @@ class LabHosts:
         self.pid = fork_server.spawn(spec, self._exited)
 
     def place(self, world_size: int) -> Placed:
-        """The ranks on the hosts, when these are there. Raises UsageMistake."""
+        """Wait until the hosts exist and place the ranks on them. Raises UsageMistake."""
         deadline = time.monotonic() + _OPEN_WITHIN_S
-        while not self._said.exists() and not self._ended and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
-        said: dict[str, Any] = {"error": "the process that holds them did not say why"}
-        if self._said.exists():
-            said = json.loads(self._said.read_text())
-        if "error" in said:
-            raise UsageMistake(f"The lab's hosts could not be made: {said['error']}")
-        first, second = said["hosts"]
-        hosts = {rank: second if rank == SECOND else first for rank in range(world_size)}
+        while not self._report.exists() and not self._ended and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        report: dict[str, Any] = {"error": "the process that makes them ended, or took too long"}
+        if self._report.exists():
+            report = json.loads(self._report.read_text())
+        if "error" in report:
+            raise UsageMistake(f"The second host could not be made: {report['error']}")
+        first, second = report["hosts"]
+        hosts = {rank: second if rank == _ON_SECOND_HOST else first for rank in range(world_size)}
         return Placed((network_namespaces.address(0), self.port), hosts)
 
     def close(self) -> None:
-        """Let go of them; they are gone when no rank is there any more."""
-        self._said.unlink(missing_ok=True)
+        """End the process; the hosts are gone as soon as no rank is on them any more."""
+        self._report.unlink(missing_ok=True)
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)
         deadline = time.monotonic() + _CLOSE_WITHIN_S
         while not self._ended and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
     def _exited(self, _: int) -> None:
         self._ended = True

@@ -31,6 +31,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.folder import make_folder, sweep_stale_folders, write_owner
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.store import StoreProcess
@@ -67,13 +68,13 @@ class Processes:
         self._lab: LabHosts | None = None
         self._closing = False
         self._log_files: dict[int, Path] = {}
-        self._heard_bytes: dict[int, int] = {}
+        self._earlier_bytes: dict[int, int] = {}
         """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
         write_owner(self.folder, fork_server.pid or os.getpid())
         self.spool.mkdir(mode=0o700)
         self.logs = CollectiveLogs(self.spool)
-        """What the ranks wrote down about their collectives."""
+        """The collective logs of the ranks."""
         self.listener = Listener(self.folder, record.add)
         self.cluster: RankCluster = IPyParallelCluster(
             fork_server, self.folder, self._exited, options.world_size
@@ -163,15 +164,7 @@ class Processes:
 
     def _why_not_up(self, missing: Ranks) -> str:
         """Which rank did not get launched, and why."""
-        lines = []
-        for state in self.record.snapshot.ranks:
-            if state.status is Status.DEAD:
-                words = state.last_words.strip().splitlines()
-                said = f" Last words: {words[-1].strip()}" if words else ""
-                lines.append(
-                    f"Rank {state.rank} died in stage launched, "
-                    f"{exit_text(state.exit_code or 0)}.{said}"
-                )
+        lines = deaths(self.record.snapshot)
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
 
     def _any_dead(self, ranks: Ranks) -> bool:
@@ -285,15 +278,15 @@ class Processes:
         )
 
     def begin_last_words(self, ranks: Ranks) -> None:
-        """Something new begins on these ranks: what their logs hold are not its last words."""
+        """Something new begins on these ranks: what their logs have is not its last words."""
         for rank in ranks:
             with contextlib.suppress(OSError):
-                self._heard_bytes[rank] = self.log_file(rank).stat().st_size
+                self._earlier_bytes[rank] = self.log_file(rank).stat().st_size
 
     def _log_tail(self, rank: int) -> str:
         with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._heard_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
+            log.seek(max(self._earlier_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
             return log.read().decode("utf-8", "replace")
         return ""
 

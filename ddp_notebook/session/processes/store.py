@@ -11,15 +11,13 @@ from ddp_notebook.cluster.event_receiver import Listener
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
-from ddp_notebook.model import (
-    SESSION,
-    Category,
-    Diagnosis,
-    Event,
-    Finding,
-    StoreFailed,
-    StoreOpened,
-)
+from ddp_notebook.model import SESSION
+from ddp_notebook.model import Category
+from ddp_notebook.model import Diagnosis
+from ddp_notebook.model import Event
+from ddp_notebook.model import Finding
+from ddp_notebook.model import StoreFailed
+from ddp_notebook.model import StoreOpened
 from ddp_notebook.session.record import Record
 
 _CLOSE_WITHIN_S = 2.0
@@ -39,7 +37,7 @@ class StoreProcess:
     ) -> None:
         self._fork_server = fork_server
         self._record = record
-        self._said: list[StoreOpened | StoreFailed] = []
+        self._answers: list[StoreOpened | StoreFailed] = []
         self._ended = False
         self._unsubscribe = record.subscribe(self._watch)
         listener.expect_from_start(SESSION)
@@ -48,7 +46,7 @@ class StoreProcess:
             "calls": [["ddp_notebook.rank.setup.store_process:main", arguments]],
             "env": child_environment({}),
             "cwd": os.getcwd(),  # noqa: PTH109
-            "log": str(folder / "keeper.log"),
+            "log": str(folder / "store.log"),
         }
         self.pid = fork_server.spawn(spec, self._exited)
 
@@ -59,18 +57,18 @@ class StoreProcess:
 
     def address(self, timeout_s: float) -> tuple[str, int]:
         """Where it listens, as soon as it does. Raises SetupFailed."""
-        self._record.wait_for(lambda: self._mine() is not None or self._ended, timeout_s)
-        # A keeper that cannot listen says why and ends; its words may come after that news.
-        self._record.wait_for(lambda: self._mine() is not None, 1.0)
-        said = self._mine()
-        if isinstance(said, StoreOpened):
-            return said.host, said.port
-        if said is None:
+        self._record.wait_for(lambda: self._own_answer() is not None or self._ended, timeout_s)
+        # A process that cannot listen says why and ends; what it says may arrive after its exit.
+        self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
+        answer = self._own_answer()
+        if isinstance(answer, StoreOpened):
+            return answer.host, answer.port
+        if answer is None:
             raise SetupFailed("The store did not open in time. Try again: %ddp_init")
-        category = Category.PORT_IN_USE if "in use" in said.cause else Category.ENV_INVALID
-        finding = Finding(category, (), said.cause.rstrip("."), said.remedy)
+        category = Category(answer.category or Category.ENV_INVALID)
+        finding = Finding(category, (), answer.cause.rstrip("."), answer.remedy)
         raise SetupFailed(
-            f"{said.cause}\n  What to do: {said.remedy}", diagnosis=Diagnosis((finding,))
+            f"{answer.cause}\n  What to do: {answer.remedy}", diagnosis=Diagnosis((finding,))
         )
 
     def close(self) -> None:
@@ -80,13 +78,13 @@ class StoreProcess:
             self._fork_server.signal(self.pid, signal.SIGKILL)
             self._record.wait_for(lambda: self._ended, _CLOSE_WITHIN_S)
 
-    def _mine(self) -> StoreOpened | StoreFailed | None:
-        return next((event for event in self._said if event.pid == self.pid), None)
+    def _own_answer(self) -> StoreOpened | StoreFailed | None:
+        return next((event for event in self._answers if event.pid == self.pid), None)
 
     def _watch(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, (StoreOpened, StoreFailed)):
-                self._said.append(event)
+                self._answers.append(event)
 
     def _exited(self, code: int) -> None:
         self._ended = True

@@ -38,6 +38,6 @@ def process_of(pid: int | None) -> tuple[str, float]:
         return "", 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        main = next((each for each in process.threads() if each.id == pid), None)
+        main = next((thread for thread in process.threads() if thread.id == pid), None)
         return str(process.status()), main.user_time + main.system_time if main else 0.0
     return "", 0.0

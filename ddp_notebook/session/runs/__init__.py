@@ -1,13 +1,15 @@
-"""Cells and scripts on the ranks, from their start to their end.
+"""Cells and scripts on the ranks, from the claim of their ranks to their end.
 
-cells.py             The session's verb for cells: run one on ranks, watch it, and say how it en
-collective_steps.py  Steps through a cell collective by collective: let ranks go, and wait until
-post_run.py          After a run that went well: is what it computed right? Asks the ranks once,
-registry.py          The runs of a session: whose ranks are taken, those that were detached, and
-run.py               One cell running on some ranks: who started, who finished how, and what the
-script.py            Runs a script on the ranks as torchrun would, and ends when it cannot get o
-scripts.py           The session's verb for scripts: run one on the ranks, as torchrun would.
-stall_detector.py    Asks the ranks what they know, and decides whether a set-up that does not g
-wait.py              Running a cell on its ranks to the end, or to an interrupt.
-watch.py             Running a cell or a script to its end: until it is over, or can make no pro
+cell_syntax.py       Compiles a cell in the notebook before any rank runs it.
+cells.py             Runs a cell on ranks: checks it, sends it, and says how it ended.
+collective_steps.py  Steps a run from collective to collective.
+controller.py        One run of a cell or a script, from the claim of its ranks to its end.
+detached.py          A wait for the end of a run on a thread of its own.
+gather.py            Asks ranks what they know and makes a case of it.
+interruption.py      How an interrupted run stands, in words.
+post_run.py          Post-run checks: is what a finished run computed right?
+registry.py          Which ranks are claimed, the run that is detached, and waiting for it.
+run.py               What the ranks tell of one run: who started, who finished how, their output.
+scripts.py           Runs a script on ranks as torchrun would, and says how it ended.
+stall_detector.py    Decides whether ranks that wait are stuck.
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
 from ddp_notebook.session.interrupts import noted
@@ -89,7 +89,7 @@ class CellWork:
             "number": self.run.number,
             "magic_line": self.magic_line,
             "source": self.source,
-            "hold": self.run.held,
+            "hold": self.run.pausing,
         }
         function = f"{_RUNNER}:{'start_async' if self.is_async else 'run'}"
         return self.cluster.tell(ranks, function, arguments)

@@ -99,10 +99,7 @@ def step(
         moving = paused_ranks(run, logs, ranks)
         if not moving:
             raise UsageMistake(_why_not(run, logs))
-        question = "let go for good" if to == END else "let go"
-        answers = cluster.ask(moving, question, _ASK_TIMEOUT_S)
-        left = {rank: answer.get("at") for rank, answer in answers.items()}
-        settling = Settling(run, cluster, logs, left)
+        settling = Settling(run, cluster, logs, _let_go(cluster, moving, for_good=to == END))
         while not settling.done() and not interrupted():
             record.wait_for(lambda: run.done, _LOOK_EVERY_S)
         if to in (None, END) or interrupted() or run.done:
@@ -113,6 +110,13 @@ def step(
             break
     made = table(run, logs)
     return replace(made, next_call="") if run.done else made
+
+
+def _let_go(cluster: RankCluster, ranks: Ranks, *, for_good: bool) -> Mapping[int, int | None]:
+    """Let paused ranks issue their collective; of each the number of the one it was before."""
+    question = "let go for good" if for_good else "let go"
+    answers = cluster.ask(ranks, question, _ASK_TIMEOUT_S)
+    return {rank: answer.get("at") for rank, answer in answers.items()}
 
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:

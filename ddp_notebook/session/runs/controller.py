@@ -251,10 +251,10 @@ class RunController:
                 for rank in self._dropped(replies, sent_s):
                     if rank in sent_again:
                         run.lost.add(rank)
-                        continue
-                    sent_again.add(rank)
-                    sent_s[rank] = time.monotonic()
-                    replies.update(work.send((rank,)))
+                    else:
+                        sent_again.add(rank)
+                        sent_s[rank] = time.monotonic()
+                        replies.update(work.send((rank,)))
         return None
 
     def _dropped(self, replies: Replies, sent_s: dict[int, float]) -> list[int]:

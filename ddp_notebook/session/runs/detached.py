@@ -16,7 +16,7 @@ class Detached:
         self.controller = controller
         self.ended: Future[CellResult] = Future()
         """How it ended; also with ranks in it, when these make no progress by themselves."""
-        self.told = False
+        self.reported = False
         """The user has seen how it ended."""
         self._stop = threading.Event()
         controller.watch()

@@ -1,11 +1,11 @@
-"""Asks ranks what they know and makes a case of it; of dead and silent ranks, what is on record."""
+"""Asks ranks what they know and makes a case of it; of dead ranks, what is on record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.model import (
     Activity,
@@ -14,6 +14,7 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     Ranks,
+    RankState,
     Snapshot,
     Status,
     codec,
@@ -53,31 +54,12 @@ def gather(
     and what it knows is of an earlier set-up.
     """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
-    dead = {state.rank: state for state in states if state.status is Status.DEAD}
-    alive = tuple(state.rank for state in states if state.rank not in dead)
+    alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
     answers = cluster.ask(alive, "evidence", _ASK_TIMEOUT_S)
     to_do = asked()
-    ranks = []
-    for state in states:
-        if state.rank in dead:
-            evidence = RankReport(
-                state.rank,
-                Activity.DEAD,
-                exit_code=state.exit_code,
-                last_words=state.last_words,
-            )
-        elif (answer := answers.get(state.rank, {})) and "error" in answer:
-            doing = f"its observer failed: {answer['error']}"
-            evidence = RankReport(state.rank, Activity.SILENT, doing=doing)
-        elif answer:
-            evidence = codec.decode(RankReport, answer)
-            if evidence.activity in (Activity.IDLE, Activity.FAILED) and state.rank in to_do:
-                evidence = RankReport(state.rank, Activity.BUSY, doing="about to begin")
-        else:
-            evidence = silent(state)
-        ranks.append(evidence)
+    reports = [_report(state, answers.get(state.rank), state.rank in to_do) for state in states]
     return Case(
-        with_reach(cluster, ranks),
+        _with_reach(cluster, reports),
         dict(launch.values),
         launch.store_host,
         store_alive=launch.store_alive(),
@@ -86,7 +68,26 @@ def gather(
     )
 
 
-def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
+def _report(
+    state: RankState, answer: Mapping[str, Any] | None, has_something_to_do: bool
+) -> RankReport:
+    """What a rank answered; of one that is dead, failed to answer or is silent, what is known."""
+    if state.status is Status.DEAD:
+        return RankReport(
+            state.rank, Activity.DEAD, exit_code=state.exit_code, last_words=state.last_words
+        )
+    if not answer:
+        return silent(state)
+    if "error" in answer:
+        doing = f"its observer failed: {answer['error']}"
+        return RankReport(state.rank, Activity.SILENT, doing=doing)
+    report = codec.decode(RankReport, answer)
+    if has_something_to_do and report.activity in (Activity.IDLE, Activity.FAILED):
+        return RankReport(state.rank, Activity.BUSY, doing="about to begin")
+    return report
+
+
+def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
     """`ranks`, those that connect to each other across hosts with whom of them they reach.
 
     Asked in a second step: only now it is known where each of them listens.
@@ -95,14 +96,14 @@ def with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankR
     if len({e.network for e in connecting}) < 2:
         return tuple(ranks)
     targets = [
-        each
+        address
         for e in connecting
-        for each in e.listens
-        if not each.startswith(("127.", "::1:"))  # on another host that is another place
+        for address in e.listens
+        if not address.startswith(("127.", "::1:"))  # on another host that is another address
     ]
     asked = tuple(e.rank for e in connecting)
     answers = cluster.ask(asked, "reach", _ASK_TIMEOUT_S, {"targets": targets})
     return tuple(
-        replace(e, reach=tuple(Probe(**each) for each in answers.get(e.rank, {}).get("reach", ())))
+        replace(e, reach=tuple(Probe(**p) for p in answers.get(e.rank, {}).get("reach", ())))
         for e in ranks
     )

@@ -16,18 +16,9 @@ def interruption(run: CellRun, snapshot: Snapshot) -> CellInterrupted:
 
 
 def _who_does_what(run: CellRun, snapshot: Snapshot) -> str:
-    pending = run.pending
-    lines = []
-    stopped = tuple(r for r, f in run.finished.items() if f.outcome == "interrupted")
-    if stopped:
-        lines.append(f"{name_ranks(stopped)} stopped{_at_lines(run)}")
-    for outcome, what in (("ok", "had finished"), ("error", "had raised an error")):
-        before = tuple(r for r, f in run.finished.items() if f.outcome == outcome)
-        if before:
-            lines.append(f"{name_ranks(before)} {what}")
-    if run.died:
-        lines.append(f"{name_ranks(run.died)} died")
-    begun = tuple(rank for rank in pending if rank in run.started)
+    begun = tuple(rank for rank in run.pending if rank in run.started)
+    late = tuple(rank for rank in run.pending if rank not in run.started)
+    lines = _who_left(run)
     for doing, ranks in doings(begun, snapshot).items():
         lines.append(f"{name_ranks(ranks)} still in {doing}")
     if begun:
@@ -36,10 +27,25 @@ def _who_does_what(run: CellRun, snapshot: Snapshot) -> str:
             f"get {it} back with %ddp_abort, or with new processes: %ddp_restart --ranks "
             f"{format_ranks(begun)}"
         )
-    late = tuple(rank for rank in pending if rank not in run.started)
     if late:
         lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")
     return "; ".join(lines)
+
+
+def _who_left(run: CellRun) -> list[str]:
+    """Which ranks are not in it any more, and how they left it."""
+    ways = (
+        ("interrupted", f"stopped{_at_lines(run)}"),
+        ("ok", "had finished"),
+        ("error", "had raised an error"),
+    )
+    lines = []
+    for outcome, what in ways:
+        if ranks := tuple(r for r, f in run.finished.items() if f.outcome == outcome):
+            lines.append(f"{name_ranks(ranks)} {what}")
+    if run.died:
+        lines.append(f"{name_ranks(run.died)} died")
+    return lines
 
 
 def _at_lines(run: CellRun) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.training import rules
+from ddp_notebook.diagnosis import training_findings
 from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts, codec
 from ddp_notebook.session.runs.run import CellRun
 
@@ -29,10 +29,10 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
     facts = gather_facts(cluster, run.ranks, run.cell)
     if set(facts) != set(run.ranks):
         return None  # of some ranks alone little can be compared
-    findings = rules.silent_findings(facts, Collectives())
+    findings = training_findings(facts, Collectives())
     if findings:  # what ranks have averaged by hand is no mistake; records take longer to read
         collectives = logs.read(run.ranks, run.cell)
-        findings = rules.silent_findings(facts, collectives)
+        findings = training_findings(facts, collectives)
     return Diagnosis(findings, None, len(run.ranks)) if findings else None
 
 

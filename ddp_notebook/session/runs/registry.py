@@ -69,7 +69,7 @@ class RunRegistry:
     def _paused(self) -> Ranks:
         """The ranks that are paused before a collective of the run that ranks are in."""
         current = self.current
-        return paused_ranks(current.run, current.logs) if current and current.run.held else ()
+        return paused_ranks(current.run, current.logs) if current and current.run.pausing else ()
 
     @contextmanager
     def claim(
@@ -91,7 +91,7 @@ class RunRegistry:
         with self._lock:
             members = self.idle(ranks, verb)
             run = CellRun(next(self._numbers), members, script, number)
-            run.held = hold
+            run.pausing = hold
             for other in self.controllers:
                 if other.state.claimed:
                     self._check_beside(run, other, detach=detach or hold)
@@ -107,7 +107,7 @@ class RunRegistry:
     def _add(self, controller: RunController) -> None:
         """Keep it, those that ranks are in, and of each rank the last one."""
         known = [*self.controllers, controller]
-        last = {rank: each for each in known for rank in each.run.ranks}
+        last = {rank: c for c in known for rank in c.run.ranks}
         self.controllers = [c for c in known if not c.run.done or c in last.values()]
 
     def _check_beside(self, run: CellRun, other: RunController, *, detach: bool) -> None:
@@ -164,7 +164,7 @@ class RunRegistry:
         controller.carry_out(work, patient=patient)
         if started is not None:
             started(controller.run)
-        if not detach and not controller.run.held:
+        if not detach and not controller.run.pausing:
             controller.watch()
             return controller.see_through(interrupted)
         detached = self.detached = Detached(controller)
@@ -185,21 +185,16 @@ class RunRegistry:
             return self._follow(detached, timeout_s, interrupted)
 
     def _to_wait_for(self) -> Detached:
-        detached = self.detached
-        untold = detached is not None and not detached.told
-        if detached is not None and untold and not detached.left_with_ranks:
+        detached = self.detached if self.detached and not self.detached.reported else None
+        if detached is not None and not detached.left_with_ranks:
             return detached
         self._pool.need("%ddp_wait")
         for controller in reversed(self.controllers):
-            run, state = controller.run, controller.state
-            inside = run.started & set(run.pending)
-            mine = untold and detached is not None and controller is detached.controller
-            if state in (RunState.STUCK, RunState.INTERRUPTED) and (
-                inside or (mine and state is RunState.STUCK)
-            ):
+            is_detached = detached is not None and controller is detached.controller
+            if _can_be_resumed(controller, ended_unseen=is_detached):
                 self.detached = Detached(controller)
                 return self.detached
-        if detached is not None and untold:
+        if detached is not None:
             return detached
         if any(controller.state.claimed for controller in self.controllers):
             raise UsageMistake("Another thread waits for it already. Where it is: %ddp_where")
@@ -213,7 +208,7 @@ class RunRegistry:
     ) -> CellResult:
         """Wait for the end of a detached run, an interrupt, or until its ranks are all paused."""
         controller, run, ended = detached.controller, detached.run, detached.ended
-        settling = Settling(run, controller.cluster, controller.logs) if run.held else None
+        settling = Settling(run, controller.cluster, controller.logs) if run.pausing else None
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         over = threading.Event()
         ended.add_done_callback(lambda _: over.set())
@@ -225,8 +220,20 @@ class RunRegistry:
                 return replace(run.standing(), error=run.error(), steps=steps)
             elif time.monotonic() >= deadline_s:
                 return run.standing()
-        detached.told = True
+        detached.reported = True
         return ended.result()
+
+
+def _can_be_resumed(controller: RunController, *, ended_unseen: bool) -> bool:
+    """True when ranks are in a run that nobody waits for.
+
+    Also of one that was stuck, and whose ranks may be free by now, when nobody has seen that.
+    """
+    run, state = controller.run, controller.state
+    if state is RunState.STUCK and ended_unseen:
+        return True
+    left_with_ranks = state in (RunState.STUCK, RunState.INTERRUPTED)
+    return left_with_ranks and bool(run.started & set(run.pending))
 
 
 def _all_paused(settling: Settling, controller: RunController) -> bool:

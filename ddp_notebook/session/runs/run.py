@@ -1,4 +1,4 @@
-"""One cell running on some ranks: who started, who finished how, and what they wrote."""
+"""What the ranks tell of one run: who started, who finished how, and what they wrote."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class CellRun:
         self.began_s = time.monotonic()
         self.sources: Mapping[str, str] = {}
         """The code that runs, by the name that its lines are shown under."""
-        self.held = False
-        """Its collectives are held until they are stepped on."""
+        self.pausing = False
+        """Every rank pauses before each collective until it is stepped."""
         self._shown: dict[int, tuple[int, int]] = {}
         self.script = script
         """The file's name, when it is a script that runs."""
@@ -210,8 +210,8 @@ class CellRun:
         lines = []
         for rank, exited in sorted(self.died.items()):
             words = exited.last_words.strip().splitlines()
-            said = f" (last words: {words[-1].strip()})" if words else ""
-            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{said}")
+            last = f" (last words: {words[-1].strip()})" if words else ""
+            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
         if self.died:
             lines.append(f"bring back with %ddp_restart --ranks {format_ranks(self.died)}")
         return lines
@@ -222,12 +222,14 @@ class CellRun:
             if finished.outcome == "interrupted":
                 same.setdefault("interrupted", []).append(rank)
             elif finished.outcome == "error":
-                first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
-                where = f"{self.script}, line" if self.script else "cell line"
-                line = f" ({where} {finished.line})" if finished.line else ""
-                what = f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
-                same.setdefault(what, []).append(rank)
+                same.setdefault(self._raised(finished), []).append(rank)
         if "interrupted" in same:
             were = "were" if len(same["interrupted"]) > 1 else "was"
             same[f"{were} interrupted"] = same.pop("interrupted")
         return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
+
+    def _raised(self, finished: CellFinished) -> str:
+        first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
+        where = f"{self.script}, line" if self.script else "cell line"
+        line = f" ({where} {finished.line})" if finished.line else ""
+        return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis, Ranks
@@ -143,7 +143,7 @@ class ScriptWork:
             "arguments": self._arguments,
             "environments": self._environments,
             "hosts": {str(rank): dict(host) for rank, host in self._hosts.items()},
-            "hold": self._run.held,
+            "hold": self._run.pausing,
         }
         return self._processes.cluster.tell(ranks, "ddp_notebook.rank.cells.scripts:run", arguments)
 

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ddp_notebook.diagnosis import progress
-from ddp_notebook.diagnosis.diagnose import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run, progress
 from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
 
 LOOK_AFTER_S = 0.6
@@ -35,11 +34,11 @@ UNDECIDED_AFTER_S = 30.0
 
 
 class StallDetector:
-    """Looks again and again at ranks that wait, and says when they will not get on by themselves.
+    """Looks again and again at ranks that wait, and says when they cannot make progress.
 
     `look` gives the case as it is. A finding counts when two looks in a row agree on it and
-    no rank is busy with code of its own. `moved` gives another value whenever a rank has got
-    on, and costs nothing: while it does, nobody is asked.
+    no rank is busy with code of its own. `moved` gives another value whenever a rank has made
+    progress, and costs nothing: while it does, nobody is asked.
     """
 
     def __init__(
@@ -64,21 +63,14 @@ class StallDetector:
         """The last look that found ranks waiting for one that was only late."""
 
     def turn(self) -> Diagnosis | None:
-        """Look, if it is time to; the diagnosis when nothing gets on any more."""
+        """Look, if it is time to; the diagnosis when no rank makes progress any more."""
         now_s = self._clock()
         if now_s < self._next_s:
             return None
-        moved = self._moved()
-        if moved != self._last_moved:
-            self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
-            self._previous, self._pause_s = None, LOOK_EVERY_S
-            self._picture = None  # a loop of slow collectives looks the same at each look
+        if self._made_progress(now_s):
             return None
         case = self._look()
-        # Ranks that compute for hours are not asked twice a second.
-        waits = case.waiting or any(e.workers for e in case.ranks)
-        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
-        self._next_s = now_s + self._pause_s
+        self._plan_next(case, now_s)
         self.latest = diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
@@ -88,16 +80,32 @@ class StallDetector:
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s
         if is_stuck and not self._may_only_be_slow(case, now_s):
-            said = tuple((f.category, f.ranks) for f in self.latest.findings)
-            if said == self._previous:
+            blamed = tuple((f.category, f.ranks) for f in self.latest.findings)
+            if blamed == self._previous:
                 return self.latest
-            self._previous = said
+            self._previous = blamed
             return None
         self._previous = None
         return self._after_long_stillness(case, now_s)
 
+    def _made_progress(self, now_s: float) -> bool:
+        """True when a rank has moved since the last turn: then nobody is asked for a while."""
+        moved = self._moved()
+        if moved == self._last_moved:
+            return False
+        self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
+        self._previous, self._pause_s = None, LOOK_EVERY_S
+        self._picture = None  # a loop of slow collectives looks the same at each look
+        return True
+
+    def _plan_next(self, case: Case, now_s: float) -> None:
+        """When to look next: ranks that compute for hours are not asked twice a second."""
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
+        self._next_s = now_s + self._pause_s
+
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
-        """What is found could be a moment's picture of ranks that lack a CPU to get on."""
+        """What is found may be true for a moment only: ranks lack a CPU to make progress."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
         restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
@@ -125,9 +133,10 @@ class StallDetector:
             Category.UNDECIDED,
             mute,
             why,
-            "See what each rank does, free them with %ddp_abort, or go on waiting.",
+            "See what each rank does, free them with %ddp_abort, or keep waiting.",
             case.waiting,
             facts,
+            commands=("%ddp_abort",),
         )
         return replace(self.latest, findings=(*self.latest.findings, finding))
 

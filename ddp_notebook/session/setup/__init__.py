@@ -1,6 +1,6 @@
-"""The ranks brought through set-up, stepped, set up again, freed.
+"""Ranks brought up, set up again, stepped and freed.
 
-bring_up.py  Takes the ranks through the stages of set-up: all at once, step by step, or not to
-set_up.py    The session's verbs of set-up: step through it, ask why, give it up.
-stepping.py  One step of set-up: send paused ranks on and wait until each arrived, or waits for
+bring_up.py  Takes the ranks through the stages of set-up, all at once or step by step.
+set_up.py    Brings ranks up, sets them up again, and frees them: init, restart and abort.
+stepping.py  Steps paused ranks: one stage of set-up or of DDP's construction, or one collective.
 """

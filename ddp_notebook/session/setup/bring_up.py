@@ -1,4 +1,4 @@
-"""Takes the ranks through the stages of set-up: all at once, step by step, or not to the end."""
+"""Takes the ranks through the stages of set-up: all at once, or step by step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.diagnosis import setup_rules
+from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status, name_ranks
 from ddp_notebook.session.options import Settings
+from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.unresponsive import process_of
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes
@@ -70,11 +70,11 @@ class BringUp:
         self._await_end(interrupted)
 
     def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, dict[str, Any]]:
-        """What each rank is told."""
+        """The arguments of each rank."""
         self.generation += 1
         self.store, self.settings = store, settings
         options = self.processes.options
-        host, port = self._meeting_place(store)
+        host, port = self._store_address(store)
         self._note(host, port)
         self.record.begin_setup()
         plan = {
@@ -96,7 +96,7 @@ class BringUp:
             for rank in self.everyone
         }
 
-    def _meeting_place(self, store: str) -> tuple[str, int]:
+    def _store_address(self, store: str) -> tuple[str, int]:
         options = self.processes.options
         if options.init_method == "file":
             return "", 0
@@ -125,6 +125,17 @@ class BringUp:
         )
 
     def _await_end(self, interrupted: Callable[[], bool]) -> None:
+        self._wait_until_decided(interrupted)
+        snapshot = self.record.snapshot
+        if snapshot.ready:
+            return
+        if snapshot.ended:
+            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
+        diagnosis = self.diagnose()
+        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
+
+    def _wait_until_decided(self, interrupted: Callable[[], bool]) -> None:
+        """Wait until all ranks are ready or one cannot be. Raises SetupFailed when it is stuck."""
         detector = StallDetector(self.look)
 
         def decided() -> bool:
@@ -143,13 +154,6 @@ class BringUp:
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 break
-        snapshot = self.record.snapshot
-        if snapshot.ready:
-            return
-        if snapshot.ended:
-            raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        diagnosis = self.diagnose()
-        raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _all_settled(self) -> bool:
         """No rank is in a stage any more, and one at least did not get through."""
@@ -179,20 +183,9 @@ class BringUp:
             who = name_ranks(finding.ranks).capitalize() + ": " if finding.ranks else ""
             lines.append(f"{who}{finding.cause}\n  What to do: {finding.remedy}")
         dead = self.record.snapshot.with_status(Status.DEAD)
-        return "\n".join([*self._deaths(), *lines] if dead or lines else ["Set-up did not finish."])
-
-    def _deaths(self) -> list[str]:
-        lines = []
-        for state in self.record.snapshot.ranks:
-            if state.status is Status.DEAD:
-                stage = state.entering or state.stage or Stage.LAUNCHED
-                words = state.last_words.strip().splitlines()
-                said = f" Last words: {words[-1].strip()}" if words else ""
-                lines.append(
-                    f"Rank {state.rank} died in stage {stage.value}, "
-                    f"{exit_text(state.exit_code or 0)}.{said}"
-                )
-        return lines
+        return "\n".join(
+            [*deaths(self.record.snapshot), *lines] if dead or lines else ["Set-up did not finish."]
+        )
 
     # -- step by step ------------------------------------------------------------------
 
@@ -241,12 +234,12 @@ class BringUp:
 
     def diagnose(self) -> Diagnosis:
         """What is wrong, as far as can be told now."""
-        return setup_rules.diagnose(self.look())
+        return diagnose_setup(self.look())
 
     def free(self, ranks: Ranks) -> Ranks:
-        """Get ranks out of what they are blocked in; those that nothing but an end will free."""
+        """Unblock ranks; those that nothing but the end of their process will free."""
         began_s, heard = time.monotonic(), set[int]()
-        # Only what they are in now: a set-up that begins meanwhile is not to be given up.
+        # Only what they are in now: a set-up that begins meanwhile is not to be aborted.
         calls = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
         def stuck() -> Ranks:
@@ -271,7 +264,7 @@ class BringUp:
         return left
 
     def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
-        """How long to wait for ranks that are to come out; not for what cannot hear, or move."""
+        """How long to wait for ranks to come out; not for those that cannot hear, or move."""
         if heard.intersection(ranks):
             return scaled_for_load(_FREE_WITHIN_S)
         return 0.0 if self.stopped(ranks) == ranks else scaled_for_load(_HEARD_WITHIN_S)

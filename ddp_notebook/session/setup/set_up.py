@@ -223,22 +223,13 @@ class SetUp:
     def abort(self, ranks: Ranks | None = None) -> Board:
         """`Session.abort`."""
         bring_up = self.need("%ddp_abort")
-        processes = bring_up.processes
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
         had_group = not self.half_way
         notes = [note for note in self._record.snapshot.notes if note not in self._replaced]
         script = next((c for c in self._runs.controllers if c.run.script and c.state.claimed), None)
-        blocked = self.free(members)
-        # One that is stopped is not always known to be in anything: it may have been idle, or its
-        # word that it began a cell may not have left it.
-        stopped = bring_up.stopped(members)
-        processes.replace(stopped)
-        blocked = tuple(sorted({*blocked, *stopped}))
-        replaced = [_not_unblocked(blocked)] if blocked else []
-        replaced += self._replace_dead(processes, members)
-        self._replaced = tuple(replaced)
-        self._record.note(notes=(*notes, *replaced))
+        self._replaced = (*self._unblock(bring_up, members), *self._replace_dead(members))
+        self._record.note(notes=(*notes, *self._replaced))
         if self._record.snapshot.ended:
             raise SessionLost(f"{self._record.snapshot.ended} Start again: %ddp_init")
         self._runs.await_released()
@@ -249,12 +240,22 @@ class SetUp:
             return self._set_up(self.as_before())
         return self.status()
 
-    def _replace_dead(self, processes: Processes, members: Ranks) -> list[str]:
+    def _unblock(self, bring_up: BringUp, members: Ranks) -> list[str]:
+        """Free `members`; a note about those that needed a new process for it."""
+        blocked = self.free(members)
+        # One that is stopped is not always known to be in anything: it may have been idle, or its
+        # word that it began a cell may not have left it.
+        stopped = bring_up.stopped(members)
+        bring_up.processes.replace(stopped)
+        replaced = tuple(sorted({*blocked, *stopped}))
+        return [_not_unblocked(replaced)] if replaced else []
+
+    def _replace_dead(self, members: Ranks) -> list[str]:
         """New processes for those of `members` that are dead; a note for each."""
         states = self._record.snapshot.ranks
         dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
-        if not self._record.snapshot.ended:
-            processes.replace(dead)
+        if dead and not self._record.snapshot.ended:
+            self._pool.need("%ddp_abort").replace(dead)
         return [
             f"Rank {rank} was dead ({exit_text(states[rank].exit_code or 0)}). Its process was "
             "replaced; its variables are lost."
@@ -304,16 +305,21 @@ class SetUp:
             self._record.wait_for(lambda: not busy(), _IDLE_WITHIN_S)
             left = busy()
         dead = self._record.snapshot.with_status(Status.DEAD)
-        others = tuple(r for r in dead if r not in stopped)
+        others = tuple(rank for rank in dead if rank not in stopped)
         if left or others:
-            both = format_ranks((*stopped, *left, *others))
-            verb = "is" if len(left or others) == 1 else "are"
-            where = "still in a cell" if left else "dead"
-            free = "Free them with their variables: %ddp_abort. Or restart" if left else "Restart"
-            raise UsageMistake(
-                f"The group needs every rank, and {name_ranks(left or others)} {verb} {where}. "
-                f"{free} them together: %ddp_restart --ranks {both}"
-            )
+            raise UsageMistake(_why_not_restarted(stopped, left, others))
+
+
+def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
+    """That a group needs every rank, and which are missing: those in a cell, else the dead."""
+    missing = busy or dead
+    verb = "is" if len(missing) == 1 else "are"
+    where = "still in a cell" if busy else "dead"
+    free = "Free them with their variables: %ddp_abort. Or restart" if busy else "Restart"
+    return (
+        f"The group needs every rank, and {name_ranks(missing)} {verb} {where}. "
+        f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
+    )
 
 
 def _why_not_started(error: BaseException) -> str:

@@ -45,21 +45,19 @@ class Stepping:
         if ranks is not None:
             check_ranks(ranks, self._record.snapshot)
         current, half_way = self._runs.current, self._set_up.half_way
-        if current is not None and current.run.held and not (current.run.done and half_way):
+        if current is not None and current.run.pausing and not (current.run.done and half_way):
             return self._step_collective(current, ranks, to)
-        if current is not None and current.run.pending and not half_way:
+        if half_way:
+            return _step_stage(bring_up, ranks, to)
+        if current is not None and current.run.pending:
             raise UsageMistake(
                 f"{current.run.heading} runs freely on {name_ranks(current.run.pending)}: it does "
                 "not pause before collectives. From its beginning it can: "
                 "%%ddp --step collective, %ddp_run --step collective train.py"
             )
-        if self._construction.latest is not None and not half_way:
+        if self._construction.latest is not None:
             return _step_construction(self._construction.latest, ranks, to)
-        stages = {stage.value: stage for stage in Stage} | {END: Stage.VERIFIED}
-        if to is not None and to not in stages:
-            raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
-        with noted() as interrupted:
-            return step(bring_up, ranks, stages[to] if to else None, interrupted)
+        return _step_stage(bring_up, ranks, to)
 
     def _step_collective(
         self, current: RunController, ranks: Ranks | None, to: str | None
@@ -74,6 +72,14 @@ class Stepping:
     def table(self) -> StepTable:
         """`Session.step_table`."""
         return table(self._set_up.need("%ddp_step"))
+
+
+def _step_stage(bring_up: BringUp, ranks: Ranks | None, to: str | None) -> StepTable:
+    stages = {stage.value: stage for stage in Stage} | {END: Stage.VERIFIED}
+    if to is not None and to not in stages:
+        raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
+    with noted() as interrupted:
+        return step(bring_up, ranks, stages[to] if to else None, interrupted)
 
 
 def _step_construction(wrapping: Wrap, ranks: Ranks | None, to: str | None) -> StepTable:

@@ -1,11 +1,13 @@
-"""What a session does beside running code: DDP construction, benchmarks, the fault lab.
+"""What a session does beside running code.
 
-bench.py             The session's verb that measures what collectives cost.
-bench_result.py      What `%ddp_bench` returns: what was measured, and what can be done with it.
-bench_steps.py       The session's verb for training steps: where their time goes, on the ranks
+bench.py             Measures what collectives cost, against tensor size.
+bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.
+bench_steps.py       Measures training steps: where their time goes.
 ddp_construction.py  `%ddp_wrap`: a model taken through DDP's construction, one stage at a time.
-fault_lab.py         The fault lab at work: inject a fault, show what is found, apply the remedy
-lab.py               The session's verbs of the fault lab: inject a fault, apply its remedy.
-measuring.py         The benchmark that goes on: what it measures, how far it is, and how it is
-where.py             The session's verb that says where the ranks are.
+fault_lab.py         The fault lab: injects a fault, shows what is found, applies the remedy.
+measuring.py         The progress of a benchmark: how far it is, and how it is cancelled.
+save.py              Writes what is known of a session to a file, also after it was lost.
+values.py            Variables on the ranks, set and fetched; and what a rank wrote.
+where.py             Where the ranks are, as one tree of Python stacks; their software.
+why.py               What is wrong with the ranks now: gathers a case and has it diagnosed.
 """

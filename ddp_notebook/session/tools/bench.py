@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun
-from ddp_notebook.bench.summary import Setting, summarise
-from ddp_notebook.errors import DDPError, UsageMistake
-from ddp_notebook.model import (
-    Event,
-    Progress,
-    Ranks,
-    codec,
-    format_bytes,
-    format_ranks,
-    name_ranks,
-)
-from ddp_notebook.session.options import BACKENDS, DEVICES, cores
-from ddp_notebook.session.queries import Answers, ask
+from ddp_notebook.bench.summary import Setting
+from ddp_notebook.bench.summary import summarise
+from ddp_notebook.errors import DDPError
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Event
+from ddp_notebook.model import Progress
+from ddp_notebook.model import Ranks
+from ddp_notebook.model import codec
+from ddp_notebook.model import format_bytes
+from ddp_notebook.model import format_ranks
+from ddp_notebook.model import name_ranks
+from ddp_notebook.session.options import BACKENDS
+from ddp_notebook.session.options import DEVICES
+from ddp_notebook.session.options import cores
+from ddp_notebook.session.queries import Answers
+from ddp_notebook.session.queries import ask
 from ddp_notebook.session.tools.bench_result import BenchResult
-from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
+from ddp_notebook.session.tools.measuring import Benchmarks
+from ddp_notebook.session.tools.measuring import Measuring
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -125,7 +132,7 @@ class Bench:
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         _check_world_sizes(plan, members)
-        backend, device = _place(options, processes)
+        backend, device = _where(options, processes)
         facts = self._facts(processes, members, device)
         _check_memory(plan, facts, device)
         used = backend or _backend_for(device, facts[members[0]]["backend"])
@@ -163,7 +170,7 @@ class Bench:
         watch: Watch | None,
         measuring: Measuring,
     ) -> BenchRun:
-        """Run it on the ranks, and make what came of it into a result."""
+        """Run it on the ranks, and make a result of it."""
         partial = PartialResults(setting.ranks)
 
         def so_far() -> BenchRun:
@@ -239,7 +246,7 @@ def _check_world_sizes(plan: Plan, members: Ranks) -> None:
             )
 
 
-def _place(options: BenchOptions, processes: Processes) -> tuple[str, str]:
+def _where(options: BenchOptions, processes: Processes) -> tuple[str, str]:
     """The backend, empty for the session's, and the device the tensors live on."""
     devices = processes.devices
     device = devices.device
@@ -275,10 +282,10 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
         hosts.setdefault(fact["host"] if device == "cpu" else str(rank), []).append(rank)
     for here in hosts.values():
         free = min(facts[rank]["free_bytes"] for rank in here)
-        each = int(free * _MEMORY_SHARE) // len(here)
+        share = int(free * _MEMORY_SHARE) // len(here)
         needed = plan.memory_bytes(len(facts))
-        if needed > each:
-            fits = plan.largest_that_fits(len(facts), each)
+        if needed > share:
+            fits = plan.largest_that_fits(len(facts), share)
             raise UsageMistake(
                 f"{format_bytes(plan.max_bytes)} needs {format_bytes(needed)} on each of "
                 f"{name_ranks(here)}, and {format_bytes(free)} are free there, of which a "

@@ -141,7 +141,7 @@ class StepBench:
         """How it ended, in words, empty when well; the ranks can go on working after it."""
         if answers.complete:
             # The last word of a rank travels apart from its answer.
-            blocks = {rank: each["blocks"] for rank, each in answers.values.items()}
+            blocks = {rank: answer["blocks"] for rank, answer in answers.values.items()}
             self._record.wait_for(lambda: partial.has(blocks), _LAST_WORD_S)
             return ""
         self._see_dead(answers)
@@ -194,7 +194,7 @@ class _PartialResults:
 
     def so_far(self) -> StepBenchResult:
         """The points there are, from any thread; their parts, and nothing that takes long."""
-        return stats.so_far(self._about, [list(each) for each in self.blocks.values()])
+        return stats.so_far(self._about, [list(blocks) for blocks in self.blocks.values()])
 
     def has(self, counts: Mapping[int, int]) -> bool:
         """True when each rank has told of so many blocks."""
@@ -202,7 +202,7 @@ class _PartialResults:
 
 
 def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
-    """What is known before anything is measured, from what the first rank said of itself."""
+    """What is known before anything is measured, from the facts of the first rank."""
     return StepBenchResult(
         model=first["title"],
         parameters=first["parameters"],
@@ -219,18 +219,20 @@ def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
     """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
-    models = {rank: codec.decode(Fingerprint, each["contents"]) for rank, each in prepared.items()}
+    models = {
+        rank: codec.decode(Fingerprint, facts["contents"]) for rank, facts in prepared.items()
+    }
     findings = params.compare(models, plan.model)
     if findings:
         raise UsageMistake(
             f"{plan.model} is not the same on all ranks, and DDP would hang or be wrong: "
             f"{findings[0].cause}."
         )
-    for rank, each in prepared.items():
-        refusal = Memory(*each["memory"]).refusal(plan.batches)
+    for rank, facts in prepared.items():
+        refusal = Memory(*facts["memory"]).refusal(plan.batches)
         if refusal:
             raise UsageMistake(f"{refusal} ({name_ranks((rank,))})")
-    works = set.intersection(*(set(each["works"]) for each in prepared.values()))
+    works = set.intersection(*(set(facts["works"]) for facts in prepared.values()))
     if not works:
         raise DDPError(f"{plan.model} cannot take a step: {_raised(prepared)}")
     return sorted(works)
@@ -239,52 +241,52 @@ def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[i
 def _left_out(
     prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan, batches: Sequence[int]
 ) -> list[str]:
-    said = []
-    missing = [str(each) for each in plan.batches if each not in batches]
+    notes = []
+    missing = [str(batch) for batch in plan.batches if batch not in batches]
     if missing:
-        said.append(f"Not measured: batch {', '.join(missing)}. {_raised(prepared)}")
+        notes.append(f"Not measured: batch {', '.join(missing)}. {_raised(prepared)}")
     if _communicates(prepared):
-        said.append(
+        notes.append(
             f"{plan.model} calls collectives itself, so no rank can take a step alone: efficiency "
             "is against the step under no_sync."
         )
-    return said
+    return notes
 
 
 def _communicates(prepared: Mapping[int, Mapping[str, Any]]) -> bool:
-    return any(each["communicates"] for each in prepared.values())
+    return any(facts["communicates"] for facts in prepared.values())
 
 
 def _raised(prepared: Mapping[int, Mapping[str, Any]]) -> str:
     texts: dict[str, list[int]] = {}
-    for rank, each in prepared.items():
-        if each["raised"]:
-            texts.setdefault(each["raised"], []).append(rank)
+    for rank, facts in prepared.items():
+        if facts["raised"]:
+            texts.setdefault(facts["raised"], []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items())
 
 
 def _how(answers: Answers) -> str:
-    """Why not all ranks came to their end, in words."""
+    """Why not all ranks finished, in words."""
     if answers.interrupted:
         return "The benchmark was interrupted."
-    said = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
-    if not said:
+    causes = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
+    if not causes:
         texts: dict[str, list[int]] = {}
         for rank, failure in answers.failed.items():
             texts.setdefault(failure.text, []).append(rank)
-        said = [f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items()]
-    if not said:
+        causes = [f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items()]
+    if not causes:
         return f"The benchmark ended early: {name_ranks(answers.pending)} did not answer."
-    return f"The benchmark ended early: {'; '.join(said)}."
+    return f"The benchmark ended early: {'; '.join(causes)}."
 
 
 def predicted(result: StepBenchResult, world_size: int) -> Prediction:
     """What the model says of `world_size` ranks; why not, when it can say nothing."""
-    large = [each for each in result.reduces if each.size_bytes >= _BUCKETS_FROM_BYTES]
+    large = [point for point in result.reduces if point.size_bytes >= _BUCKETS_FROM_BYTES]
     # Where there are enough of them: what small messages take decides nothing about buckets.
     used = large if len(large) >= LEAST_SIZES else result.reduces
     try:
-        model = fit([each.size_bytes for each in used], [each.each_us / 1e6 for each in used])
+        model = fit([point.size_bytes for point in used], [point.each_us / 1e6 for point in used])
     except NoFit as error:
         return Prediction(world_size, refused=str(error))
     ground = predict.Ground(

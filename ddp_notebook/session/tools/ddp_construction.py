@@ -6,33 +6,34 @@ waited for that cannot come: a rank that died or failed ends the wait for the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any
 
+from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
 from ddp_notebook.diagnosis.training import models as params
-from ddp_notebook.errors import CellInterrupted, UsageMistake
-from ddp_notebook.model import (
-    Diagnosis,
-    Finding,
-    Ranks,
-    Status,
-    StepRow,
-    StepTable,
-    codec,
-    format_bytes,
-    format_ranks,
-    name_ranks,
-)
-from ddp_notebook.model.ddp import (
-    BucketPlan,
-    Fingerprint,
-    Reduction,
-    Synced,
-    WrapStage,
-)
-from ddp_notebook.session.guards import check_name, idle_ranks
+from ddp_notebook.errors import CellInterrupted
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Diagnosis
+from ddp_notebook.model import Finding
+from ddp_notebook.model import Ranks
+from ddp_notebook.model import Status
+from ddp_notebook.model import StepRow
+from ddp_notebook.model import StepTable
+from ddp_notebook.model import codec
+from ddp_notebook.model import format_bytes
+from ddp_notebook.model import format_ranks
+from ddp_notebook.model import name_ranks
+from ddp_notebook.model.ddp import BucketPlan
+from ddp_notebook.model.ddp import Fingerprint
+from ddp_notebook.model.ddp import Reduction
+from ddp_notebook.model.ddp import Synced
+from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.session.guards import check_name
+from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.queries import ask
 from ddp_notebook.session.record import Record
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 
-_AGENT = "ddp_notebook.rank.training.ddp"
+_RANK_TASK = "ddp_notebook.rank.training.ddp"
 _SETTLE_S = 10.0
 
 
@@ -167,13 +168,13 @@ class Wrap:
         Raises UsageMistake when it is no model, on any rank.
         """
         kinds = self._ask("look")
-        if all(each["kind"] == "ddp" for each in kinds.values()):
+        if all(kind["kind"] == "ddp" for kind in kinds.values()):
             self.done, self.stage = True, None
             self._show_reduction()
             return False
         problems: dict[str, list[int]] = {}
-        for rank, each in kinds.items():
-            problems.setdefault(ddp_construction.why_not(each, self.name), []).append(rank)
+        for rank, kind in kinds.items():
+            problems.setdefault(ddp_construction.why_not(kind, self.name), []).append(rank)
         problems.pop("", None)
         if problems:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
@@ -292,15 +293,15 @@ class Wrap:
         checked = self._ask("verify", WrapStage.PARAMETERS_VERIFIED)
         count = ddp_construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        self._tell_lacks(checked, "torch's own check of shapes is left out")
+        self._note_missing(checked, "torch's own check of shapes is left out")
         return dict.fromkeys(self.ranks, count)
 
     def _check_alike(self, stage: WrapStage) -> None:
         """Compare the models as values: ranks that differ must not begin a collective."""
         hashed = stage is WrapStage.REDUCER  # which itself does not send values again
         answers = self._ask("fingerprint", stage, {"hashed": hashed})
-        models = {rank: codec.decode(Fingerprint, each) for rank, each in answers.items()}
-        hashes = {rank: tuple(each["hashes"]) for rank, each in answers.items()}
+        models = {rank: codec.decode(Fingerprint, answer) for rank, answer in answers.items()}
+        hashes = {rank: tuple(answer["hashes"]) for rank, answer in answers.items()}
         findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
         if findings:
             rows = ddp_construction.blamed_rows(
@@ -311,16 +312,16 @@ class Wrap:
 
     def _broadcast(self) -> dict[int, str]:
         answers = self._ask("broadcast", WrapStage.BROADCAST)
-        synced = {r: codec.decode(Synced, each) for r, each in answers.items()}
+        synced = {r: codec.decode(Synced, answer) for r, answer in answers.items()}
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
             f"{params.counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
-        self._details += [f"{name_ranks(r)} {text}" for r, text in params.alike(texts)]
-        self._tell_lacks(answers, "each tensor was broadcast by itself")
-        findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
+        self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
+        self._note_missing(answers, "each tensor was broadcast by itself")
+        findings = params.diverged({r: values.after for r, values in synced.items()}, self.name)
         if findings:
             rows = ddp_construction.blamed_rows(
                 findings, WrapStage.BROADCAST, self.ranks, "values of rank 0"
@@ -332,7 +333,7 @@ class Wrap:
 
     def _make_buckets(self) -> dict[int, str]:
         answers = self._ask("buckets", WrapStage.BUCKETS, self._ddp_options)
-        plans = {r: codec.decode(BucketPlan, each) for r, each in answers.items()}
+        plans = {r: codec.decode(BucketPlan, answer) for r, answer in answers.items()}
         findings = params.other_buckets(plans, self.name)
         if findings:
             raise _Stopped(
@@ -373,20 +374,20 @@ class Wrap:
         """Put what was made into `target`; empty: have it forgotten, whenever the ranks can."""
         states = self._record.snapshot.ranks
         able = tuple(r for r in self.ranks if states[r].status is not Status.DEAD)
-        told = {"name": self.name, "target": target}
+        arguments = {"name": self.name, "target": target}
         with noted():
-            sent = self._cluster.call(able, f"{_AGENT}:settle", lambda _: told)
+            sent = self._cluster.call(able, f"{_RANK_TASK}:settle", lambda _: arguments)
             for answer in sent.values() if target else ():
                 self._cluster.value_of(answer, _SETTLE_S)
 
-    def _tell_lacks(self, answers: Mapping[int, Mapping[str, Any]], instead: str) -> None:
-        lacks = {each for answer in answers.values() for each in answer.get("lacks", ())}
+    def _note_missing(self, answers: Mapping[int, Mapping[str, Any]], instead: str) -> None:
+        lacks = {name for answer in answers.values() for name in answer.get("lacks", ())}
         if lacks:
             self._details.append(f"This torch has no {', '.join(sorted(lacks))}: {instead}.")
 
     def _show_reduction(self) -> None:
         answers = self._ask("reduction")
-        known = {rank: codec.decode(Reduction, each) for rank, each in answers.items()}
+        known = {rank: codec.decode(Reduction, answer) for rank, answer in answers.items()}
         step = known[self.ranks[0]].steps
         text = f"as DDP noted it in step {step}" if step else "no step yet"
         self._details = list(ddp_construction.reduction_lines(known, self.name))
@@ -404,14 +405,17 @@ class Wrap:
 
         Raises CellInterrupted and SessionLost in any case.
         """
-        name, told = f"{_AGENT}:{function}", {"name": self.name, **(arguments or {})}
-        answers = ask(self._cluster, self._record, self.ranks, name, told, self._give_up)
+        name = f"{_RANK_TASK}:{function}"
+        about = {"name": self.name, **(arguments or {})}
+        answers = ask(self._cluster, self._record, self.ranks, name, about, self._give_up)
         if answers.complete:
             return answers.values
         if answers.interrupted:
             raise CellInterrupted(self._interrupted(stage, answers.pending), answers.pending)
         if stage is None:
-            text = next((each.text for each in answers.failed.values()), "a rank does not answer")
+            text = next(
+                (failure.text for failure in answers.failed.values()), "a rank does not answer"
+            )
             raise UsageMistake(f"{self.name} cannot be looked at: {text}")
         findings = params.failures(stage, answers.failed, answers.dead, answers.pending, self.name)
         rows = ddp_construction.stopped_rows(
@@ -420,9 +424,9 @@ class Wrap:
         raise _Stopped(findings, rows)
 
     def _interrupted(self, stage: WrapStage | None, pending: Ranks) -> str:
-        said = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
+        text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
         if pending:
             it = "it" if len(pending) == 1 else "them"
-            said += f"; {name_ranks(pending)} still in it, get {it} back with "
-            said += f"%ddp_restart --ranks {format_ranks(pending)}"
-        return f"{said}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"
+            text += f"; {name_ranks(pending)} still in it, get {it} back with "
+            text += f"%ddp_restart --ranks {format_ranks(pending)}"
+        return f"{text}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"

@@ -1,4 +1,4 @@
-"""The fault lab at work: inject a fault, show what is found, apply the remedy."""
+"""The fault lab: injects a fault, shows what is found, applies the remedy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import contextlib
 import difflib
 import socket
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
-from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts, job_path
+from ddp_notebook.errors import CellFailed
+from ddp_notebook.errors import DDPError
+from ddp_notebook.errors import SetupFailed
+from ddp_notebook.errors import Stuck
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.faults import FAULTS
+from ddp_notebook.faults import Fault
+from ddp_notebook.faults import Kind
+from ddp_notebook.faults import TwoHosts
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis
@@ -138,7 +147,7 @@ class FaultLab:
 
     def _script(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
         result = self._scripts.run(
-            str(job_path(fault.job)),
+            str(fault.script),
             store=fault.store,
             settings={rank: {"DDP_FAULT": str(int(faulty))} for rank in range(self._world_size)},
             started=started,
@@ -162,7 +171,7 @@ class FaultLab:
             for rank in placed.hosts if index < 0 else (index,):
                 settings[rank].update(values)
         result = self._scripts.run(
-            str(job_path(fault.job)),
+            str(fault.script),
             store=fault.store,
             settings=settings,
             started=started,
@@ -219,17 +228,23 @@ def story(fault: Fault, *, whole: bool = False) -> str:
     lines = [f"{fault.name}: {fault.title}", *textwrap.wrap(fault.lesson, 96)]
     if fault.simulated:
         lines += textwrap.wrap(f"(Simulated: {fault.simulated}.)", 96)
-    if whole and fault.kind is Kind.HOSTS:
+    return "\n".join([*lines, *(_what_changes(fault) if whole else ())])
+
+
+def _what_changes(fault: Fault) -> list[str]:
+    """The hosts, variables, script or model of a fault."""
+    lines = []
+    if fault.kind is Kind.HOSTS:
         lines += _of_hosts(fault.hosts)
-    if whole and fault.kind in (Kind.SETTINGS, Kind.HOSTS):
+    if fault.kind in (Kind.SETTINGS, Kind.HOSTS):
         for index, values in fault.settings.items():
             where = "every rank" if index < 0 else f"rank {index}"
             lines += [f"  {where}: {name}={value}" for name, value in values.items()]
-    if whole and fault.kind in (Kind.SCRIPT, Kind.HOSTS):
-        lines += ["", job_path(fault.job).read_text("utf-8")]
-    if whole and fault.kind is Kind.MODEL:
+    if fault.kind in (Kind.SCRIPT, Kind.HOSTS):
+        lines += ["", fault.script.read_text("utf-8")]
+    if fault.kind is Kind.MODEL:
         lines += ["", fault.model_source(faulty=True).strip()]
-    return "\n".join(lines)
+    return lines
 
 
 def _of_hosts(hosts: TwoHosts) -> list[str]:

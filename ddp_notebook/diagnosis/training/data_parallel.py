@@ -1,15 +1,18 @@
-"""Ranks that train with torch.nn.DataParallel, which is one process, instead of DDP."""
+"""The rule for ranks that use torch.nn.DataParallel in place of DDP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from ddp_notebook.diagnosis.training.replicas import by_ranks, differing, some
-from ddp_notebook.model import Category, Collectives, Finding, ParallelFacts, RunFacts, name_ranks
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks
+from ddp_notebook.diagnosis.training.replicas import differing, some
+from ddp_notebook.model import Category, Collectives, Finding, ParallelFacts, name_ranks
 
 
-def data_parallel(facts: Mapping[int, RunFacts], collectives: Collectives) -> Iterator[Finding]:
+def data_parallel(context: Context) -> Iterator[Finding]:
     """Several ranks train a model each: they differ by now, or nothing was ever exchanged."""
+    facts = context.facts
     for key in dict.fromkeys(each.key for one in facts.values() for each in one.parallels):
         of = {
             rank: each
@@ -18,7 +21,7 @@ def data_parallel(facts: Mapping[int, RunFacts], collectives: Collectives) -> It
             if each.key == key
         }
         names = differing({rank: each.parameters for rank, each in of.items()})
-        if len(of) > 1 and (names or not _exchanged(collectives)):
+        if len(of) > 1 and (names or not _exchanged(context.collectives)):
             yield _alone(of, names)
 
 

@@ -1,78 +1,73 @@
-"""Rules about who is not there: dead, done, never asked, late."""
+"""Rules about ranks that others wait for: dead, stopped, finished, idle, late."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_notebook.diagnosis import majority
-from ddp_notebook.diagnosis.progress import evidence_of, where_busy, works
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.progress import call_number, evidence_of, in_setup, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
-    Case,
     Category,
     Finding,
     format_ranks,
 )
 
-# -- who is not there --------------------------------------------------------------------
 
-
-def raised(case: Case) -> Iterator[Finding]:
+def raised(context: Context) -> Iterator[Finding]:
     """A rank's own error, by what it says."""
-    yield from torch_errors.all_but(case, Category.ENV_INVALID)
+    yield from torch_errors.all_but(context.case, Category.ENV_INVALID)
 
 
-def dead_ranks(case: Case) -> Iterator[Finding]:
+def dead_ranks(context: Context) -> Iterator[Finding]:
     """A process that ended while others wait for it."""
+    case = context.case
     for e in case.ranks:
         if e.activity is not Activity.DEAD:
             continue
-        words = e.last_words.strip().splitlines()
-        crashed = e.exit_code != 0
+        remedy, command = "Bring it back", f"%ddp_restart --ranks {e.rank}"
+        # Ranks that wait for it in a cell or a script, inside init_process_group, do not notice
+        # its end, and the new process can join only when they are out.
+        if any(other.rank in case.waiting and other.path for other in case.ranks):
+            remedy, command = "Free the others, which gives it a new process too", "%ddp_abort"
         yield Finding(
-            Category.RANK_DIED if crashed else Category.EARLY_EXIT,
+            Category.EARLY_EXIT if e.exit_code == 0 else Category.RANK_DIED,
             (e.rank,),
             "the process ended"
             + (f" (exit code {e.exit_code})" if e.exit_code is not None else ""),
-            _way_back(case, e.rank),
+            f"{remedy}: {command}",
             case.waiting,
-            tuple(words[-1:]),
+            tuple(e.last_words.strip().splitlines()[-1:]),
+            commands=(command,),
         )
 
 
-def _way_back(case: Case, rank: int) -> str:
-    """What brings a dead rank back. Those that wait for it in a cell or a script, inside
-    init_process_group, do not notice its end, and the new one can join only when they are out."""
-    if any(e.rank in case.waiting and e.path for e in case.ranks):
-        return "Free the others, which gives it a new process too: %ddp_abort"
-    return f"Bring it back: %ddp_restart --ranks {rank}"
-
-
-def stopped_ranks(case: Case) -> Iterator[Finding]:
-    """A process that somebody has stopped, as Ctrl-Z does: it goes on when it is told to."""
+def stopped_ranks(context: Context) -> Iterator[Finding]:
+    """A process that was stopped, as by Ctrl-Z: it continues when it gets SIGCONT."""
+    case = context.case
     for e in case.ranks:
         if e.activity is Activity.SILENT and e.process == "stopped":
             yield Finding(
                 Category.STRAGGLER,
                 (e.rank,),
                 f"{e.doing.partition(';')[0]} (SIGSTOP, or Ctrl-Z in its terminal)",
-                "Let it go on: kill -CONT and its pid, in a shell. Or give it a new process: "
+                "Let it continue: kill -CONT and its pid, in a shell. Or give it a new process: "
                 "%ddp_abort",
                 case.waiting,
                 (e.doing,),
+                commands=("%ddp_abort",),
             )
 
 
-def absent_ranks(case: Case) -> Iterator[Finding]:
-    """A rank that is done, or was never asked to, and did not call init_process_group."""
-    waiting = tuple(
-        e for e in case.ranks if e.activity is Activity.WAITING and e.inside in majority.IN_SETUP
-    )
+def absent_ranks(context: Context) -> Iterator[Finding]:
+    """A rank that has finished, or runs nothing, and did not call init_process_group."""
+    case = context.case
+    waiting = tuple(e for e in case.ranks if in_setup(e))
     if not waiting:
         return
     host = case.store_host
-    call = max(majority.call_number(e) for e in waiting)
+    call = max(call_number(e) for e in waiting)
     expected = max(e.arguments.world_size or case.world_size for e in waiting)
     idle = tuple(e for e in case.ranks if e.activity is Activity.IDLE)
     never = tuple(e.rank for e in idle if not e.entered and not e.left and not e.initialized)
@@ -81,7 +76,7 @@ def absent_ranks(case: Case) -> Iterator[Finding]:
     enough = case.world_size - len(never) - len(once) >= expected
     for absent, what in (
         (never, "never called init_process_group"),
-        (once, "is done, and did not call init_process_group again as the others did"),
+        (once, "has finished, and did not call init_process_group again as the others did"),
     ):
         if absent and not enough:
             yield Finding(
@@ -103,8 +98,9 @@ def absent_ranks(case: Case) -> Iterator[Finding]:
         )
 
 
-def early_exits(case: Case) -> Iterator[Finding]:
-    """A rank that had a group and is done, while others wait for it in a collective."""
+def early_exits(context: Context) -> Iterator[Finding]:
+    """A rank that had a group and has finished, while others wait for it in a collective."""
+    case = context.case
     if not any(
         e.activity is Activity.WAITING and e.inside in ("collective", "ddp") for e in case.ranks
     ):
@@ -120,8 +116,9 @@ def early_exits(case: Case) -> Iterator[Finding]:
         )
 
 
-def polling_ranks(case: Case) -> Iterator[Finding]:
+def polling_ranks(context: Context) -> Iterator[Finding]:
     """A rank that waits in a loop for a file that no rank that still runs will write."""
+    case = context.case
     pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
     working = (Activity.BUSY, Activity.SILENT)  # also one that answers nobody may write it
     if not pollers or any(e.activity in working and not e.polls_for for e in case.ranks):
@@ -131,37 +128,37 @@ def polling_ranks(case: Case) -> Iterator[Finding]:
             Category.FILESYSTEM,
             (e.rank,),
             f"waits in a loop for {e.polls_for}, which no rank has written",
-            "Write the file before the others are waited for, or use dist.barrier() instead.",
+            "Write the file before any rank waits for it, or use dist.barrier() instead.",
             case.waiting,
             (f"rank {e.rank} is at {e.doing}", f"{e.polls_for} does not exist"),
         )
 
 
-# -- who will still come -----------------------------------------------------------------
-
-
-def late_ranks(case: Case) -> Iterator[Finding]:
-    """A rank that the others wait for and that is busy, or held by the user: not a hang."""
-    if not case.waiting:
-        return
+def late_ranks(context: Context) -> Iterator[Finding]:
+    """A rank that the others wait for and that is busy, or paused by the user: not a hang."""
+    case = context.case
+    if context.graph.at.keys() >= set(case.waiting):
+        return  # none of them waits in set-up
     for e in case.ranks:
         if works(e):
             yield Finding(
                 Category.STRAGGLER,
                 (e.rank,),
-                f"has not come yet: it is busy{where_busy(e)}",
+                f"has not called it yet: it is busy{where_busy(e)}",
                 "Wait for it, or interrupt the cell.",
                 case.waiting,
                 evidence_of(e),
                 passing=True,
             )
-    held = case.where(Activity.HELD)
-    if held:
+    paused = case.where(Activity.HELD)
+    if paused:
+        step = f"%ddp_step --ranks {format_ranks(paused)}"
         yield Finding(
             Category.STRAGGLER,
-            held,
-            "paused before a stage, until it is stepped on",
-            f"%ddp_step --ranks {format_ranks(held)}",
+            paused,
+            "paused before a stage (by %ddp_step)",
+            step,
             case.waiting,
             passing=True,
+            commands=(step,),
         )

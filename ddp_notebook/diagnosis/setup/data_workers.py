@@ -1,24 +1,26 @@
-"""Rules about ranks that wait for a batch which a stuck worker of their DataLoader owes them."""
+"""The rule for ranks that wait for a batch of a stuck DataLoader worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import stuck_workers
-from ddp_notebook.model import Case, Category, Finding, Ranks, Worker, name_ranks
+from ddp_notebook.model import Category, Finding, Ranks, Worker, name_ranks
 
 
-def stuck_loaders(case: Case) -> Iterator[Finding]:
-    """Ranks whose next batch never comes; those with the same trouble at one line together."""
+def stuck_data_workers(context: Context) -> Iterator[Finding]:
+    """Ranks whose next batch never comes; those with the same cause at one line together."""
+    waiting = context.case.waiting
     same: dict[tuple[bool, bool, str], dict[int, tuple[Worker, ...]]] = {}
-    for e in case.ranks:
+    for e in context.case.ranks:
         stuck = stuck_workers(e)
         if stuck:
             due = next(each for each in stuck if each.due)
             key = due.stopped, due.forked, str(due.place or "")
             same.setdefault(key, {})[e.rank] = stuck
     for (stopped, forked, _), of in same.items():
-        yield _stopped(of, case.waiting) if stopped else _locked(of, case.waiting, forked)
+        yield _stopped(of, waiting) if stopped else _locked(of, waiting, forked)
 
 
 def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> Finding:
@@ -32,7 +34,7 @@ def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> 
         Category.DATALOADER_DEADLOCK,
         tuple(of),
         f"no batch comes: {_named(of)} of the DataLoader {'waits' if one else 'wait'}{at} "
-        f"for a lock that nothing releases{why}",
+        f"for a lock that no thread releases{why}",
         'Check it with num_workers=0; then give DataLoader multiprocessing_context="spawn" (or '
         '"forkserver"), and hold no lock and start no threads before its workers are forked.',
         waiting,
@@ -47,7 +49,7 @@ def _stopped(of: dict[int, tuple[Worker, ...]], waiting: Ranks) -> Finding:
         Category.DATALOADER_DEADLOCK,
         tuple(of),
         f"no batch comes: {_named(of)} of the DataLoader {are} stopped",
-        f"Let them go on: kill -CONT {pids}",
+        f"Let them continue: kill -CONT {pids}",
         waiting,
         _facts(of, "stopped, by a signal or a debugger"),
     )

@@ -1,10 +1,11 @@
-"""Rules about the store: nobody answers, the wrong one does, or it holds an earlier run."""
+"""Rules about the store: no answer, gone, or left over from an earlier run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_notebook.diagnosis.setup import reach_rules
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -13,15 +14,14 @@ from ddp_notebook.model import (
     RankReport,
 )
 
-# -- the store ---------------------------------------------------------------------------
 
-
-def stale_files(case: Case) -> Iterator[Finding]:
+def stale_files(context: Context) -> Iterator[Finding]:
     """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
+    case = context.case
     came = tuple(e for e in case.came if e.arguments.method == "file")
     claimed = [e.arguments.rank for e in came]
     proofs = [
-        f"rank {e.rank} found an address of its own in it when it came"
+        f"rank {e.rank} found an address of its own in it when it called init_process_group"
         for e in came
         if e.arguments.stale
     ]
@@ -41,8 +41,9 @@ def stale_files(case: Case) -> Iterator[Finding]:
         )
 
 
-def unreachable_store(case: Case) -> Iterator[Finding]:
-    """Nobody answers at MASTER_ADDR:MASTER_PORT, though somebody should by now."""
+def unreachable_store(context: Context) -> Iterator[Finding]:
+    """No process answers at MASTER_ADDR:MASTER_PORT, though one should by now."""
+    case = context.case
     unresolved = _unresolved(case)
     if unresolved:
         address = unresolved[0].arguments.master_addr
@@ -61,14 +62,14 @@ def unreachable_store(case: Case) -> Iterator[Finding]:
         and e.inside == "store"
         and e.probe.state in ("refused", "timeout")
         and not e.arguments.hosts_store
-        and _somebody_should_answer(e, case)
+        and _should_answer(e, case)
     )
     if shut_out:
         yield _unreachable(case, shut_out)
 
 
 def _unresolved(case: Case) -> tuple[RankReport, ...]:
-    """The ranks whose MASTER_ADDR means nothing; also those that still wait to be told so.
+    """The ranks whose MASTER_ADDR does not resolve; also those whose resolver has yet to answer.
 
     A resolver that is asked by all ranks at once answers some of them seconds later.
     """
@@ -86,7 +87,7 @@ def _answer_of(e: RankReport) -> str:
     return e.probe.detail or "the resolver has not answered yet"
 
 
-def _somebody_should_answer(e: RankReport, case: Case) -> bool:
+def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     if case.store_host is None:
         return True
@@ -97,7 +98,7 @@ def _somebody_should_answer(e: RankReport, case: Case) -> bool:
         # is open elsewhere is where differing values send it.
         port = e.arguments.master_port
         return any(h.probe.state == "open" and h.arguments.master_port == port for h in hosts)
-    # Rank 0 takes the store for somebody else's, and knocks like the others.
+    # Rank 0 takes the store for another process's, and connects like the others.
     return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
 
 
@@ -114,7 +115,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             case.waiting,
             evidence,
         )
-    networks = {reach_rules.network_of(e) for e in case.ranks} - {""}
+    networks = {network_of(e) for e in case.ranks} - {""}
     if len(networks) > 1 and first.target.startswith(("127.", "localhost")):
         return Finding(
             Category.HOSTNAME_LOOPBACK,
@@ -140,8 +141,9 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
     return Finding(
         Category.UNREACHABLE_MASTER,
         ranks,
-        f"nobody answers at {first.target} ({first.detail.lower()})",
-        f"Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens{_told(case)}.",
+        f"no process answers at {first.target} ({first.detail.lower()})",
+        "Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens"
+        f"{_expected_address(case)}.",
         case.waiting,
         evidence,
     )
@@ -151,13 +153,11 @@ def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | N
     """The rank whose store is open on its own host, while others hear nothing from it."""
     for host in case.came:
         if host.arguments.hosts_store and host.probe.state == "open":
-            silent = all(
-                e.probe.state == "timeout" and reach_rules.on_two_hosts(e, host) for e in shut_out
-            )
+            silent = all(e.probe.state == "timeout" and on_two_hosts(e, host) for e in shut_out)
             return host if silent else None
     return None
 
 
-def _told(case: Case) -> str:
+def _expected_address(case: Case) -> str:
     address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
     return f" ({address}:{port})" if address and port else ""

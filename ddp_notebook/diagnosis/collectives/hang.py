@@ -1,13 +1,14 @@
-"""Ranks that wait for gradients which another rank does not reduce, by what DDP objects counted."""
+"""The rule for ranks that wait for gradients which another rank does not reduce."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
+from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
     Activity,
-    Case,
     Category,
     Finding,
     Part,
@@ -18,31 +19,36 @@ from ddp_notebook.model import (
 )
 
 
-def unreduced_gradients(case: Case) -> Iterator[Finding]:
-    """A rank skips the reduction of a backward in which the others wait."""
+def unreduced_gradients(context: Context) -> Iterator[Finding]:
+    """A rank skips the reduction of a backward in which the others wait.
+
+    What its DistributedDataParallel objects have counted tells why.
+    """
     waiting = [
         e
-        for e in case.ranks
+        for e in context.case.ranks
         if e.activity is Activity.WAITING
-        and any(c.part in (Part.BACKWARD, Part.FORWARD) for c in case.collectives.pending(e.rank))
+        and any(
+            record.part in (Part.BACKWARD, Part.FORWARD)
+            for record in context.collectives.pending(e.rank)
+        )
     ]
     if not waiting:
         return
-    for e in case.ranks:
+    ranks = tuple(e.rank for e in waiting)
+    for e in context.case.ranks:
         if e not in waiting:
-            yield from _why_not(e, waiting[0], tuple(w.rank for w in waiting))
+            yield from _why_not(e, waiting[0], ranks)
 
 
 def _why_not(e: RankReport, other: RankReport, waiting: Ranks) -> Iterator[Finding]:
     """Why rank `e` does not reduce what `other` reduces; nothing when its counts do not tell."""
-    others = {each.key: each for each in other.replicas}
+    others = {replica.key: replica for replica in other.replicas}
     for mine in e.replicas:
         theirs = others.get(mine.key)
-        if theirs is None:
-            continue
-        told = _difference(mine, theirs)
-        if told is not None:
-            category, cause, remedy, place = told
+        reason = _difference(mine, theirs) if theirs is not None else None
+        if theirs is not None and reason is not None:
+            category, cause, remedy, place = reason
             at = f" ({place})" if place is not None else ""
             lines = tuple(
                 f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} of "
@@ -53,10 +59,11 @@ def _why_not(e: RankReport, other: RankReport, waiting: Ranks) -> Iterator[Findi
             return
 
 
-_Told = tuple[Category, str, str, Place | None]
+_Reason: TypeAlias = tuple[Category, str, str, Place | None]
+"""Category, cause, remedy, and the line of code."""
 
 
-def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Told | None:
+def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Reason | None:
     title = mine.name or f"the DistributedDataParallel of {mine.type}"
     if mine.unready_steps and not theirs.unready_steps:
         names = some(mine.unready or ("some parameters",))
@@ -72,7 +79,7 @@ def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Told | None:
     if reduced >= theirs.forwards - theirs.no_sync_forwards:
         return None
     if mine.backwards < theirs.backwards:
-        return None  # it has not come to the backward in which the others are
+        return None  # it has not begun the backward in which the others are
     if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
         return (
             Category.NO_SYNC_MISUSE,

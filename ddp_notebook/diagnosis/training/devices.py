@@ -1,19 +1,17 @@
-"""Replicas on devices that do not fit: two ranks on one GPU, a backend for another device."""
+"""Rules about devices: two ranks on one GPU, a backend for another device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from ddp_notebook.diagnosis.training.replicas import models
-from ddp_notebook.model import Category, Collectives, Finding, RunFacts, name_ranks
-
-Facts = Mapping[int, RunFacts]
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.model import Category, Finding, RunFacts, name_ranks
 
 
-def shared_gpus(facts: Facts, _: Collectives) -> Iterator[Finding]:
+def shared_gpus(context: Context) -> Iterator[Finding]:
     """Ranks on one GPU while another is free."""
     hosts: dict[str, dict[int, RunFacts]] = {}
-    for rank, each in sorted(facts.items()):
+    for rank, each in sorted(context.facts.items()):
         if each.gpu and any(replica.device.startswith("cuda") for replica in each.replicas):
             hosts.setdefault(each.host, {})[rank] = each
     for of in hosts.values():
@@ -34,10 +32,10 @@ def shared_gpus(facts: Facts, _: Collectives) -> Iterator[Finding]:
         )
 
 
-def backends(facts: Facts, _: Collectives) -> Iterator[Finding]:
+def backends(context: Context) -> Iterator[Finding]:
     """Parameters on a device that the group's backend is not for."""
-    gpus = [each.gpu for each in facts.values() if each.gpu]
-    for model in models(facts).values():
+    gpus = [each.gpu for each in context.facts.values() if each.gpu]
+    for model in context.models.values():
         ranks = tuple(
             rank
             for rank, each in model.of.items()
@@ -45,7 +43,7 @@ def backends(facts: Facts, _: Collectives) -> Iterator[Finding]:
             or (each.device == "cpu" and each.backend == "nccl")
         )
         # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
-        if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(facts)):
+        if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(context.facts)):
             each = model.of[ranks[0]]
             right = "nccl" if each.device.startswith("cuda") else "gloo"
             yield Finding(

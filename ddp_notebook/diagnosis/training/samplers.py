@@ -1,13 +1,13 @@
-"""Ranks whose batches are not what distributed training needs: findings from samplers' facts."""
+"""Rules about DistributedSampler: wrong shards, other seeds or epochs, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ddp_notebook.diagnosis.training.replicas import odd
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import minority
 from ddp_notebook.model import (
     Category,
-    Collectives,
     Finding,
     LoaderFacts,
     Place,
@@ -19,8 +19,9 @@ from ddp_notebook.model import (
 _Samplers = Mapping[int, SamplerFacts]
 
 
-def misuse(facts: Mapping[int, RunFacts], _: Collectives) -> Iterator[Finding]:
+def sampler_misuse(context: Context) -> Iterator[Finding]:
     """Of each sampler, the first mistake: what comes after it may follow from it."""
+    facts = context.facts
     size = _group_size(facts)
     for key in dict.fromkeys(each.key for one in facts.values() for each in one.samplers):
         of = {
@@ -76,7 +77,7 @@ def _other_seeds(of: _Samplers) -> Iterator[Finding]:
     seeds = {rank: each.seed for rank, each in of.items()}
     if len(set(seeds.values())) > 1:
         counted = len({seed - rank for rank, seed in seeds.items()}) == 1
-        ranks = tuple(sorted(of)) if counted else odd(seeds)
+        ranks = tuple(sorted(of)) if counted else minority(seeds)
         yield Finding(
             Category.SAMPLER_MISUSE,
             ranks,
@@ -105,7 +106,7 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
         return
     epochs = {rank: each.epochs for rank, each in shuffled.items()}
     if len({len(each) for each in epochs.values()}) == 1 and len(set(epochs.values())) > 1:
-        ranks = odd(epochs)
+        ranks = minority(epochs)
         yield Finding(
             Category.SAMPLER_MISUSE,
             ranks,

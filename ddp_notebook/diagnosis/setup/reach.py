@@ -1,11 +1,12 @@
-"""Rules about ranks on several hosts whose store answers, and who do not reach each other."""
+"""Rules about ranks of several hosts that reach the store, but not each other."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from ddp_notebook.diagnosis import majority
+from ddp_notebook.diagnosis.collectives.describe import verb
+from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -28,38 +29,40 @@ def on_two_hosts(one: RankReport, other: RankReport) -> bool:
     return bool(mine and others) and mine != others
 
 
-def loopback_listeners(case: Case) -> Iterator[Finding]:
-    """A rank listens at 127.x alone, and tells that to ranks of another host."""
-    for came in majority.meetings(case):
-        culprits = tuple(e for e in came if _connects(e) and _at_loopback(e) and _apart(e, came))
+def loopback_listeners(context: Context) -> Iterator[Finding]:
+    """A rank listens at 127.x alone, and sends that address to ranks of another host."""
+    for reports in context.meetings:
+        culprits = tuple(
+            e for e in reports if _connects(e) and _at_loopback(e) and _apart(e, reports)
+        )
         if culprits:
-            yield _loopback(case, came, culprits)
+            yield _loopback(context.case, reports, culprits)
 
 
 def _loopback(
-    case: Case, came: tuple[RankReport, ...], culprits: tuple[RankReport, ...]
+    case: Case, reports: tuple[RankReport, ...], culprits: tuple[RankReport, ...]
 ) -> Finding:
     ranks = tuple(e.rank for e in culprits)
-    elsewhere = tuple(o.rank for o in came if any(on_two_hosts(e, o) for e in culprits))
+    elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
     first = culprits[0]
     on = f" on {first.host}" if first.host else ""
     return Finding(
         Category.HOSTNAME_LOOPBACK,
         ranks,
         f"listens at {first.listens[0]}{on}, where no other host can reach it: "
-        f"{name_ranks(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} on another host",
+        f"{verb(elsewhere, 'is', 'are')} on another host",
         f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others reach, "
-        "or mend /etc/hosts there: the host's name must not mean 127.x.",
+        "or correct /etc/hosts there: the host's name must not resolve to 127.x.",
         case.waiting,
         (
             *(f"rank {e.rank} listens at {each}" for e in culprits for each in e.listens),
-            *(f"rank {o.rank}: {line}" for o in came if (line := _said(o))),
+            *(f"rank {o.rank}: {line}" for o in reports if (line := _gloo_error(o))),
         ),
     )
 
 
-def _said(evidence: RankReport) -> str:
-    """What gloo said on a rank that could not connect."""
+def _gloo_error(evidence: RankReport) -> str:
+    """The error of gloo on a rank that could not connect."""
     failed = evidence.activity is Activity.FAILED and "connectFullMesh" in evidence.error_text
     return evidence.error_text.strip().splitlines()[0][:300] if failed else ""
 
@@ -69,8 +72,8 @@ def _at_loopback(evidence: RankReport) -> bool:
     return bool(hosts) and all(host.is_loopback for host in hosts)
 
 
-def _apart(evidence: RankReport, came: tuple[RankReport, ...]) -> bool:
-    return any(on_two_hosts(evidence, other) for other in came)
+def _apart(evidence: RankReport, reports: tuple[RankReport, ...]) -> bool:
+    return any(on_two_hosts(evidence, other) for other in reports)
 
 
 def _connects(evidence: RankReport) -> bool:
@@ -82,8 +85,9 @@ def _connects(evidence: RankReport) -> bool:
 # -- a firewall --------------------------------------------------------------------------
 
 
-def blocked_ranks(case: Case) -> Iterator[Finding]:
+def blocked_ranks(context: Context) -> Iterator[Finding]:
     """The store answers on every host, and nothing comes back from the other hosts' ranks."""
+    case = context.case
     connecting = tuple(e for e in case.ranks if _connects(e) and e.probe.state in ("", "open"))
     where = {each: e for e in connecting for each in e.listens}
     blocked = [

@@ -1,0 +1,91 @@
+"""Collectives and ranks in words: how messages and evidence name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddp_notebook.model import Activity, Collective, RankReport, Ranks, name_ranks
+
+
+def called(record: Collective) -> str:
+    """The function that the user's code calls, and torch's operation if it has another name."""
+    name = record.operation
+    if record.api and record.api.rpartition(".")[2] != record.operation:
+        api = record.api.removesuffix(".__init__")
+        name = f"{api} ({record.operation})"
+    return f"{name} of {record.label!r}" if record.label else name
+
+
+def named(record: Collective) -> str:
+    """A record with its line: ``barrier at train.py:31 in save``."""
+    peer = ""
+    if record.is_point_to_point:
+        peer = f" {'to' if record.operation == 'send' else 'from'} "
+        peer += f"rank {record.peer}" if record.peer is not None else "any rank"
+    return f"{called(record)}{peer}" + (f" at {record.place}" if record.place else "")
+
+
+def numbered(record: Collective) -> str:
+    """For evidence: its number in its group, what it is, and where it was called."""
+    what = f" {record.dtype} {list(record.shape)}" if record.dtype else ""
+    group = "" if record.group == "default" else f" of group {record.group}"
+    return f"collective {record.slot}{group}: {called(record)}{what}" + (
+        f" at {record.place}" if record.place else ""
+    )
+
+
+def fact(ranks: Ranks, record: Collective) -> str:
+    """A line of evidence: what these ranks called."""
+    return f"{name_ranks(ranks)}, {numbered(record)}"
+
+
+def nothing_after(ranks: Ranks, slot: int) -> str:
+    """A line of evidence: `slot` has the last collective that these ranks called."""
+    last = f"nothing after collective {slot}" if slot >= 0 else "no collective"
+    return f"{name_ranks(ranks)}: {last}"
+
+
+def verb(ranks: Ranks, one: str, many: str) -> str:
+    """Ranks with the verb that goes with their number: ``rank 1 is``, ``ranks 0,2 are``."""
+    return f"{name_ranks(ranks)} {one if len(ranks) == 1 else many}"
+
+
+def standing(
+    ranks: Ranks, at: Mapping[int, Collective], reports: Mapping[int, RankReport], run: int
+) -> str:
+    """Where ranks are, those in one place together: ``rank 0 is in barrier at a.py:3``.
+
+    `at` has the collectives in which ranks wait, `run` the number of the run that is judged.
+    """
+    places: dict[tuple[str, str, str], list[int]] = {}
+    for rank in ranks:
+        record = at.get(rank)
+        place = ("is", "are", f"in {named(record)}") if record else _doing(reports[rank], run)
+        places.setdefault(place, []).append(rank)
+    return "; ".join(
+        f"{verb(tuple(those), one, many)} {where}" for (one, many, where), those in places.items()
+    )
+
+
+def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
+    """What a rank outside of any collective does: the verb for one, for several, the rest."""
+    line = f" at {report.path[-1]}" if report.path else ""
+    match report.activity:
+        case Activity.WAITING:
+            return "waits", "wait", f"in {report.inside}"
+        case Activity.BUSY if report.workers:
+            return "waits", "wait", f"for a batch{line}"
+        case Activity.BUSY:
+            return "is", "are", f"busy{line}"
+        case Activity.IDLE if report.run == run:
+            return "has", "have", "finished"
+        case Activity.IDLE:
+            return "runs", "run", "nothing"
+        case Activity.DEAD:
+            return "has", "have", "ended"
+        case Activity.FAILED:
+            return "has", "have", "failed"
+        case Activity.HELD:
+            return "is", "are", "paused"
+        case Activity.SILENT:
+            return "does", "do", "not answer"

@@ -1,0 +1,285 @@
+"""The finding of each kind of divergence: what happened, why, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
+from ddp_notebook.diagnosis.collectives.compare import Difference, difference
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named, nothing_after, verb
+from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.model import Category, Collective, Finding, Ranks
+
+UNEVEN_REMEDY = (
+    "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
+)
+TOGETHER = (
+    "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch on it."
+)
+
+
+def explain(context: Context, classified: Classified) -> Finding:
+    """The finding of a divergence of a known kind."""
+    return EXPLANATIONS[classified.kind](context, classified)
+
+
+def _finding(
+    context: Context,
+    classified: Classified,
+    category: Category,
+    cause: str,
+    remedy: str,
+    facts: tuple[str, ...] = (),
+) -> Finding:
+    """A finding with what both sides have at the divergence for evidence."""
+    evidence = (*(_has_there(side) for side in classified.sides), *facts)
+    return Finding(category, classified.culprits, cause, remedy, context.victims, evidence)
+
+
+def _has_there(side: Branch) -> str:
+    if side.here is not None:
+        return fact(side.ranks, side.here)
+    return nothing_after(side.ranks, side.sequence.end - 1)
+
+
+def _another_order(context: Context, classified: Classified) -> Finding:
+    starts = ", ".join(
+        f"{verb(side.ranks, 'begins', 'begin') if first else side.named} with {named(side.here)}"
+        for first, side in zip((True, False), classified.sides, strict=True)
+        if side.here is not None
+    )
+    return _finding(
+        context,
+        classified,
+        Category.MISMATCHED_ORDER,
+        f"the same collectives in another order: {starts}",
+        "Call them in the same order on every rank: sort what you loop over.",
+    )
+
+
+# -- one collective with contents that do not match --------------------------------------
+
+MISMATCHES = {
+    Difference.SHAPE: (
+        Category.SHAPE_MISMATCH,
+        "Give it one shape on all ranks: exchange the sizes, pad to the largest, cut afterwards.",
+    ),
+    Difference.DTYPE: (
+        Category.DTYPE_MISMATCH,
+        "Convert the tensor to one dtype on all ranks before this line.",
+    ),
+    Difference.OPERATION: (
+        Category.OP_MISMATCH,
+        "Call the same collective on all ranks at this point.",
+    ),
+    Difference.REDUCE_OP: (Category.OP_MISMATCH, "Use the same op= on all ranks."),
+    Difference.ROOT: (
+        Category.OP_MISMATCH,
+        "Name the same rank as src= or dst= on all ranks.",
+    ),
+    Difference.LABEL: (
+        Category.MISMATCHED_ORDER,
+        "Use the same names in the same order on every rank.",
+    ),
+}
+
+
+def _mismatch(context: Context, classified: Classified) -> Finding:
+    own, other, what = classified.record, classified.there, classified.difference
+    assert other is not None and what is not None
+    ranks, others, culprits = classified.full.ranks, classified.short.ranks, classified.culprits
+    first, second = (
+        f"{verb(those, 'has', 'have')} {value_of(record, against, what)}"
+        for those, record, against in sorted(
+            ((ranks, own, other), (others, other, own)), key=lambda side: side[0] != culprits
+        )
+    )
+    place = f" at {own.place}" if own.place else ""
+    if other.place and own.place and other.place != own.place:
+        place += f" and {other.place}"
+    name = called(own) if what is not Difference.LABEL else own.operation
+    if what is Difference.OPERATION:
+        name = f"collective {own.slot}"
+    # Under two names the tensors themselves may have been combined: then nobody waits.
+    met = difference(own, other) is Difference.LABEL
+    category, remedy = MISMATCHES[what]
+    return Finding(
+        category,
+        culprits,
+        f"in {name}{place}, {first}, {second}",
+        remedy,
+        () if met else context.victims,
+        (fact(ranks, own), fact(others, other)),
+    )
+
+
+def value_of(record: Collective, other: Collective, what: Difference) -> str:
+    """What a record has of that in which it differs from `other`."""
+    match what:
+        case Difference.OPERATION:
+            return called(record)
+        case Difference.DTYPE:
+            return record.dtype
+        case Difference.SHAPE if record.shape == other.shape:
+            return f"{record.numel} elements in {record.tensors} tensors"
+        case Difference.SHAPE:
+            return f"shape {list(record.shape)}"
+        case Difference.REDUCE_OP:
+            return f"op={record.reduce_op}"
+        case Difference.ROOT:
+            return f"root {record.root}"
+        case Difference.LABEL:
+            return repr(record.label)
+
+
+# -- one branch only ---------------------------------------------------------------------
+
+
+def _one_branch_only(context: Context, classified: Classified) -> Finding:
+    """A collective that one branch calls and the other never does, whoever is right."""
+    record, there, culprits = classified.record, classified.there, classified.culprits
+    full, short = classified.full, classified.short
+    condition = context.sources.condition(record)
+    others = f"{short.named} in {named(there)}" if there else context.standing(short.ranks)
+    category = Category.CONDITIONAL_COLLECTIVE
+    remedy = f"Call {called(record)} on every rank of its group: move it out of the condition."
+    subgroup = _group_of(context, full.ranks, record)
+    if record.operation == "barrier" and subgroup:
+        category, culprits = Category.BARRIER_MISUSE, full.ranks
+        remedy = f"Only members of group {subgroup} come here: give them dist.barrier(group=...)."
+    elif record.operation == "barrier" and culprits == short.ranks and not condition:
+        category = Category.BARRIER_MISUSE
+        remedy = f"Let {short.named} reach the barrier too."
+    end = nothing_after(short.ranks, short.sequence.end - 1)
+    test = (f"{condition.place}: {condition.place.text}",) if condition else ()
+    why = f" ({condition.place.text})" if condition else ""
+    return Finding(
+        category,
+        culprits,
+        f"only {verb(full.ranks, 'calls', 'call')} {named(record)}{why}; {others}",
+        remedy,
+        context.victims,
+        (fact(full.ranks, record), fact(short.ranks, there) if there else end, *test),
+    )
+
+
+def _group_of(context: Context, ranks: Ranks, record: Collective) -> str:
+    """The name of the smaller group whose members are just these ranks, or ""."""
+    groups = context.collectives.groups
+    return next((g for g, those in groups.items() if g != record.group and those == ranks), "")
+
+
+def _either_or(context: Context, classified: Classified) -> Finding:
+    return _finding(
+        context,
+        classified,
+        Category.DIVERGENT_CONTROL_FLOW,
+        f"the ranks take different branches: {_side_by_side(classified)}",
+        "Decide the branch from what all ranks share (all_reduce the decision first).",
+    )
+
+
+def _side_by_side(classified: Classified) -> str:
+    """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
+    first, second = classified.sides
+    start = f"in {named(first.here)}" if first.here else "ended"
+    start = f"{verb(first.ranks, *(('is', 'are') if first.here else ('has', 'have')))} {start}"
+    if second.here is None:
+        return f"{start}; {verb(second.ranks, 'has', 'have')} ended"
+    return f"{start}; {second.named} in {named(second.here)}"
+
+
+# -- DDP's buckets -----------------------------------------------------------------------
+
+
+def _some_buckets(context: Context, classified: Classified) -> Finding:
+    short, there = classified.short, classified.there
+    end = nothing_after(short.ranks, short.sequence.end - 1)
+    return Finding(
+        Category.UNUSED_PARAMS,
+        classified.culprits,
+        f"{short.named} did not reduce all buckets of gradients in {named(classified.record)}: "
+        "a parameter got no gradient there",
+        "Use every parameter on every rank, or "
+        "DistributedDataParallel(find_unused_parameters=True).",
+        context.victims,
+        (
+            fact(classified.full.ranks, classified.record),
+            fact(short.ranks, there) if there else end,
+        ),
+    )
+
+
+def _no_buckets(context: Context, classified: Classified) -> Finding:
+    record, sources = classified.record, context.sources
+    category, why = Category.DIVERGENT_CONTROL_FLOW, "backward was not called"
+    if not sources.knows(record):
+        why += ", no_sync() was on, or a parameter got no gradient"
+    may_be_no_sync = not sources.knows(record) or sources.mentions(record, "no_sync")
+    if classified.missing is MissingBuckets.ALL_AFTER_FORWARD and may_be_no_sync:
+        category, why = Category.NO_SYNC_MISUSE, "no_sync() is on there, or backward was not called"
+    return _finding(
+        context,
+        classified,
+        category,
+        f"{classified.short.named} reduced no gradients where "
+        f"{verb(classified.full.ranks, 'is', 'are')} in {named(record)} ({why})",
+        "Use no_sync() and backward() in the same iterations on all ranks.",
+    )
+
+
+# -- loops -------------------------------------------------------------------------------
+
+
+def _past_the_loop(context: Context, classified: Classified) -> Finding:
+    past, inside, beyond = classified.short, classified.full, classified.there
+    way = context.sources.way_around(classified.record)
+    where = f", in {named(beyond)}" if beyond else ""
+    return _finding(
+        context,
+        classified,
+        Category.DIVERGENT_CONTROL_FLOW if way else Category.UNEVEN_INPUTS,
+        f"{verb(past.ranks, 'is', 'are')} past the loop{where}, while "
+        f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
+        TOGETHER if way else UNEVEN_REMEDY,
+        (f"{way.place}: {way.place.text}",) if way else (),
+    )
+
+
+def _another_way(context: Context, classified: Classified) -> Finding:
+    return _finding(
+        context,
+        classified,
+        Category.DIVERGENT_CONTROL_FLOW,
+        f"the ranks took different ways through the loop: {_side_by_side(classified)}",
+        TOGETHER,
+    )
+
+
+def _more_often(context: Context, classified: Classified) -> Finding:
+    more, ranks, others = "more", classified.full, classified.short
+    if classified.culprits != ranks.ranks:
+        more, ranks, others = "less", others, ranks
+    count = len(classified.records)
+    times = f"once {more}" if count == 1 else f"{count} collectives {more}"
+    return _finding(
+        context,
+        classified,
+        Category.DIVERGENT_CONTROL_FLOW,
+        f"{ranks.named} called {named(classified.record)} {times} than {others.named}",
+        TOGETHER,
+    )
+
+
+EXPLANATIONS: Mapping[Kind, Callable[[Context, Classified], Finding]] = {
+    Kind.ANOTHER_ORDER: _another_order,
+    Kind.MISMATCH: _mismatch,
+    Kind.SOME_BUCKETS: _some_buckets,
+    Kind.NO_BUCKETS: _no_buckets,
+    Kind.ONE_BRANCH_ONLY: _one_branch_only,
+    Kind.EITHER_OR: _either_or,
+    Kind.PAST_THE_LOOP: _past_the_loop,
+    Kind.ANOTHER_WAY: _another_way,
+    Kind.MORE_OFTEN: _more_often,
+}

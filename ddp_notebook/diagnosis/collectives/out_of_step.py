@@ -1,0 +1,166 @@
+"""Rules: collectives that cannot be one, ranks that diverge, refusals, late ranks.
+
+Two things are proof. What met and cannot be one collective is a mistake, whatever became of it.
+And ranks that wait for what cannot arrive any more are stuck: then the sequences of all ranks
+say who diverged from whom, and where. Ranks that are only at different places prove neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
+from ddp_notebook.diagnosis.collectives.compare import Difference, difference
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named
+from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
+from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.progress import evidence_of, where_busy, works
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Collective,
+    Finding,
+    Phase,
+    Ranks,
+    format_ranks,
+)
+
+MOST_FINDINGS = 5
+"""What goes wrong after so many mistakes follows from them."""
+
+
+def conflicts(context: Context) -> Iterator[Finding]:
+    """What met and cannot be one collective, the first in time first."""
+    yield from _explained(context, [d for d in context.divergences if d.proven])
+
+
+def out_of_step(context: Context) -> Iterator[Finding]:
+    """Where sequences diverge, once ranks are stuck in a collective of that group."""
+    graph = context.graph
+    groups = {graph.at[rank].group for rank in graph.stuck if rank in graph.at}
+    yield from _explained(
+        context,
+        [d for d in context.divergences if not d.proven and d.alignment.group in groups],
+    )
+
+
+def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]:
+    """A finding for each divergence; ranks with the same mistake in one place share one."""
+    merged: dict[tuple[Category, str, int], Finding] = {}
+    for divergence in sorted(divergences, key=lambda d: d.issued):
+        classified = classify(divergence, context.sources)
+        if classified is None:
+            continue
+        finding = explain(context, classified)
+        key = finding.category, divergence.alignment.group, divergence.fault.other_at
+        first = merged.get(key)
+        merged[key] = finding if first is None else _merge(first, finding, divergence)
+    return list(merged.values())[:MOST_FINDINGS]
+
+
+def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
+    ranks = {*first.ranks, *second.ranks}
+    others = divergence.deviation.others
+    if not divergence.deviation.sure and not ranks & set(others):
+        ranks |= set(others)  # no two agree: all carry the same mistake
+    return replace(
+        first,
+        ranks=tuple(sorted(ranks)),
+        evidence=tuple(dict.fromkeys((*first.evidence, *second.evidence))),
+    )
+
+
+def ended_by_conflicts(context: Context) -> Ranks:
+    """The ranks whose end is explained by what met in a collective of theirs."""
+    ranks: set[int] = set()
+    for divergence in context.divergences:
+        if divergence.conflict is None or divergence.conflict[1] is Difference.LABEL:
+            continue
+        slot, sequences = divergence.conflict[0], divergence.alignment.sequences
+        there = (rank for rank, sequence in sequences.items() if sequence.end > slot)
+        ranks.update(rank for rank in there if context.gone(rank))
+    return tuple(sorted(ranks))
+
+
+# -- refused collectives -----------------------------------------------------------------
+
+
+def passed_over(context: Context) -> Iterator[Finding]:
+    """Ranks that were refused a collective, continued without it, and lack one now."""
+    known: set[int] = set()
+    for waiter in context.graph.stuck:
+        record = context.graph.at.get(waiter)
+        alignment = context.alignments.get(record.group) if record is not None else None
+        full = alignment.sequences.get(waiter) if alignment is not None else None
+        if alignment is None or full is None:
+            continue
+        for rank in context.graph.waits[waiter]:
+            short = alignment.sequences.get(rank)
+            finding = _lacks_refused(context, short, full) if short is not None else None
+            if finding is not None and rank not in known:
+                known.add(rank)
+                yield finding
+
+
+def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:
+    """The refused collective, if it came as often as the others' with it, and not without it."""
+    issued = {record.number for record in short.records}
+    for record in context.collectives.of[short.rank]:
+        there = full.at(record.slot)
+        if record.phase is not Phase.REFUSED or record.number in issued or there is None:
+            continue
+        what = difference(record, there)
+        times, others_times = (
+            sum(call_site(each) == call_site(record) for each in sequence.records)
+            for sequence in (short, full)
+        )
+        if record.group == there.group and what is not None and times < others_times:
+            category, remedy = MISMATCHES[what]
+            return Finding(
+                category,
+                (short.rank,),
+                f"rank {short.rank} was refused {called(record)} at {record.place} and continued "
+                f"without it: there it had {value_of(record, there, what)}, rank {full.rank} had "
+                f"{value_of(there, record, what)}",
+                remedy,
+                context.victims,
+                (
+                    fact((short.rank,), record),
+                    fact((full.rank,), there),
+                    f"rank {short.rank} was {times} times there, rank {full.rank} "
+                    f"{others_times} times",
+                ),
+            )
+    return None
+
+
+# -- late ranks --------------------------------------------------------------------------
+
+
+def stragglers(context: Context) -> Iterator[Finding]:
+    """Ranks that others wait for in collectives, and that are busy, or paused: no mistake."""
+    late: dict[int, Collective] = {}
+    for rank, record in sorted(context.graph.at.items()):
+        if context.reports[rank].activity is Activity.WAITING:
+            for other in context.graph.reach(rank):
+                late.setdefault(other, record)
+    for rank, record in sorted(late.items()):
+        report = context.reports.get(rank)
+        paused = report is not None and report.activity is Activity.HELD
+        if report is None or not (paused or works(report)):
+            continue
+        where = f" at {report.path[-1]}" if report.path else where_busy(report)
+        step = f"%ddp_step --ranks {format_ranks((rank,))}"
+        yield Finding(
+            Category.STRAGGLER,
+            (rank,),
+            f"has not called {named(record)} yet: it is "
+            + ("paused (by %ddp_step)" if paused else f"busy{where}"),
+            step if paused else "Wait for it, or interrupt the cell.",
+            context.case.waiting,
+            evidence_of(report),
+            passing=True,
+            commands=(step,) if paused else (),
+        )

@@ -1,0 +1,215 @@
+"""Rules about init_process_group's arguments: invalid, different, or used twice."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from ddp_notebook.diagnosis.collectives.describe import verb
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import alike, vote
+from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.diagnosis.training.models import compare
+from ddp_notebook.model import (
+    Case,
+    Category,
+    Finding,
+    RankReport,
+    Ranks,
+    name_ranks,
+)
+
+
+def invalid_values(context: Context) -> Iterator[Finding]:
+    """A value that cannot work anywhere."""
+    if _wrong_size(context.case) is None:
+        yield from torch_errors.of_category(context.case, Category.ENV_INVALID)
+
+
+def _wrong_size(case: Case) -> int | None:
+    """The WORLD_SIZE that every rank has, if it does not fit the number of processes.
+
+    A group of some of the processes is right: then no more ranks call than it takes.
+    """
+    sizes = {e.arguments.world_size for e in case.came}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or size == case.world_size:
+        return None
+    fits = len(case.came) <= size and all((e.arguments.rank or 0) < size for e in case.came)
+    return size if size > case.world_size or not fits else None
+
+
+def duplicate_ranks(context: Context) -> Iterator[Finding]:
+    """Two processes have the same RANK."""
+    for reports in context.meetings:
+        yield from _claimed_twice(reports, context.case)
+
+
+def _claimed_twice(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]:
+    # A run of some of the session's ranks counts them from 0.
+    own = {report.rank: number for number, report in enumerate(case.ranks)}
+    claims: dict[int, list[int]] = {}
+    for report in reports:
+        if report.arguments.rank is not None and _same_world(report, case):
+            claims.setdefault(report.arguments.rank, []).append(report.rank)
+    for claimed, ranks in sorted(claims.items()):
+        if len(ranks) < 2:
+            continue
+        culprits = tuple(rank for rank in ranks if own[rank] != claimed)
+        missing = sorted(set(range(case.world_size)) - claims.keys())
+        rest = ""
+        if missing and len(reports) == case.world_size:
+            rest = f"; {verb(tuple(missing), 'is', 'are')} missing"
+        yield Finding(
+            Category.DUPLICATE_RANK,
+            culprits,
+            f"the processes launched as {name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} "
+            f"have RANK={claimed}{rest}",
+            "Give each process its own RANK: "
+            + ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
+            + ".",
+            case.waiting,
+            tuple(f"the process launched as rank {rank} has RANK={claimed}" for rank in ranks),
+        )
+
+
+def _same_world(evidence: RankReport, case: Case) -> bool:
+    told = case.told.get("WORLD_SIZE", "")
+    size = evidence.arguments.world_size
+    return size is None or not told or str(size) == told
+
+
+def differing_values(context: Context) -> Iterator[Finding]:
+    """MASTER_ADDR, MASTER_PORT, WORLD_SIZE, the backend or the method differ between ranks."""
+    for reports in context.meetings:
+        yield from _differing(reports, context.case)
+
+
+def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]:
+    for name in _VALUES:
+        expected = case.told.get(name, "")
+        values = _values_of(name, reports, expected)
+        if len(set(values.values())) < 2:
+            continue
+        votes = vote(values, expected, case.store_host)
+        right, culprits, where = votes.value, votes.minority, f"on {name_ranks(votes.majority)}"
+        if name.startswith("MASTER") and case.store_host is None and expected not in ("", right):
+            # The store is where it is, however many ranks agree on another place.
+            right, culprits = expected, tuple(sorted(values))
+            where = "where the session's store is"
+        setting = f"{name}={right}" if name.isupper() else f"{name} {right}"
+        yield Finding(
+            Category.ENV_MISMATCH,
+            culprits,
+            f"{name} is {_each(values, culprits)}, but {right} {where}",
+            f"Set {setting} on {name_ranks(culprits)}.",
+            case.waiting,
+            tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
+        )
+
+
+def _each(values: Mapping[int, str], ranks: Ranks) -> str:
+    """What these ranks have: one value, or each its own."""
+    sets = alike({rank: values[rank] for rank in ranks})
+    if len(sets) == 1:
+        return f"{sets[0][1]} on {name_ranks(ranks)}"
+    return ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks)
+
+
+def wrong_world_size(context: Context) -> Iterator[Finding]:
+    """All ranks expect another number of ranks than there are processes."""
+    case, size = context.case, _wrong_size(context.case)
+    if size is None:
+        return
+    yield Finding(
+        Category.WORLD_SIZE_MISMATCH,
+        tuple(report.rank for report in case.came),
+        f"WORLD_SIZE is {size}, but there are {case.world_size} processes",
+        f"Take WORLD_SIZE from the launcher's environment ({case.world_size}), "
+        "or start as many processes as ranks.",
+        case.waiting,
+        tuple(f"rank {report.rank}: world_size={size}" for report in case.came),
+    )
+
+
+def other_versions(context: Context) -> Iterator[Finding]:
+    """torch or Python differ between ranks."""
+    case = context.case
+    for name in ("torch", "python"):
+        values = {e.rank: e.versions[name] for e in case.ranks if e.versions.get(name)}
+        if name == "python":  # 3.12.1 and 3.12.4 work together
+            values = {rank: ".".join(text.split(".")[:2]) for rank, text in values.items()}
+        if len(set(values.values())) < 2:
+            continue
+        votes = vote(values)
+        culprits = votes.minority
+        yield Finding(
+            Category.VERSION_MISMATCH,
+            culprits,
+            f"{name} is {values[culprits[0]]} on {name_ranks(culprits)}, but {votes.value} "
+            "elsewhere",
+            f"Install {name} {votes.value} for every rank.",
+            case.waiting,
+            tuple(f"rank {rank}: {name} {value}" for rank, value in sorted(values.items())),
+        )
+
+
+def differing_models(context: Context) -> Iterator[Finding]:
+    """The models that ranks wrap differ in number, order, shape or dtype of their tensors."""
+    models = {e.rank: e.model for e in context.case.ranks if e.model is not None}
+    for finding in compare(models):
+        yield replace(
+            finding,
+            remedy="Build the same model on every rank: the same arguments, the same order.",
+            waiting=context.case.waiting,
+        )
+
+
+# -- values that are the same under two names --------------------------------------------
+
+_VALUES: Mapping[str, Callable[[RankReport], str]] = {
+    "MASTER_ADDR": lambda report: report.arguments.master_addr,
+    "MASTER_PORT": lambda report: str(report.arguments.master_port or ""),
+    "WORLD_SIZE": lambda report: str(report.arguments.world_size or ""),
+    "backend": lambda report: report.arguments.backend,
+    "init_method": lambda report: report.arguments.method,
+    "the file": lambda report: report.arguments.path,
+}
+"""What must be the same on every rank."""
+
+
+def _values_of(name: str, reports: Iterable[RankReport], expected: str) -> dict[int, str]:
+    """What these ranks have, those left out of which it is not known.
+
+    Names and addresses of one machine are one value, written as `expected` if that is one.
+    """
+    reports = tuple(reports)
+    values = {report.rank: value for report in reports if (value := _VALUES[name](report))}
+    if name != "MASTER_ADDR" or len(set(values.values())) < 2:
+        return values
+    names = [expected] * bool(expected)
+    names += [host for host, _ in Counter(values.values()).most_common()]
+    same: dict[str, str] = {}
+    for host in names:
+        if (own := _addresses_of(host, reports)) is not None:
+            known = (
+                other
+                for other in set(same.values())
+                if own & (_addresses_of(other, reports) or set())
+            )
+            same.setdefault(host, next(known, host))
+    return {rank: same[value] for rank, value in values.items() if value in same}
+
+
+def _addresses_of(name: str, reports: tuple[RankReport, ...]) -> set[str] | None:
+    """The addresses of `name`, itself among them; None while no resolver has answered for it."""
+    addresses = {address for e in reports for address in e.addresses.get(name, ())}
+    try:
+        addresses.add(str(ipaddress.ip_address(name)))
+    except ValueError:
+        if name != "localhost" and not any(name in e.addresses for e in reports):
+            return None
+    loopback = name == "localhost" or any(ipaddress.ip_address(a).is_loopback for a in addresses)
+    return {*addresses, name, *(("localhost",) if loopback else ())}
