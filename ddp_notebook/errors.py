@@ -1,17 +1,16 @@
-"""What a wrong call raises.
+"""The errors that magics and `Session` raise. Each message says what happened, why, what to type.
 
-Every message says what happened, why, and what to type. A job that goes wrong is not an
-error of the call: that is shown on the board.
+Catch `DDPError` for all of them, or one of:
 
     DDPError
      ├── UsageMistake        the call was wrong; nothing was done
      │    └── NoSession      there are no ranks yet
-     ├── CellSyntaxError     a cell is not Python; no rank ran it
-     ├── SetupFailed         %ddp_init began and could not finish
-     ├── CellFailed          a cell raised, died or was lost on some ranks
-     ├── Stuck               ranks wait for what will not come; a diagnosis says why
-     ├── CellInterrupted     the user interrupted a cell
-     └── SessionLost         the session's processes are gone
+     ├── CellSyntaxError     a cell is not valid Python; no rank ran it
+     ├── SetupFailed         set-up started and could not finish
+     ├── CellFailed          a cell or script failed on some ranks
+     ├── Stuck               ranks wait for what will never happen; the diagnosis says why
+     ├── CellInterrupted     the user interrupted a cell, script or benchmark
+     └── SessionLost         the session's processes have ended
 """
 
 from __future__ import annotations
@@ -20,21 +19,28 @@ from ddp_notebook.model import Board, Diagnosis, Ranks
 
 
 class DDPError(Exception):
-    """Base of all errors this package raises for a person to read.
+    """Base of all errors that this package raises for a person to read.
 
-    IPython shows the message alone: the stack inside the package helps nobody.
+    IPython shows the message only, without the traceback through the package.
     """
 
     def _render_traceback_(self) -> list[str]:
+        """Called by IPython instead of formatting the traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class UsageMistake(DDPError):
-    """The call was wrong and nothing was done. The message holds the call to type instead."""
+    """The call was wrong and nothing was done: an unknown option, a rank that does not exist.
+
+    Type the call that the message shows instead.
+    """
 
 
 class NoSession(UsageMistake):
-    """A verb that needs ranks was called before `%ddp_init`, or after `%ddp_shutdown`."""
+    """`verb` needs ranks, and was used before `%ddp_init` or after `%ddp_shutdown`.
+
+    Type `%ddp_init` first.
+    """
 
     def __init__(self, verb: str) -> None:
         super().__init__(
@@ -43,7 +49,7 @@ class NoSession(UsageMistake):
 
 
 class CellSyntaxError(DDPError):
-    """A cell cannot be compiled. It was found out here; no rank has run any of it."""
+    """A cell cannot be compiled, so no rank has run any of it. Correct line `line` of the cell."""
 
     def __init__(self, error: SyntaxError) -> None:
         source = (error.text or "").rstrip()
@@ -55,7 +61,11 @@ class CellSyntaxError(DDPError):
 
 
 class SetupFailed(DDPError):
-    """Set-up began and did not finish; `board` and `diagnosis` say how it stood, if known."""
+    """`%ddp_init` or a restart started and could not finish.
+
+    `board` and `diagnosis` show how far each rank was and what is wrong; None if not known. The
+    ranks that live are kept: type `%ddp_why`, then `%ddp_init` again.
+    """
 
     def __init__(
         self, message: str, board: Board | None = None, diagnosis: Diagnosis | None = None
@@ -66,9 +76,10 @@ class SetupFailed(DDPError):
 
 
 class CellFailed(DDPError):
-    """A cell raised, died or was not run on `ranks`. The other ranks finished it.
+    """A cell or script raised an exception on `ranks`, or their processes died.
 
-    `diagnosis` says whose fault it was, where that could be found out.
+    The other ranks finished it. `diagnosis` names the culprit; None if that is not known. Dead
+    ranks get new processes with `%ddp_restart`.
     """
 
     def __init__(self, message: str, ranks: Ranks) -> None:
@@ -78,7 +89,10 @@ class CellFailed(DDPError):
 
 
 class Stuck(DDPError):
-    """Ranks wait for what no rank will bring; `diagnosis` says whose fault it is."""
+    """A cell or script ended because its ranks wait for something that will never happen.
+
+    `diagnosis` says which ranks are the culprits and why. `%ddp_abort` frees the ranks.
+    """
 
     def __init__(self, message: str, diagnosis: Diagnosis) -> None:
         super().__init__(message)
@@ -86,7 +100,11 @@ class Stuck(DDPError):
 
 
 class CellInterrupted(DDPError):
-    """The user interrupted a cell; `still_running` are the ranks that have not left it."""
+    """The user pressed Ctrl-C, or interrupted the kernel, while ranks ran a cell.
+
+    `still_running` are the ranks that go on running it: `%ddp_wait` waits for them, `%ddp_abort`
+    ends it.
+    """
 
     def __init__(self, message: str, still_running: Ranks) -> None:
         super().__init__(message)
@@ -94,4 +112,7 @@ class CellInterrupted(DDPError):
 
 
 class SessionLost(DDPError):
-    """The processes behind the session ended; `%ddp_init` starts new ones."""
+    """The session's processes have ended, and the ranks' variables with them.
+
+    `%ddp_init` starts new ones.
+    """

@@ -20,7 +20,7 @@ from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.state.collective_table import collectives_at
 from ddp_notebook.state.stack_locations import pending_locations
 from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
-from ddp_notebook.views.notebook import board_bundle
+from ddp_notebook.views.notebook import mime_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
@@ -55,7 +55,7 @@ class StillBoard:
     def __init__(self, session: Session, shell: Any) -> None:
         self._region = LiveRegion(
             shell.display_pub,
-            lambda: board_bundle(session.status()),
+            lambda: mime_bundle(session.status()),
             BOARD_INTERVAL_S,
             settle_s=BOARD_INTERVAL_S,
         )
@@ -69,7 +69,7 @@ class StillBoard:
 
     def close(self, final: Board | None = None) -> None:
         """Stop painting; show `final` in its place if it is given."""
-        self._region.close(board_bundle(final) if final is not None else None)
+        self._region.close(mime_bundle(final) if final is not None else None)
 
 
 class LiveBoard:
@@ -153,8 +153,8 @@ class LiveBoard:
             self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
         self.keep()
         self._draw_bars(at_rest=True)
-        bundle = board_bundle(final if final is not None else self._session.status())
-        self._picture.close(self._widget.picture(bundle, self._bars))
+        shown = final if final is not None else self._session.status()
+        self._picture.close(self._widget.picture(mime_bundle(shown), self._bars))
 
     # -- painting ----------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class LiveBoard:
 
     def _still(self) -> dict[str, str]:
         self._draw_bars(not self._in_run or time.monotonic() - self._moved_s > REST_S)
-        return self._widget.picture(board_bundle(self._session.status()), self._bars)
+        return self._widget.picture(mime_bundle(self._session.status()), self._bars)
 
     def _draw_bars(self, at_rest: bool) -> None:
         """Draw the last collectives for the picture.
@@ -244,7 +244,7 @@ class LiveBoard:
 
     def _show_buttons(self) -> None:
         self._widget.busy = list(self._buttons.busy)
-        self._widget.answers = [model.answer_json(answer) for answer in self._buttons.said]
+        self._widget.answers = [model.answer_json(answer) for answer in self._buttons.answers]
 
     def _now_us(self) -> int:
         return (time.monotonic_ns() - self._epoch_ns) // 1000

@@ -23,8 +23,8 @@ from ddp_notebook.model import (
     Status,
     format_ranks,
 )
-from ddp_notebook.views.ansi import strip_ansi
-from ddp_notebook.views.findings_text import only_wait, plain, preformatted, sentence, symbol
+from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
+from ddp_notebook.views.findings import sentence, symbol, waiting_words
 
 MOST_ROWS = 128
 MOST_FINDINGS = 8
@@ -113,7 +113,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "passing": finding.passing,
         "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
         "ranks": format_ranks(finding.ranks),
-        "waiting": only_wait(finding),
+        "waiting": waiting_words(finding),
         "remedy": remedy,
         "magics": list(dict.fromkeys(_MAGIC.findall(remedy))),
         "evidence": evidence,

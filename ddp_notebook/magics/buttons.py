@@ -8,10 +8,9 @@ from typing import Any
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.magics.verb import Verb, VerbButton
-from ddp_notebook.model import OutputKind, name_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.views import text
+from ddp_notebook.views import output
 
 
 class ButtonUi:
@@ -27,12 +26,8 @@ class ButtonUi:
 
     def show_news(self, run: CellRun) -> None:
         """Add what the ranks wrote since it was shown last."""
-        for group in run.news():
-            lines = (
-                item.text if item.what is OutputKind.ERROR else text.plain(item)
-                for item in group.items
-            )
-            self.say("\n".join([f"── {name_ranks(group.ranks)} ──", *lines]))
+        if news := run.news():
+            self.say(output.outputs(news))
 
     def open_board(self) -> None:
         """The board with the button is open already."""

@@ -15,10 +15,10 @@ from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.state.board_rows import FOLD_FROM
 from ddp_notebook.state.output import split_errors
-from ddp_notebook.views import findings
 from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion
 from ddp_notebook.views.notebook import (
     live_bundle,
+    mime_bundle,
     show_outputs,
     traceback_bundle,
     withheld_text,
@@ -126,9 +126,9 @@ class RunDisplay:
             self._output.publish(headline)
         show_outputs(self._output.publisher, result.outputs)
         if result.diagnosis is not None and not isinstance(result.error, Stuck):
-            self._output.publish(findings.bundle(result.diagnosis))
+            self._output.publish(mime_bundle(result.diagnosis))
         if result.steps is not None:
-            self._output.publish(findings.bundle(result.steps))
+            self._output.publish(mime_bundle(result.steps))
         if result.withheld_bytes:
             self._output.say(withheld_text(result.withheld_bytes))
 
@@ -186,7 +186,7 @@ _SHOW_ALL = "Show all of it: %ddp_wait"
 def _headline(result: CellResult) -> Bundle | None:
     """What stands above all else: why the ranks are stuck, or their tracebacks."""
     if isinstance(result.error, Stuck):
-        return findings.bundle(result.error.diagnosis)
+        return mime_bundle(result.error.diagnosis)
     return traceback_bundle(result.tracebacks) if result.tracebacks else None
 
 
@@ -196,7 +196,7 @@ def _end_bundle(run: CellRun, ended: Future[CellResult]) -> Bundle:
     diagnosis = ended.result().diagnosis if ended.exception() is None else None
     if diagnosis is None or not diagnosis.findings:
         return end
-    finding = findings.bundle(diagnosis)
+    finding = mime_bundle(diagnosis)
     return {
         "text/plain": f"{finding['text/plain']}\n\n{end['text/plain']}",
         "text/html": f"{finding['text/html']}{end['text/html']}",

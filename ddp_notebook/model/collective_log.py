@@ -1,8 +1,9 @@
-"""The file in which a rank writes down its collectives, as both ends know it.
+"""The file in which a rank logs its collectives, as its writer and its readers know it.
 
 Memory-mapped, in the session's folder: what was written stays when the rank is killed, and is
-read without asking it. Fixed records in a ring, and behind them the texts that they name by
-number. One writer; readers check afterwards that what they read was not overwritten.
+read without asking the rank. Records of a fixed size in a ring, and behind them the texts that
+records name by number. One writer, which takes no lock: readers check afterwards that what they
+read was not overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+from ddp_notebook.model import codec
 from ddp_notebook.model.collectives import Collective, Part, Phase, Place
 
 CAPACITY = 10_000
 """Records that are kept."""
 TEXT_BYTES = 1 << 20
-"""Room for the texts of one run; what comes after that is not named."""
+"""Room for the texts of one run; what comes after that has no text."""
 DIMENSIONS = 8
 """Of a shape, as many sizes as are kept."""
 
@@ -46,29 +48,45 @@ NOBODY = -1
 """In place of a root or peer: there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process group: its name, and its members as ranks of the default group."""
+
+    group: str
+    members: tuple[int, ...]
+
+
+Text: TypeAlias = str | tuple[Place, ...] | _Group
+"""A name, the path to a line of the user's code, or a process group."""
+_PathRows: Any = tuple[tuple[str, int, str, str], ...]
+
+
 @dataclass(frozen=True)
-class RankRing:
-    """What one rank wrote down in one run. `first` is the number of its oldest record here."""
+class LogTail:
+    """The newest records of one rank's log. `first` is the number of the oldest record here."""
 
     run: int = 0
     first: int = 0
     records: tuple[Collective, ...] = ()
-    texts: tuple[Any, ...] = field(default=(), repr=False)
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Members of each group, as ranks of the default group."""
+    texts: tuple[Text, ...] = field(default=(), repr=False)
     text_bytes: int = 0
     """How many bytes of text `texts` were made of."""
 
+    @property
+    def groups(self) -> Mapping[str, tuple[int, ...]]:
+        """Members of each group, as ranks of the default group."""
+        return {text.group: text.members for text in self.texts if isinstance(text, _Group)}
+
 
 def read(
-    buffer: bytes | memoryview, rank: int, last: int = CAPACITY, known: RankRing | None = None
-) -> RankRing:
-    """The newest `last` records of the ring in `buffer`; an empty ring when it is none.
+    buffer: bytes | memoryview, rank: int, last: int = CAPACITY, known: LogTail | None = None
+) -> LogTail:
+    """The newest `last` records of the log in `buffer`; an empty tail when it is no log.
 
     `known` is what was read before: while no text was added, its texts are not read again.
     """
     if len(buffer) < FILE_BYTES or bytes(buffer[:8]) != MAGIC:
-        return RankRing()
+        return LogTail()
     _, run, written, text_bytes = HEADER.unpack_from(buffer)
     start = max(0, written - min(last, CAPACITY))
     raw = [
@@ -79,75 +97,72 @@ def read(
         texts = known.texts
     else:
         texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
-    # Records of one line share its path: that is compared often.
-    paths = {
-        number: tuple(Place(*place) for place in text)
-        for number, text in enumerate(texts)
-        if isinstance(text, list)
-    }
-    # What was written meanwhile may have gone over the oldest of them.
+    # The writer may have gone over the oldest of them since.
     _, run_now, written_now, _ = HEADER.unpack_from(buffer)
     safe = max(start, written_now - CAPACITY + 1)
     if run_now != run:
-        return RankRing(run_now)
-    records = tuple(_record(rank, each, texts, paths) for each in raw if each[0] - 1 >= safe)
-    groups = {
-        text["group"]: tuple(text["members"])
-        for text in texts
-        if isinstance(text, dict) and "group" in text
-    }
-    first = records[0].number if records else 0
-    return RankRing(run, first, records, texts, groups, text_bytes)
+        return LogTail(run_now)
+    records = tuple(_record(rank, fields, texts) for fields in raw if fields[0] - 1 >= safe)
+    return LogTail(run, records[0].number if records else 0, records, texts, text_bytes)
 
 
 def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
     return HEAD.unpack_from(buffer, at) + REST.unpack_from(buffer, at + HEAD.size)
 
 
-def _texts(data: bytes) -> tuple[Any, ...]:
-    found: list[Any] = [""]  # number 0: no text
-    for line in data.split(b"\n")[:-1]:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            found.append("")
-    return tuple(found)
+# Whatever stands there: native code that goes wrong writes where it will, here too. So a text
+# that cannot be read is empty, and a number without meaning is passed over.
 
 
-def _record(
-    rank: int,
-    raw: Sequence[int],
-    texts: Sequence[Any],
-    paths: Mapping[int, tuple[Place, ...]],
-) -> Collective:
-    # Whatever stands there: native code that goes wrong writes where it will, here too.
-    def text(number: int) -> str:
-        found = texts[number] if number < len(texts) else ""
+def _texts(data: bytes) -> tuple[Text, ...]:
+    # Number 0 is no text.
+    return "", *(_text(line) for line in data.split(b"\n")[:-1])
+
+
+def _text(line: bytes) -> Text:
+    try:
+        wire = json.loads(line)
+        if isinstance(wire, dict):
+            return codec.decode(_Group, wire)
+        if isinstance(wire, list):
+            # One tuple for all records of a line: paths are compared often.
+            return tuple(Place(*row) for row in codec.decode(_PathRows, wire))
+    except (ValueError, RecursionError):
+        return ""
+    return wire if isinstance(wire, str) else ""
+
+
+def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collective:
+    def text(number: int) -> Text:
+        return texts[number] if number < len(texts) else ""
+
+    def name(number: int) -> str:
+        found = text(number)
         return found if isinstance(found, str) else ""
 
-    (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = raw[:10]
-    (group, operation, dtype, reduce_op, part, phase, sizes, _) = raw[10:18]
-    tensors, root, peer, tag = raw[18:22]
-    group_text = texts[group] if group < len(texts) else None
+    (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
+    (group, operation, dtype, reduce_op, part, phase, sizes, _) = fields[10:18]
+    tensors, root, peer, tag = fields[18:22]
+    in_group, lines = text(group), text(path)
     return Collective(
         rank=rank,
         number=number - 1,
-        operation=text(operation),
+        operation=name(operation),
         slot=slot,
-        group=group_text["group"] if isinstance(group_text, dict) else "",
-        api=text(api),
+        group=in_group.group if isinstance(in_group, _Group) else "",
+        api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,
-        shape=tuple(raw[22 : 22 + min(sizes, DIMENSIONS)]),
-        dtype=text(dtype),
+        shape=tuple(fields[22 : 22 + min(sizes, DIMENSIONS)]),
+        dtype=name(dtype),
         numel=numel,
         tensors=tensors,
         bytes=size,
-        reduce_op=text(reduce_op),
+        reduce_op=name(reduce_op),
         root=None if root == NOBODY else root,
         peer=None if peer == NOBODY else peer,
         tag=tag,
-        path=paths.get(path, ()),
-        label=text(label),
+        path=lines if isinstance(lines, tuple) else (),
+        label=name(label),
         phase=PHASES[phase] if phase < len(PHASES) else Phase.ISSUED,
         issued_ns=issued_ns,
         done_ns=done_ns,

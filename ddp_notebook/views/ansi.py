@@ -1,7 +1,7 @@
-"""ANSI escape codes in text a rank wrote: taken out, or turned into HTML.
+"""Text that ranks wrote, made safe: without what moves a cursor, or as HTML.
 
 Colours are written as CSS variables on spans of class ``ddp-fg`` and ``ddp-bg``; the style
-sheet in `views.html` mixes them with the theme's text colour, so that a dark green is
+sheet in `views.markup` mixes them with the theme's text colour, so that a dark green is
 readable on a dark page too.
 """
 
@@ -85,6 +85,24 @@ def _span(pen: _Pen) -> str:
 def strip_ansi(text: str) -> str:
     """`text` without its escape codes."""
     return _ESCAPE.sub("", text) if "\x1b" in text else text
+
+
+def plain(text: str) -> str:
+    """`text` on one line, without escape codes and what would move the cursor."""
+    return " ".join("".join(map(_in_a_line, strip_ansi(text))).split())
+
+
+def preformatted(text: str) -> list[str]:
+    """The lines of `text`, spaces as they are, without what would move the cursor."""
+    lines = strip_ansi(text).expandtabs(4).splitlines() or [""]
+    return ["".join(map(_in_a_line, line)).rstrip() for line in lines]
+
+
+def _in_a_line(character: str) -> str:
+    """A character that stays where it is: a space for any other space, none for what moves."""
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else ""
 
 
 def ansi_to_html(text: str) -> str:

@@ -1,11 +1,12 @@
-"""How IPython shows our values, and how a cell's output from ranks becomes notebook output."""
+"""How IPython shows our values, and the output of ranks in a cell."""
 
 from __future__ import annotations
 
+import base64
 import io
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ddp_notebook.bench.results import BenchRun, CurveChange
 from ddp_notebook.bench.steps.results import StepBenchResult
@@ -20,7 +21,8 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.views import doctor, findings, html, stacks, text
+from ddp_notebook.views import board as board_view
+from ddp_notebook.views import doctor, findings, output, stacks, step_table
 from ddp_notebook.views.bench import plots as bench_plots
 from ddp_notebook.views.bench import steps
 from ddp_notebook.views.bench import table as bench
@@ -33,9 +35,24 @@ _LIVE_LINES = 240
 """Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
 
 
-def board_bundle(board: Board) -> dict[str, str]:
-    """A board as text and as HTML."""
-    return {"text/plain": text.board(board), "text/html": html.board(board)}
+Shown: TypeAlias = Board | Diagnosis | StepTable | StackTree | DoctorReport
+"""Values that are shown as text and as HTML."""
+
+
+def mime_bundle(value: Shown) -> dict[str, str]:
+    """A value as text and as HTML."""
+    match value:
+        case Board():
+            text, html = board_view.text(value), board_view.html(value)
+        case Diagnosis():
+            text, html = findings.text(value), findings.html(value)
+        case StepTable():
+            text, html = step_table.text(value), step_table.html(value)
+        case StackTree():
+            text, html = stacks.text(value), stacks.html(value)
+        case DoctorReport():
+            text, html = doctor.text(value), doctor.html(value)
+    return {"text/plain": text, "text/html": html}
 
 
 def bench_bundles(
@@ -45,22 +62,19 @@ def bench_bundles(
     buffer = io.BytesIO()
     bench_plots.figure(run, baseline=baseline).savefig(buffer, format="png", dpi=_BENCH_DPI)
     return [
-        {"image/png": _base64(buffer.getvalue()), "text/plain": f"<figure: {bench.title(run)}>"},
+        {
+            "image/png": base64.b64encode(buffer.getvalue()).decode(),
+            "text/plain": f"<figure: {bench.title(run)}>",
+        },
         {"text/plain": bench.table_text(run, changes), "text/html": bench.table_html(run, changes)},
     ]
 
 
-def _base64(data: bytes) -> str:
-    import base64
-
-    return base64.b64encode(data).decode("ascii")
-
-
 def live_bundle(groups: Sequence[OutputGroup], board: Board | None, doing: str) -> dict[str, str]:
     """A running cell: what the ranks wrote so far, and what they do."""
-    board_html = html.board(board) if board is not None else ""
+    board_html = board_view.html(board) if board is not None else ""
     lines = max(5, _LIVE_LINES // max(1, len(groups)))
-    return {"text/plain": doing, "text/html": html.live(groups, board_html, doing, lines)}
+    return {"text/plain": doing, "text/html": output.live(groups, board_html, doing, lines)}
 
 
 def show_outputs(publisher: Any, groups: Sequence[OutputGroup]) -> None:
@@ -106,15 +120,13 @@ class Displays:
         self._shown_in: int | None = None
 
     def register(self) -> None:
-        """Tell IPython how to show a board and a benchmark."""
+        """Tell IPython how to show each type of value."""
         formatter = self._shell.display_formatter.ipython_display_formatter
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
         formatter.for_type(StepBenchResult, self._show_steps)
-        for shown in (Diagnosis, StepTable):
-            formatter.for_type(shown, self._show_finding)
-        formatter.for_type(StackTree, self._show_stacks)
-        formatter.for_type(DoctorReport, self._show_doctor)
+        for shown in (Diagnosis, StepTable, StackTree, DoctorReport):
+            formatter.for_type(shown, self._show)
 
     def shown_already(self) -> None:
         """The running cell shows its value itself, and does not need to once more."""
@@ -127,17 +139,10 @@ class Displays:
 
     def _show_board(self, board: Board) -> None:
         if self.are_needed:
-            self._shell.display_pub.publish(data=board_bundle(board), metadata={})
+            self._show(board)
 
-    def _show_finding(self, value: Diagnosis | StepTable) -> None:
-        self._shell.display_pub.publish(data=findings.bundle(value), metadata={})
-
-    def _show_stacks(self, tree: StackTree) -> None:
-        self._shell.display_pub.publish(data=stacks.bundle(tree), metadata={})
-
-    def _show_doctor(self, report: DoctorReport) -> None:
-        data = {"text/plain": doctor.text(report), "text/html": doctor.html(report)}
-        self._shell.display_pub.publish(data=data, metadata={})
+    def _show(self, value: Shown) -> None:
+        self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 
     def _show_steps(self, result: StepBenchResult) -> None:
         for bundle in steps.bundles(result):

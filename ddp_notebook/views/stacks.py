@@ -1,11 +1,326 @@
-"""A tree of stacks in the forms that a notebook asks for."""
+"""Where the ranks are, as a tree: plain text of at most 100 columns, and nested HTML.
+
+The user's frames are drawn. Frames of libraries are summed up by the innermost call of torch.
+"""
 
 from __future__ import annotations
 
-from ddp_notebook.model import StackTree
-from ddp_notebook.views import stacks_html, stacks_text
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import groupby
+from textwrap import wrap
+
+from ddp_notebook.model import Activity, Branch, Doing, Frame, Local, StackTree, cut, name_ranks
+from ddp_notebook.views import markup
+from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.paragraphs import WIDTH
+
+NO_RANKS = "There are no ranks."
+
+_GAP = "  "
+_CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
+_WIDEST_PLACE, _WIDEST_FUNCTION, _NARROWEST_SOURCE = 36, 28, 12
+_NARROWEST = 40
+"""Columns that a line keeps, however deep in the tree it is."""
+_LONGEST_STATE = 200
+
+_COLOURS = {
+    Activity.WAITING: markup.BUSY,
+    Activity.BUSY: markup.OK,
+    Activity.HELD: markup.BUSY,
+    Activity.IDLE: markup.IDLE,
+    Activity.FAILED: markup.BAD,
+    Activity.DEAD: markup.BAD,
+    Activity.SILENT: markup.WARN,
+}
+_VIEW = "padding: 4px 0; line-height: 1.45; max-width: 76em"
+_BRANCH = (
+    f"margin: 4px 0 6px; padding: 0 0 0 10px; border-left: 3px solid rgba({markup.IDLE}, 0.35)"
+)
+_CODE = f"background: none; color: inherit; white-space: pre-wrap; {markup.MONO}"
+_FRAME = f"margin: 2px 0 0; {markup.BREAKABLE}"
+_LOCALS = f"margin: 1px 0 3px 2em; {markup.MUTED}; {markup.BREAKABLE}; {markup.MONO}"
+_SUMMARY = f"cursor: pointer; {markup.MUTED}"
 
 
-def bundle(tree: StackTree) -> dict[str, str]:
-    """The tree as text and as HTML."""
-    return {"text/plain": stacks_text.tree(tree), "text/html": stacks_html.tree(tree)}
+# -- words -------------------------------------------------------------------------------
+
+
+def place_words(frame: Frame, names: Mapping[str, str]) -> str:
+    """``train.py:41``, ``cell 3, line 4``; empty for frames that are left out."""
+    if not frame.file:
+        return ""
+    name = plain(names.get(frame.file, frame.file))
+    return f"{name}, line {frame.line}" if name.startswith("cell ") else f"{name}:{frame.line}"
+
+
+def function_words(frame: Frame) -> str:
+    """``step()``; empty for the code of a cell or a module itself."""
+    name = plain(frame.function)
+    return "" if name in ("", "<module>") else f"{name}()"
+
+
+def file_names(tree: StackTree) -> dict[str, str]:
+    """A short name for each file: its own, with its folder's where two are called the same."""
+    files = {frame.file for branch in tree.branches for frame in _all_frames(branch)}
+    own = {file: _last_parts(file, 1) for file in files}
+    alike = {name for name in own.values() if list(own.values()).count(name) > 1}
+    return {file: _last_parts(file, 2) if name in alike else name for file, name in own.items()}
+
+
+def _all_frames(branch: Branch) -> Iterator[Frame]:
+    yield from branch.frames
+    for child in branch.children:
+        yield from _all_frames(child)
+
+
+def _last_parts(file: str, count: int) -> str:
+    return "/".join(file.replace("\\", "/").split("/")[-count:])
+
+
+def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
+    """What ranks at the end of a path are at; `tail` are the frames of libraries they are in."""
+    more = cut(plain(doing.text), _LONGEST_STATE)
+    aside = f" ({more})" if more else ""
+    match doing.activity:
+        case Activity.WAITING:
+            return f"waits in {_call(doing, tail)}{aside}"
+        case Activity.BUSY:
+            call = _call(doing, tail)
+            return f"{f'in {call}' if call else 'running'}{aside}"
+        case Activity.HELD:
+            return f"paused before {more}" if more else "paused (by %ddp_step)"
+        case Activity.IDLE:
+            return "runs nothing"
+        case Activity.FAILED:
+            return f"runs nothing, since it failed: {more}" if more else "runs nothing"
+        case Activity.DEAD:
+            return f"dead: {more}" if more else "dead"
+        case Activity.SILENT:
+            return f"does not answer: {more}" if more else "does not answer"
+
+
+def _call(doing: Doing, tail: Sequence[Frame]) -> str:
+    """``all_reduce (torch.distributed)``; without one of torch, the innermost call."""
+    operation = plain(doing.operation)
+    if not operation:
+        return _in_module(tail[-1]) if tail else ""
+    frame = next((frame for frame in tail if frame.function == doing.operation), None)
+    return _in_module(frame) if frame is not None else operation
+
+
+def _in_module(frame: Frame) -> str:
+    """A function and the first two parts of its module's name."""
+    module = ".".join(plain(frame.module).split(".")[:2])
+    name = function_words(frame).removesuffix("()") or "its import"
+    return f"{name} ({module})" if module else name
+
+
+def drawn(branch: Branch) -> tuple[Frame, ...]:
+    """The frames that tell where these ranks are: the user's.
+
+    Of ranks that part within a library, the innermost, where nothing else tells them apart.
+    """
+    users = tuple(frame for frame in branch.frames if not frame.library)
+    return users or (branch.frames[-1:] if branch.doing is None else ())
+
+
+def tail_after(branch: Branch, tail: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames of libraries at the end of a branch; `tail` are those of the branch before."""
+    for number in range(len(branch.frames), 0, -1):
+        if not branch.frames[number - 1].library:
+            return branch.frames[number:]
+    return (*tail, *branch.frames)
+
+
+def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
+    """The branch, ranks put together again that part only in a library and are at the same.
+
+    On their way into a collective ranks are at other lines of torch for a moment.
+    """
+    if branch.doing is not None:
+        return branch
+    tail = tail_after(branch, tail)
+    apart: list[Branch] = []
+    ends: dict[str, Branch] = {}
+    for child in (without_library_lines(child, tail) for child in branch.children):
+        if child.doing is None or not all(frame.library for frame in child.frames):
+            apart.append(child)
+            continue
+        words = state_words(child.doing, tail_after(child, tail))
+        before = ends.get(words, replace(child, ranks=()))
+        ends[words] = replace(before, ranks=tuple(sorted((*before.ranks, *child.ranks))))
+    if len(ends) == 1 and not apart:
+        (end,) = ends.values()
+        return replace(end, frames=(*branch.frames, *end.frames))
+    together = sorted((*apart, *ends.values()), key=lambda child: child.ranks)
+    return replace(branch, children=tuple(together))
+
+
+def locals_words(branch: Branch, frame: Frame) -> list[str]:
+    """The variables, a line each: first those alike on the branch's ranks, then each other one."""
+    alike = [local for local in frame.locals if local.ranks == branch.ranks]
+    differing: dict[str, list[Local]] = {}
+    for local in frame.locals:
+        if local.ranks != branch.ranks:
+            differing.setdefault(local.name, []).append(local)
+    lines = [" · ".join(f"{plain(local.name)} = {plain(local.text)}" for local in alike)]
+    for name, values in differing.items():
+        by_ranks = (f"{plain(local.text)} ({name_ranks(local.ranks)})" for local in values)
+        lines.append(f"{plain(name)} = {', '.join(by_ranks)}")
+    return lines if alike else lines[1:]
+
+
+# -- text --------------------------------------------------------------------------------
+
+
+def text(t: StackTree) -> str:
+    """The tree, a branch below the other; ranks that share no line have trees of their own."""
+    if not t.branches:
+        return NO_RANKS
+    drawing = _Drawing(file_names(t))
+    branches = [without_library_lines(branch, ()) for branch in t.branches]
+    return "\n".join(line for branch in branches for line in drawing.lines(branch, "", "", ()))
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Draws branches; `names` are the files' short names."""
+
+    names: Mapping[str, str]
+
+    def lines(
+        self, branch: Branch, head: str, below: str, tail: tuple[Frame, ...]
+    ) -> Iterator[str]:
+        """A branch and its children. `head` stands before its first line, `below` before others."""
+        tail = tail_after(branch, tail)
+        own = below + (_BESIDE if branch.children else _BELOW)
+        label = head + name_ranks(branch.ranks)
+        room = max(_NARROWEST, WIDTH - len(own))
+        rows = self._rows(branch, room)
+        if branch.doing is not None:
+            label += _GAP + state_words(branch.doing, tail)
+        first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
+        if first and len(label + _GAP + first) <= WIDTH:
+            yield label + _GAP + first
+            rows = rows[1:]
+        else:
+            yield from _folded(label, own)
+        for row in rows:
+            yield own + row
+        for number, child in enumerate(branch.children):
+            last = number == len(branch.children) - 1
+            yield from self.lines(
+                child,
+                below + (_LAST_CHILD if last else _CHILD),
+                below + (_BELOW if last else _BESIDE),
+                tail,
+            )
+
+    def _rows(self, branch: Branch, room: int) -> list[str]:
+        """A line for each frame that is drawn, its parts below each other's, and its locals."""
+        frames = drawn(branch)
+        places = [_clip(place_words(f, self.names), _WIDEST_PLACE, end=True) for f in frames]
+        functions = [_clip(function_words(f), _WIDEST_FUNCTION) for f in frames]
+        widths = [max(map(len, column), default=0) for column in (places, functions)]
+        rows = []
+        for place, function, frame in zip(places, functions, frames, strict=True):
+            before = _GAP.join(filter(None, (place.ljust(widths[0]), function.ljust(widths[1]))))
+            left = room - len(before) - len(_GAP)
+            source = _clip(plain(frame.source), left) if left >= _NARROWEST_SOURCE else ""
+            rows.append(f"{before}{_GAP}{source}".rstrip() if before else source)
+            rows += _locals(branch, frame, room)
+        return rows
+
+
+def _locals(branch: Branch, frame: Frame, room: int) -> list[str]:
+    """The variables below their frame, folded."""
+    return [
+        line
+        for words in locals_words(branch, frame)
+        for line in wrap(words, room, initial_indent="    ", subsequent_indent="      ")
+    ]
+
+
+def _folded(label: str, own: str) -> list[str]:
+    """A label in as many lines as it takes."""
+    return wrap(label, WIDTH, subsequent_indent=own + _BELOW, drop_whitespace=True) or [label]
+
+
+def _clip(text: str, width: int, *, end: bool = False) -> str:
+    """`text` in `width` columns; with `end`, its end rather than its beginning."""
+    if len(text) <= width:
+        return text
+    return f"…{text[len(text) - width + 1 :]}" if end else f"{text[: width - 1]}…"
+
+
+# -- HTML --------------------------------------------------------------------------------
+
+
+def html(t: StackTree) -> str:
+    """The tree; ranks that share no line have trees of their own."""
+    page = _Page(file_names(t))
+    body = "".join(page.branch(branch, ()) for branch in t.branches) or NO_RANKS
+    return f'<div class="ddp-stacks" style="{_VIEW}">{body}</div>'
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Writes branches; `names` are the files' short names."""
+
+    names: Mapping[str, str]
+
+    def branch(self, branch: Branch, tail: tuple[Frame, ...]) -> str:
+        """A branch, its children within it."""
+        tail = tail_after(branch, tail)
+        state = _chip(branch.doing, tail) if branch.doing is not None else ""
+        who = f'<span style="font-weight: 600">{_words(name_ranks(branch.ranks))}</span>'
+        children = "".join(self.branch(child, tail) for child in branch.children)
+        frames = "".join(self._frames(branch))
+        return f'<div style="{_BRANCH}"><div>{who} {state}</div>{frames}{children}</div>'
+
+    def _frames(self, branch: Branch) -> Iterator[str]:
+        """The frames; each run of frames of libraries as one line that can be opened."""
+        apart = drawn(branch)
+        for library, run in groupby(branch.frames, lambda frame: frame.library):
+            frames = list(run)
+            if not library:
+                yield from (self._frame(frame, branch) for frame in frames)
+                continue
+            inside = "".join(self._frame(frame, branch) for frame in frames)
+            is_open = " open" if frames[-1:] == list(apart) else ""
+            yield (
+                f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'
+                f"{_words(_library_words(frames))}</summary>"
+                f'<div style="margin-left: 1.3em; {markup.MUTED}">{inside}</div></details>'
+            )
+
+    def _frame(self, frame: Frame, branch: Branch) -> str:
+        place = _words(place_words(frame, self.names))
+        parts = [
+            f'<span style="font-weight: 500">{place}</span>' if place else "",
+            _words(function_words(frame)),
+            f'<code style="{_CODE}">{_words(frame.source)}</code>' if frame.source else "",
+        ]
+        title = escape(plain(frame.file))
+        call = " &nbsp;".join(filter(None, parts))
+        lines = locals_words(branch, frame)
+        below = "".join(f'<div style="{_LOCALS}">{_words(line)}</div>' for line in lines)
+        return f'<div style="{_FRAME}" title="{title}">{call}</div>{below}'
+
+
+def _library_words(frames: Sequence[Frame]) -> str:
+    """``3 frames of torch``."""
+    count = f"{len(frames)} frame{'' if len(frames) == 1 else 's'}"
+    libraries = dict.fromkeys(frame.module.partition(".")[0] for frame in frames if frame.module)
+    return f"{count} of {', '.join(libraries)}" if libraries else count
+
+
+def _chip(doing: Doing, tail: Sequence[Frame]) -> str:
+    """What the ranks are at, in the colour of it."""
+    return markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
+
+
+def _words(text: str) -> str:
+    return escape(plain(text), quote=False)

@@ -1,6 +1,6 @@
 """What an answer may be. Each function makes one kind of value of what the learner gave.
 
-They raise NotYet with what is asked for, so that a check itself sees only values of its kind.
+They raise WrongAnswer with what is asked for, so that a check itself sees only values of its kind.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ddp_notebook.model import Diagnosis, Ranks, parse_ranks
-from ddp_notebook.workshop.check import NotYet
+from ddp_notebook.workshop.check import WrongAnswer
 
 Value = TypeVar("Value")
 
@@ -25,7 +25,7 @@ def shown(answer: Any) -> str:
 def text(answer: Any) -> str:
     """A word or a line, without the space around it."""
     if not isinstance(answer, str):
-        raise NotYet(f"a text in quotes is asked for, and {shown(answer)} is none.")
+        raise WrongAnswer(f"a text in quotes is asked for, and {shown(answer)} is none.")
     return answer.strip()
 
 
@@ -36,7 +36,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         word = text(answer)
         if word not in choices:
             words = ", ".join(map(repr, choices))
-            raise NotYet(f"{shown(answer)} is none of the choices: {words}.")
+            raise WrongAnswer(f"{shown(answer)} is none of the choices: {words}.")
         return word
 
     return read
@@ -45,18 +45,18 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 def number(answer: Any) -> float:
     """A number; one that NumPy or a tensor of a single element holds will do."""
     if isinstance(answer, (bool, str)):
-        raise NotYet(f"a number is asked for, and {shown(answer)} is none.")
+        raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.")
     try:
         return float(answer)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise NotYet(f"a number is asked for, and {shown(answer)} is none.") from None
+        raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.") from None
 
 
 def whole_number(answer: Any) -> int:
     """A number without a fraction."""
     value = number(answer)
     if not value.is_integer():
-        raise NotYet(f"a whole number is asked for, and {shown(answer)} is none.")
+        raise WrongAnswer(f"a whole number is asked for, and {shown(answer)} is none.")
     return int(value)
 
 
@@ -69,9 +69,9 @@ def ranks(world_size: int = 4) -> Callable[[Any], Ranks]:
                 return parse_ranks(answer, world_size)
             each = [answer] if isinstance(answer, int) else list(answer)
         except ValueError as error:
-            raise NotYet(str(error)) from None
+            raise WrongAnswer(str(error)) from None
         except TypeError:
-            raise NotYet(
+            raise WrongAnswer(
                 f"ranks are asked for, such as '0,2-3' or [0, 2, 3], and {shown(answer)} is none."
             ) from None
         return tuple(sorted({whole_number(one) for one in each}))
@@ -82,14 +82,14 @@ def ranks(world_size: int = 4) -> Callable[[Any], Ranks]:
 def parts(answer: Any, count: int = 2) -> tuple[Any, ...]:
     """What the notebook's own cell passes beside the learner's answer, or with it."""
     if not (isinstance(answer, tuple) and len(answer) == count):
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     return answer
 
 
 def image_numbers(answer: Any) -> Sequence[int]:
     """The numbers of the images that a rank used."""
     if not isinstance(answer, (list, tuple)):
-        raise NotYet("the numbers of the images are asked for, as a list.")
+        raise WrongAnswer("the numbers of the images are asked for, as a list.")
     return [whole_number(each) for each in answer]
 
 
@@ -100,19 +100,21 @@ def by_rank(
 
     def read_each(answer: Any) -> Mapping[int, Value]:
         if not isinstance(answer, Mapping):
-            raise NotYet(
+            raise WrongAnswer(
                 f"the values of all ranks are asked for, as %ddp_pull brings them, "
                 f"and {shown(answer)} is none."
             )
         missing = [rank for rank in range(world_size) if rank not in answer]
         if missing:
-            raise NotYet(f"rank {missing[0]} is not among them: pull the variable from all ranks.")
+            raise WrongAnswer(
+                f"rank {missing[0]} is not among them: pull the variable from all ranks."
+            )
         values = {}
         for rank in range(world_size):
             try:
                 values[rank] = read(answer[rank])
-            except NotYet as wrong:
-                raise NotYet(f"on rank {rank} {wrong}") from None
+            except WrongAnswer as wrong:
+                raise WrongAnswer(f"on rank {rank} {wrong}") from None
         return values
 
     return read_each
@@ -121,7 +123,7 @@ def by_rank(
 def diagnosis(answer: Any) -> Diagnosis:
     """What `%ddp_why` returns."""
     if not isinstance(answer, Diagnosis):
-        raise NotYet(
+        raise WrongAnswer(
             f"a diagnosis is asked for: diagnosis = %ddp_why, and {shown(answer)} is none."
         )
     return answer

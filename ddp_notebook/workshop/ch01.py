@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.workshop.answers import by_rank, number, parts, shown, whole_number
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 
 @exercise("1.1", by_rank(number))
@@ -18,16 +18,16 @@ def mean_of_the_ranks(means: Mapping[int, float]) -> str:
         if math.isclose(value, mean, rel_tol=1e-4):
             continue
         if value == sum(means):
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has {value:g}, which is the sum: all_reduce adds. What makes a mean "
                 "of a sum?"
             )
         if value == rank or value == rank / len(means):
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has {value:g}, which it made of its own number alone. The tensor "
                 "that all_reduce has filled is the one to use."
             )
-        raise NotYet(
+        raise WrongAnswer(
             f"rank {rank} has {value:g}. Its own number goes into a tensor of floats; all_reduce "
             "replaces that by the sum over the ranks, once."
         )
@@ -47,10 +47,14 @@ def images_of_one_step(images: int) -> str:
             "and an epoch has fewer steps."
         )
     if images == _PER_RANK:
-        raise NotYet("so many on each rank. But its gradients go to the others, and theirs to it.")
+        raise WrongAnswer(
+            "so many on each rank. But its gradients go to the others, and theirs to it."
+        )
     if images == _STEPS:
-        raise NotYet("that is how many steps a rank makes in an epoch.")
-    raise NotYet(f"not {images}. How many ranks are there, and how many images does each bring?")
+        raise WrongAnswer("that is how many steps a rank makes in an epoch.")
+    raise WrongAnswer(
+        f"not {images}. How many ranks are there, and how many images does each bring?"
+    )
 
 
 def _first_losses(answer: Any) -> tuple[int, Mapping[int, float]]:
@@ -60,7 +64,7 @@ def _first_losses(answer: Any) -> tuple[int, Mapping[int, float]]:
 
 def _first(losses: Any) -> float:
     if not isinstance(losses, (list, tuple)) or not losses:
-        raise NotYet(f"a list of losses is needed, and {shown(losses)} is none.")
+        raise WrongAnswer(f"a list of losses is needed, and {shown(losses)} is none.")
     return number(losses[0])
 
 
@@ -69,10 +73,10 @@ def rank_with_the_greatest_first_loss(answer: tuple[int, Mapping[int, float]]) -
     """The rank whose list begins with the greatest number."""
     rank, first = answer
     if rank not in first:
-        raise NotYet(f"there is no rank {rank}. They are {', '.join(map(str, first))}.")
+        raise WrongAnswer(f"there is no rank {rank}. They are {', '.join(map(str, first))}.")
     if first[rank] < max(first.values()):
         greater = sum(value > first[rank] for value in first.values())
-        raise NotYet(
+        raise WrongAnswer(
             f"rank {rank} began with {first[rank]:.3f}, and {greater} of the others began with "
             "more. losses[rank][0] is the first loss of a rank."
         )

@@ -17,7 +17,7 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 
 @exercise("2.1", text)
@@ -26,13 +26,13 @@ def key_they_wait_for(key: str) -> str:
     if key == "join/1":
         return "right. Rank 1 has not written it, and every other rank waits for it."
     if key in ("join/0", "join/2", "join/3"):
-        raise NotYet(
+        raise WrongAnswer(
             f"{key} is in the store already: rank {key[-1]} has signed in. Whose key is missing? "
             "The last line of the table lists those that are there."
         )
     if re.fullmatch(r"\D*1", key):
-        raise NotYet("the right rank, but not the key's name: the table writes it in full.")
-    raise NotYet(
+        raise WrongAnswer("the right rank, but not the key's name: the table writes it in full.")
+    raise WrongAnswer(
         f"{shown(key)} is no key that they wait for. Look at the column 'on what, or why'."
     )
 
@@ -41,10 +41,10 @@ def key_they_wait_for(key: str) -> str:
 def those_that_only_wait(answer: Ranks) -> str:
     """Ranks 0, 2 and 3 wait for rank 1."""
     if 1 in answer:
-        raise NotYet("rank 1 is the one that has not come: it is waited for.")
+        raise WrongAnswer("rank 1 is the one that has not come: it is waited for.")
     missing = tuple(rank for rank in (0, 2, 3) if rank not in answer)
     if missing or len(answer) != 3:
-        raise NotYet(
+        raise WrongAnswer(
             f"so do others: {name_ranks(missing)}. In the table, look who is 'waiting'."
             if missing
             else "there are four ranks, 0 to 3."
@@ -55,7 +55,7 @@ def those_that_only_wait(answer: Ranks) -> str:
 def _neighbours(answer: Any) -> tuple[Mapping[int, str], Board]:
     neighbour, board = parts(answer)
     if not isinstance(board, Board):
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     return by_rank(text)(neighbour), board
 
 
@@ -68,12 +68,12 @@ def process_of_the_neighbour(answer: tuple[Mapping[int, str], Board]) -> str:
         whose = pids.get(value)
         wanted = (rank + 1) % len(pids)
         if whose is None:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has {shown(value)}, which is the process of no rank. If it looks "
                 "like b'...', it is still in bytes: .decode() it."
             )
         if whose != wanted:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has the process of rank {whose}, and wants that of rank {wanted}: "
                 "the last rank's neighbour is rank 0, so count modulo world_size."
             )
@@ -86,12 +86,12 @@ def ranks_that_were_counted(counted: Mapping[int, int]) -> str:
     everyone = len(counted)
     for rank, count in counted.items():
         if count > everyone:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} counted {count}. Was the cell run more than once? The counter keeps "
                 "its value: use another key, or store.delete_key('arrived') on one rank first."
             )
         if count < everyone:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} counted {count}: it looked before the others had come. It must wait "
                 "until the last one says so."
             )
@@ -102,7 +102,7 @@ def ranks_that_were_counted(counted: Mapping[int, int]) -> str:
 def what_a_file_saves(answer: str) -> str:
     """The file replaces the store and nothing else."""
     if answer != "to each other":
-        raise NotYet(
+        raise WrongAnswer(
             "the file is only where they meet. What does each rank do with the addresses that it "
             "reads there?"
         )

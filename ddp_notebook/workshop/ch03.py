@@ -6,7 +6,7 @@ from typing import Any
 
 from ddp_notebook.model import Category, Diagnosis, Ranks, name_ranks
 from ddp_notebook.workshop.answers import diagnosis, one_of, parts, ranks, shown, whole_number
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _KINDS = ("missing-rank", "duplicate-rank", "env-mismatch", "rank-died", "straggler")
 _ON_ONE_MACHINE = {
@@ -24,19 +24,19 @@ _AMONG_RANKS = {
 def whose_key_is_named(rank: int) -> str:
     """Rank 3 is missing; ranks 1 and 2 name rank 0, which is inside the store."""
     if rank == 3:
-        raise NotYet(
+        raise WrongAnswer(
             "rank 3 is the missing one, and that would be a good message. But where is rank 2, and "
             "of whom does it need the address first? Who is missing changes nothing in that."
         )
     if rank == 2:
-        raise NotYet("rank 2 has written its own key already. It waits for another one's.")
+        raise WrongAnswer("rank 2 has written its own key already. It waits for another one's.")
     if rank == 1:
-        raise NotYet(
+        raise WrongAnswer(
             "rank 1 has connected this time, and has written its address. Which rank never gets as "
             "far as that?"
         )
     if rank != 0:
-        raise NotYet("there are four ranks, 0 to 3.")
+        raise WrongAnswer("there are four ranks, 0 to 3.")
     return (
         "right: the same innocent rank 0, whoever is missing. It stands inside its store and waits "
         "for the last one to connect, so nobody finds its address."
@@ -56,19 +56,19 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
         rank for rank, doing in (found.doing or {}).items() if doing.startswith("waits in store")
     )
     if not inside:
-        raise NotYet(
+        raise WrongAnswer(
             "in this diagnosis no rank waits in the store. Run the cell with %ddp_run again, and "
             "then this one."
         )
     extra = tuple(rank for rank in prediction if rank not in inside)
     if extra:
-        raise NotYet(
+        raise WrongAnswer(
             f"{name_ranks(extra)} came further: connected to the store, with the right port, and "
             "went on. Who opens the store, and what does it wait for in there?"
         )
     missing = tuple(rank for rank in inside if rank not in prediction)
     if missing:
-        raise NotYet(
+        raise WrongAnswer(
             "that is not all of them. One cannot find the store, and one cannot leave it. "
             "Read again what rank 0 did in the script above."
         )
@@ -81,7 +81,7 @@ def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
 def _suspect(answer: Any) -> tuple[int, str, Diagnosis]:
     own, hidden = parts(answer)
     if not (isinstance(own, (tuple, list)) and len(own) == 2):
-        raise NotYet(
+        raise WrongAnswer(
             f"a rank and a kind are asked for, such as (3, 'straggler'): not {shown(own)}."
         )
     return whole_number(own[0]), one_of(*_KINDS)(own[1]), diagnosis(hidden)
@@ -92,10 +92,12 @@ def who_and_what(answer: tuple[int, str, Diagnosis]) -> str:
     """Rank 1 was told another WORLD_SIZE, found itself alone, and was done."""
     rank, kind, hidden = answer
     if not hidden.findings:
-        raise NotYet("there is no finding in this diagnosis: run the cell that makes it again.")
+        raise WrongAnswer(
+            "there is no finding in this diagnosis: run the cell that makes it again."
+        )
     first = hidden.findings[0]
     if rank not in first.ranks:
-        raise NotYet(
+        raise WrongAnswer(
             f"rank {rank} does and was told what most others do and were told. Who is different?"
         )
     if kind == first.category:
@@ -104,16 +106,16 @@ def who_and_what(answer: tuple[int, str, Diagnosis]) -> str:
             "rank that runs nothing is not always one that never came."
         )
     if kind == "missing-rank":
-        raise NotYet(
+        raise WrongAnswer(
             "the rank is right, and it does look as if it never came. But then it would not have "
             "been told anything: compare what the evidence says of it with the others."
         )
     if kind == "duplicate-rank":
-        raise NotYet(
+        raise WrongAnswer(
             "the rank is right. Do two processes say the same number? The evidence is about "
             "another variable."
         )
-    raise NotYet(
+    raise WrongAnswer(
         "the rank is right. Its process is alive and does nothing, so it is neither dead nor late: "
         "what was it told?"
     )
@@ -123,22 +125,22 @@ def who_and_what(answer: tuple[int, str, Diagnosis]) -> str:
 def a_duplicate_of_your_own(own: Diagnosis) -> str:
     """Two processes with one number, and rank 3 the one that has it wrongly."""
     if not own.findings:
-        raise NotYet(
+        raise WrongAnswer(
             "nothing is wrong with these ranks. Were they started with --set, and moved on by "
             "%ddp_step --to verified before you asked?"
         )
     first = own.findings[0]
     if first.passing:
-        raise NotYet(
+        raise WrongAnswer(
             "the ranks are still held before a stage. Move them on first: %ddp_step --to verified"
         )
     if first.category is not Category.DUPLICATE_RANK:
-        raise NotYet(
+        raise WrongAnswer(
             f"what you made is found to be {first.category}: {first.cause}. For a "
             "duplicate, two processes must say the same RANK, and one that exists."
         )
     if first.ranks != (3,):
-        raise NotYet(
+        raise WrongAnswer(
             f"it is a duplicate, and {name_ranks(first.ranks)} is blamed for it. To blame is who "
             "says a number that is another's: here that must be rank 3."
         )
@@ -149,11 +151,11 @@ def a_duplicate_of_your_own(own: Diagnosis) -> str:
 
 def _names(answer: Any) -> frozenset[str]:
     if isinstance(answer, str):
-        raise NotYet("a list of names is asked for: put them in square brackets.")
+        raise WrongAnswer("a list of names is asked for: put them in square brackets.")
     try:
         each = list(answer)
     except TypeError:
-        raise NotYet(f"a list of names is asked for, and {shown(answer)} is none.") from None
+        raise WrongAnswer(f"a list of names is asked for, and {shown(answer)} is none.") from None
     return frozenset(map(one_of(*_ON_ONE_MACHINE, *_AMONG_RANKS), each))
 
 
@@ -162,9 +164,9 @@ def seen_before_the_start(names: frozenset[str]) -> str:
     """What is a fact about one machine, and what is a relation among ranks."""
     for name, why in _AMONG_RANKS.items():
         if name in names:
-            raise NotYet(f"not {name}: {why}.")
+            raise WrongAnswer(f"not {name}: {why}.")
     if len(names) < len(_ON_ONE_MACHINE):
-        raise NotYet(
+        raise WrongAnswer(
             "what you named is right, and something is missing. Which facts can a machine look up "
             "by itself?"
             if names

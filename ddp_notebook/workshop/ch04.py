@@ -15,7 +15,7 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _EQUAL = 1e-3
 """Gradients that differ by less than this part of their size are equal but for rounding."""
@@ -26,18 +26,18 @@ Distances = Mapping[str, float]
 
 def _distances(answer: Any) -> Distances:
     if answer is None:
-        raise NotYet(
+        raise WrongAnswer(
             "there are no gradients but None. dist.all_reduce changes its tensor in place and "
             "returns None: change each .grad first, then set averaged = gradients(plain)."
         )
     if not isinstance(answer, Mapping):
-        raise NotYet(
+        raise WrongAnswer(
             f"all gradients in one long tensor are asked for, as gradients(module) returns them, "
             f"and {shown(answer)} is none."
         )
     names = ("ddp", "own", "total") if "total" in answer else ("ddp", "own", "fourfold")
     if any(name not in answer for name in names):
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     return {name: number(answer[name]) for name in names}
 
 
@@ -52,16 +52,16 @@ def averaged_by_hand(of: Mapping[int, Distances]) -> str:
         if _near(each, "ddp"):
             continue
         if _near(each, "total"):
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has the sum over the ranks, four times the mean: all_reduce adds. "
                 "What is left to do with a sum of world_size gradients?"
             )
         if _near(each, "own"):
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} still has its own gradient. Was the mean put back into .grad, of "
                 "every parameter?"
             )
-        raise NotYet(
+        raise WrongAnswer(
             f"rank {rank} has neither the mean, nor the sum, nor its own gradient. Was the cell "
             "run twice? Then .grad was changed twice: make `plain` anew first. Or is only a part "
             "of the parameters averaged?"
@@ -81,7 +81,7 @@ Sent = Sequence[Sequence[str]]
 def _names(answer: Any) -> tuple[str, ...]:
     parts = answer.split(",") if isinstance(answer, str) else answer
     if not isinstance(parts, (list, tuple, set, frozenset)) or not parts:
-        raise NotYet(
+        raise WrongAnswer(
             f"a list of names is asked for, such as ['0.weight', '0.bias'], and {shown(answer)} "
             "is none."
         )
@@ -91,11 +91,11 @@ def _names(answer: Any) -> tuple[str, ...]:
 def _first_bucket(answer: Any) -> tuple[tuple[str, ...], Sent]:
     guess, sent = parts(answer)
     if not isinstance(sent, (list, tuple)) or not sent:
-        raise NotYet(f"no bucket was seen: {AS_IT_IS}")
+        raise WrongAnswer(f"no bucket was seen: {AS_IT_IS}")
     buckets = []
     for bucket in sent:
         if not isinstance(bucket, (list, tuple)) or not bucket:
-            raise NotYet(AS_IT_IS)
+            raise WrongAnswer(AS_IT_IS)
         buckets.append(_names(bucket[0]))
     return _names(guess), buckets
 
@@ -107,26 +107,28 @@ def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
     first, everything = set(sent[0]), {name for bucket in sent for name in bucket}
     strangers = [name for name in guess if name not in everything]
     if strangers:
-        raise NotYet(
+        raise WrongAnswer(
             f"{shown(strangers[0])} is no parameter of the model. Their names are "
             f"{', '.join(sorted(everything))}."
         )
     wrong, missing = set(guess) - first, first - set(guess)
     if set(guess) == everything:
-        raise NotYet("that is all of them, as in the first step. From the second on it is less.")
+        raise WrongAnswer(
+            "that is all of them, as in the first step. From the second on it is less."
+        )
     if wrong and not first & set(guess):
-        raise NotYet("those come last. In which order does backward go through the layers?")
+        raise WrongAnswer("those come last. In which order does backward go through the layers?")
     if wrong and missing:
-        raise NotYet(
+        raise WrongAnswer(
             "some of those are in it, some are not. Write the parameters down in the order in "
             "which their gradients come, last layer first, each with its size, and add up."
         )
     if wrong:
-        raise NotYet(
+        raise WrongAnswer(
             "too many: the bucket has reached 1 MiB before the last of those, and was closed."
         )
     if missing:
-        raise NotYet(
+        raise WrongAnswer(
             "those are in it, and they do not make 1 MiB yet, so the bucket stays open. It is "
             "closed *by* the parameter with which it gets there, and that one is in it too."
         )
@@ -139,7 +141,7 @@ def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
 def _counts(answer: Any) -> tuple[int, int, int, int]:
     first, later, counts = parts(answer, 3)
     if not isinstance(counts, (list, tuple)) or len(counts) < 2:
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     return (
         whole_number(first),
         whole_number(later),
@@ -158,13 +160,15 @@ def all_reduces_of_a_step(answer: tuple[int, int, int, int]) -> str:
     first, later, counted_first, counted_later = answer
     if first != counted_first:
         if first == counted_later:
-            raise NotYet(
+            raise WrongAnswer(
                 "in the first step it is not that many: the order of gradients is not known yet, "
                 "so there is nothing to make small buckets of."
             )
-        raise NotYet(f"in the first step it is not {first}. Look at what `model` did in step 1.")
+        raise WrongAnswer(
+            f"in the first step it is not {first}. Look at what `model` did in step 1."
+        )
     if later != counted_later:
-        raise NotYet(f"the first step is right. Later it is not {later}: {_why_not(later)}")
+        raise WrongAnswer(f"the first step is right. Later it is not {later}: {_why_not(later)}")
     return (
         f"right: {counted_first}, then {counted_later} in each step, as the ranks counted. Layers "
         "that are too small go together, and one that is too large is not cut."
@@ -203,26 +207,26 @@ def one_communication_for_four_parts(
     of, synchronised = answer
     for rank, times in synchronised.items():
         if times == 0:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} never communicated, so its gradient is its own. The last "
                 "micro-batch must be outside of no_sync."
             )
         if times >= _MICRO_BATCHES:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} communicated {times} times. The *forward* of the first three must "
                 "be within model.no_sync() as well: it decides whether its backward communicates."
             )
         if times > 1:
-            raise NotYet(f"rank {rank} communicated {times} times. Once is enough.")
+            raise WrongAnswer(f"rank {rank} communicated {times} times. Once is enough.")
     for rank, each in of.items():
         if _near(each, "ddp"):
             continue
         if _near(each, "fourfold"):
-            raise NotYet(
+            raise WrongAnswer(
                 f"communicated once, but rank {rank} has a gradient that is four times too "
                 "large: four losses were added, each a mean over a quarter of the samples."
             )
-        raise NotYet(
+        raise WrongAnswer(
             f"communicated once, but rank {rank} has another gradient than a backward with the "
             "whole quarter gives. Is each of the four parts in it, exactly once, and weighted "
             "alike?"
@@ -243,16 +247,16 @@ def trains_although_parameters_are_unused(became: Mapping[int, str]) -> str:
         if said == "averaged":
             continue
         if said.startswith("no DDP object"):
-            raise NotYet(f"on rank {rank} wrap returns {said}. Return DDP(module, ...).")
+            raise WrongAnswer(f"on rank {rank} wrap returns {said}. Return DDP(module, ...).")
         if "finished reduction" in said:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank}: {said.partition(':')[0]}: gradients of the step before were still "
                 "missing. DDP waits for those of the other head. What tells it to look which "
                 "parameters a forward has used?"
             )
         if said == "not averaged":
-            raise NotYet(f"on rank {rank} the steps ran, but gradients differ between ranks.")
-        raise NotYet(f"rank {rank}: {shown(said)}")
+            raise WrongAnswer(f"on rank {rank} the steps ran, but gradients differ between ranks.")
+        raise WrongAnswer(f"rank {rank}: {shown(said)}")
     return (
         "right. On each rank other parameters are unused, and the buckets leave all the same, with "
         "zeros for what has no gradient there."
@@ -266,7 +270,7 @@ def _norms(answer: Any) -> tuple[float, Mapping[int, tuple[float, float]]]:
 
 def _pair(value: Any) -> tuple[float, float]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     return number(value[0]), number(value[1])
 
 
@@ -278,7 +282,9 @@ def gradient_of_a_head_that_one_rank_uses(
     guess, norms = answer
     own, after = norms[3][0], norms[0][1]
     if not own > 0:
-        raise NotYet("rank 3 has no gradient for head b: run the cell that measures once more.")
+        raise WrongAnswer(
+            "rank 3 has no gradient for head b: run the cell that measures once more."
+        )
     measured = after / own
     if abs(guess - measured) < 0.01:
         return (
@@ -286,10 +292,12 @@ def gradient_of_a_head_that_one_rank_uses(
             "and the sum is divided by all four. A head that few ranks use learns slowly."
         )
     if guess == 1:
-        raise NotYet(
+        raise WrongAnswer(
             "that would be the sum, or the mean over the ranks that *have* a gradient. DDP does "
             "not count who has one."
         )
     if guess == 0:
-        raise NotYet("rank 0 did not use the head, but it takes part in the mean, as every rank.")
-    raise NotYet(f"not {guess:g}. What do the other three ranks put into the sum?")
+        raise WrongAnswer(
+            "rank 0 did not use the head, but it takes part in the mean, as every rank."
+        )
+    raise WrongAnswer(f"not {guess:g}. What do the other three ranks put into the sum?")

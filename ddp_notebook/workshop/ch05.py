@@ -15,7 +15,7 @@ from ddp_notebook.workshop.answers import (
     ranks,
     whole_number,
 )
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 JOBS = {"A": "slow", "B": "stuck", "C": "stuck"}
 """Exercise 5.1."""
@@ -34,7 +34,7 @@ IMAGES, BATCH = 1500, 36
 
 def _jobs(answer: Any) -> Mapping[str, str]:
     if not isinstance(answer, Mapping) or set(answer) != set(JOBS):
-        raise NotYet('a dictionary with the keys "A", "B" and "C" is asked for.')
+        raise WrongAnswer('a dictionary with the keys "A", "B" and "C" is asked for.')
     return {job: one_of("slow", "stuck")(answer[job]) for job in JOBS}
 
 
@@ -43,7 +43,7 @@ def slow_or_stuck(answer: Mapping[str, str]) -> str:
     """Who waits for one that works is not stuck."""
     for job, right in JOBS.items():
         if answer[job] != right:
-            raise NotYet(f"job {job} is the other case: {HINTS[job]}")
+            raise WrongAnswer(f"job {job} is the other case: {HINTS[job]}")
     return (
         "right. In B and C no rank is left that could free the others, however long you wait; in A "
         "one is at work."
@@ -56,9 +56,9 @@ def whose_block_came(came_from: Mapping[int, float]) -> str:
     for rank, sender in came_from.items():
         previous = (rank - 1) % len(came_from)
         if sender == rank:
-            raise NotYet(f"rank {rank} has its own block: look into received, not into block.")
+            raise WrongAnswer(f"rank {rank} has its own block: look into received, not into block.")
         if sender != previous:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has {sender:g}, and the block of rank {previous} is full of "
                 f"{previous}. Was received looked at before it was filled?"
             )
@@ -72,14 +72,16 @@ def whose_block_came(came_from: Mapping[int, float]) -> str:
 def who_would_be_named(answer: Ranks) -> str:
     """Rank 0 alone comes to the barrier."""
     if answer == (1, 2, 3):
-        raise NotYet(
+        raise WrongAnswer(
             "they return early, and go on to the collective that comes next for everybody. Whose "
             "collective has no partner?"
         )
     if answer == (0, 1, 2, 3):
-        raise NotYet("they do not all do the same: who makes a call that the others leave out?")
+        raise WrongAnswer(
+            "they do not all do the same: who makes a call that the others leave out?"
+        )
     if answer != (0,):
-        raise NotYet(
+        raise WrongAnswer(
             f"what has {name_ranks(answer) or 'no rank'} done that all others have not? Go through "
             "the cell once as rank 0, and once as rank 1."
         )
@@ -91,7 +93,7 @@ def who_would_be_named(answer: Ranks) -> str:
 
 def _rank_and_line(answer: Any) -> tuple[int, int]:
     if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet("two numbers are asked for: the rank and the line.")
+        raise WrongAnswer("two numbers are asked for: the rank and the line.")
     return whole_number(answer[0]), whole_number(answer[1])
 
 
@@ -100,18 +102,20 @@ def where_their_ways_part(answer: tuple[int, int]) -> str:
     """Rank 3 leaves out a loss that is not a number, and with it an all_reduce."""
     rank, line = answer
     if rank not in range(4):
-        raise NotYet("there are four ranks, 0 to 3.")
+        raise WrongAnswer("there are four ranks, 0 to 3.")
     if rank != 3:
-        raise NotYet(f"rank {rank} waits in all_reduce, as two others do. Who does not?")
+        raise WrongAnswer(f"rank {rank} waits in all_reduce, as two others do. Who does not?")
     if line in TAKES_PART:
-        raise NotYet(
+        raise WrongAnswer(
             f"line {line} is where the others wait. What has kept rank 3 from coming here as often "
             "as they did?"
         )
     if line == CALLS:
-        raise NotYet("there it gets another loss, which is no mistake. What does it do with it?")
+        raise WrongAnswer(
+            "there it gets another loss, which is no mistake. What does it do with it?"
+        )
     if line not in SKIPS:
-        raise NotYet(
+        raise WrongAnswer(
             f"in line {line} all ranks do the same. Go through the loop with the losses of rank 3."
         )
     return (
@@ -131,21 +135,21 @@ def equal_shares(answer: tuple[Mapping[int, int], Mapping[int, Sequence[int]]]) 
     steps, used = answer
     if len(set(steps.values())) > 1:
         count = ", ".join(f"{n} on rank {rank}" for rank, n in steps.items())
-        raise NotYet(f"the ranks have not done the same number of steps: {count}.")
+        raise WrongAnswer(f"the ranks have not done the same number of steps: {count}.")
     for rank, images in used.items():
         if len(images) != BATCH * steps[rank]:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has used {len(images)} images in {steps[rank]} steps: a batch was "
                 f"not of {BATCH}. Cut its share where a full batch ends."
             )
     every = [image for images in used.values() for image in images]
     if not set(every) <= set(range(IMAGES)):
-        raise NotYet("a share holds what is no image: take it from `numbers`.")
+        raise WrongAnswer("a share holds what is no image: take it from `numbers`.")
     if len(set(every)) < len(every):
-        raise NotYet("some images are on two ranks, or twice on one: the shares overlap.")
+        raise WrongAnswer("some images are on two ranks, or twice on one: the shares overlap.")
     best = IMAGES // (BATCH * len(steps))
     if steps[0] < best:
-        raise NotYet(
+        raise WrongAnswer(
             f"no hang, but {IMAGES - len(every)} images are left out. {steps[0]} steps on each "
             f"rank can be more: how many full batches are there for each rank?"
         )

@@ -16,7 +16,7 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 RANKS, MICRO_BATCHES, BATCH = 4, 2, 36
 """Exercise 6.1: what one step is made of."""
@@ -26,7 +26,7 @@ IMAGES, EPOCHS = 1440, 2
 
 def _two_numbers(answer: Any) -> tuple[float, float]:
     if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet("two numbers are asked for: (images, factor).")
+        raise WrongAnswer("two numbers are asked for: (images, factor).")
     return number(answer[0]), number(answer[1])
 
 
@@ -40,18 +40,18 @@ def what_a_step_is_made_of(answer: tuple[float, float]) -> str:
             BATCH * MICRO_BATCHES: "that is what one rank brings. How many ranks are there?",
             BATCH * RANKS: "that is one micro-batch on all ranks. How many come before a step?",
         }
-        raise NotYet(
+        raise WrongAnswer(
             f"{images:g} images: "
             + forgotten.get(int(images) if images == images and abs(images) < 1e9 else 0, "")
             + " Multiply the images of a batch, the batches before a step, and the ranks."
         )
     if factor == RANKS:
-        raise NotYet(
+        raise WrongAnswer(
             "the images are right; the factor is upside down. A sum is larger than a mean, so the "
             "learning rate has to be smaller."
         )
     if factor != 1 / RANKS:
-        raise NotYet(
+        raise WrongAnswer(
             f"the images are right, the factor {factor:g} is not. The mean over the ranks is their "
             "sum divided by what? Micro-batches are added up in either case."
         )
@@ -63,10 +63,10 @@ def what_a_step_is_made_of(answer: tuple[float, float]) -> str:
 
 def _alike(answer: Any) -> Mapping[str, bool]:
     if not isinstance(answer, Mapping) or set(answer) != {"one", "two"}:
-        raise NotYet('a dictionary with the keys "one" and "two" is asked for.')
+        raise WrongAnswer('a dictionary with the keys "one" and "two" is asked for.')
     for name, value in answer.items():
         if not isinstance(value, bool):
-            raise NotYet(f"True or False is asked for, and {name!r} is {shown(value)}.")
+            raise WrongAnswer(f"True or False is asked for, and {name!r} is {shown(value)}.")
     return answer
 
 
@@ -83,18 +83,18 @@ def who_has_another_model(
     alike, odd = answer
     for rank, of in alike.items():
         if of["two"]:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} takes model two for the same everywhere. Does your check see the "
                 "order of the numbers, and do the ranks compare?"
             )
         if not of["one"]:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} takes model one for different, and it is the same bit for bit. Is "
                 "there anything of the rank itself in what you compare?"
             )
     wrong = tuple(rank for rank, named in odd.items() if named != 2)
     if wrong:
-        raise NotYet(
+        raise WrongAnswer(
             f"{name_ranks(wrong)} says that the odd one is rank {odd[wrong[0]]}. All ranks have "
             "the same list: which entry occurs once?"
         )
@@ -114,11 +114,11 @@ def one_model_and_every_image(
     marks, seen = answer
     if len(set(marks.values())) > 1:
         models = len(set(marks.values()))
-        raise NotYet(f"there are {models} different models. Which forward does DDP know of?")
+        raise WrongAnswer(f"there are {models} different models. Which forward does DDP know of?")
     share = IMAGES // len(seen)
     for rank, images in seen.items():
         if len(images) != EPOCHS * share:
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} has used {len(images)} images in {EPOCHS} epochs, and its share are "
                 f"{share} in each. Does the sampler divide the data among all ranks?"
             )
@@ -126,13 +126,13 @@ def one_model_and_every_image(
         part = slice(epoch * share, (epoch + 1) * share)
         different = {image for images in seen.values() for image in images[part]}
         if different != set(range(IMAGES)):
-            raise NotYet(
+            raise WrongAnswer(
                 f"in epoch {epoch} the ranks have used {len(different)} different images of "
                 f"{IMAGES}: some twice, others never. What must be the same on all ranks for "
                 "their shares to fit together?"
             )
     if all(list(images[:share]) == list(images[share:]) for images in seen.values()):
-        raise NotYet("one model and every image, but both epochs have the same order.")
+        raise WrongAnswer("one model and every image, but both epochs have the same order.")
     return "right: one model, every image once an epoch, and a new order each time."
 
 
@@ -140,9 +140,11 @@ def one_model_and_every_image(
 def the_loop_that_is_right(answer: str) -> str:
     """A gives set_epoch the rank; B takes its learning rate from its own batch."""
     if answer == "A":
-        raise NotYet("what does each rank give to set_epoch, and what does the sampler do with it?")
+        raise WrongAnswer(
+            "what does each rank give to set_epoch, and what does the sampler do with it?"
+        )
     if answer == "B":
-        raise NotYet("does every rank step with the same learning rate?")
+        raise WrongAnswer("does every rank step with the same learning rate?")
     return (
         "right: its learning rate changes, but by the epoch, which is the same everywhere. In A "
         "the shares overlap, and in B the models drift apart."

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_notebook.bench.results import BenchPoint, Curve
 from ddp_notebook.workshop.answers import AS_IT_IS, number, parts, shown
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _FACTOR = 2.0
 """Two ways to find a latency agree to this factor, on a machine that does other things too."""
@@ -24,11 +24,11 @@ def near(value: float, wanted: float, share: float = 0.02) -> bool:
 
 def _numbers(answer: Any, count: int) -> list[float]:
     if not isinstance(answer, (tuple, list)) or len(answer) != count:
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     values = [number(each) for each in answer]
     for value in values:
         if not math.isfinite(value):
-            raise NotYet(f"{shown(value)} is no number to reckon with.")
+            raise WrongAnswer(f"{shown(value)} is no number to reckon with.")
     return values
 
 
@@ -39,10 +39,10 @@ def _pair(answer: Any) -> list[float]:
 def _alpha_and_bandwidth(answer: Any) -> tuple[float, float, Curve]:
     *_, curve = parts(answer, 3)
     if not isinstance(curve, Curve):
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     sizes = [point.size_bytes for point in curve.points]
     if not {_FROM_BYTES, _TO_BYTES} <= set(sizes) or not _small(curve):
-        raise NotYet("the curve has other sizes: measure as above, --max 16M --step 4.")
+        raise WrongAnswer("the curve has other sizes: measure as above, --max 16M --step 4.")
     alpha_us, gb_per_s = _numbers(answer[:2], 2)
     return alpha_us, gb_per_s, curve
 
@@ -69,12 +69,12 @@ def latency_and_bandwidth(answer: tuple[float, float, Curve]) -> str:
         alphas_us.append(curve.fit.latency_s * 1e6)
         bandwidths.append(curve.fit.bandwidth_bytes_per_s / 1e9)
     if not _like_one_of(alpha_us, alphas_us):
-        raise NotYet(
+        raise WrongAnswer(
             f"the latency is off: {alpha_us:.3g} µs. {_too_much(alpha_us, alphas_us[0])} than the "
             "small sizes take. It is a time, in microseconds, as the table has them."
         )
     if not _like_one_of(gb_per_s, bandwidths):
-        raise NotYet(
+        raise WrongAnswer(
             f"the latency is right, but the bandwidth is off: {gb_per_s:.3g} GB/s. "
             f"{_too_much(gb_per_s, bandwidths[0])} than the two large sizes give. Divide bytes by "
             "time: a byte per nanosecond is 1 GB/s, a byte per microsecond a thousandth of that."
@@ -104,7 +104,7 @@ def time_of_all_gradients(answer: list[float]) -> str:
     """The latency once, and 100 MB at the bandwidth."""
     milliseconds, alpha_us, gb_per_s = answer
     if not gb_per_s > 0:
-        raise NotYet("solve exercise 7.1 first: the bandwidth must be more than 0.")
+        raise WrongAnswer("solve exercise 7.1 first: the bandwidth must be more than 0.")
     bytes_ms = _GRADIENTS_BYTES / gb_per_s / 1e6
     wanted = alpha_us / 1e3 + bytes_ms
     if near(milliseconds, wanted):
@@ -121,10 +121,10 @@ def time_of_all_gradients(answer: list[float]) -> str:
         if near(milliseconds, bytes_ms * factor + alpha_us / 1e3) or near(
             milliseconds, wanted * factor
         ):
-            raise NotYet(f"{milliseconds:.4g} is off by a factor: {why}.")
+            raise WrongAnswer(f"{milliseconds:.4g} is off by a factor: {why}.")
     if near(milliseconds, alpha_us + bytes_ms):
-        raise NotYet("α is in microseconds, and the rest in milliseconds: convert it.")
-    raise NotYet(
+        raise WrongAnswer("α is in microseconds, and the rest in milliseconds: convert it.")
+    raise WrongAnswer(
         f"not {milliseconds:.4g} ms. How many bytes are 25 million float32, and how many of them "
         "flow in a millisecond? Add the latency once."
     )
@@ -135,16 +135,18 @@ def bus_bandwidths(answer: list[float]) -> str:
     """20 and 50 GB/s times 14/8 and 7/8."""
     all_reduce, all_gather = answer
     if near(all_reduce, 20) or near(all_gather, 50):
-        raise NotYet("that is the algbw, the size over the time. Multiply by the factor for 8.")
+        raise WrongAnswer(
+            "that is the algbw, the size over the time. Multiply by the factor for 8."
+        )
     if not near(all_reduce, 35):
-        raise NotYet(
+        raise WrongAnswer(
             f"all_gather is right, but the all_reduce is not {all_reduce:.4g}."
             if near(all_gather, 43.75)
             else f"not {all_reduce:.4g} and {all_gather:.4g}. First the size over the time, in "
             "GB/s, then the factor for n = 8."
         )
     if not near(all_gather, 43.75):
-        raise NotYet(
+        raise WrongAnswer(
             f"the all_reduce is right, but the all_gather is not {all_gather:.4g}: it sends half "
             "of what an all_reduce sends, and takes 20 ms."
         )
@@ -163,16 +165,16 @@ def bucket_size(size: float) -> str:
             "hidden, and that one takes 1.3 ms."
         )
     if size == 0.1:
-        raise NotYet(
+        raise WrongAnswer(
             "the last bucket is over at once, but all together they take far longer than the "
             "backward pass: most of it is latency, 640 times."
         )
     if size in (16, 64):
-        raise NotYet(
+        raise WrongAnswer(
             f"with {size:g} MB all together take the least, but how long does the step wait for "
             "the last bucket, when the backward pass is over?"
         )
-    raise NotYet(f"{size:g} MB is not in the table: choose one of its four sizes.")
+    raise WrongAnswer(f"{size:g} MB is not in the table: choose one of its four sizes.")
 
 
 @exercise("7.5", number)
@@ -184,19 +186,19 @@ def break_even_batch(batch: float) -> str:
             "it, the second rank does harm."
         )
     if near(batch, 100):
-        raise NotYet("100 samples is what both work off then: b is the batch of each rank.")
+        raise WrongAnswer("100 samples is what both work off then: b is the batch of each rank.")
     if near(batch, 60):
-        raise NotYet(
+        raise WrongAnswer(
             "at 60 the samples alone take as long as the communication. The 2 ms that a step "
             "takes without any sample count as well."
         )
     one, two = batch, 2 * batch
     if batch > 0:
-        raise NotYet(
+        raise WrongAnswer(
             f"not {batch:g}: there one rank works off {one / (2 + 0.2 * batch):.3g} samples per "
             f"ms, and two work off {two / (14 + 0.2 * batch):.3g}. Where are they equal?"
         )
-    raise NotYet("a batch has at least one sample.")
+    raise WrongAnswer("a batch has at least one sample.")
 
 
 @exercise("7.6", _pair)
@@ -204,20 +206,20 @@ def efficiency_and_speedup(answer: list[float]) -> str:
     """15 of 20 ms, and 8 times that."""
     efficiency, speedup = answer
     if near(efficiency, 75):
-        raise NotYet("the efficiency is asked for as a number from 0 to 1.")
+        raise WrongAnswer("the efficiency is asked for as a number from 0 to 1.")
     if near(efficiency, 0.25):
-        raise NotYet("a quarter of the step is lost. The efficiency is what is left.")
+        raise WrongAnswer("a quarter of the step is lost. The efficiency is what is left.")
     if near(efficiency, 20 / 15):
-        raise NotYet("that is how much longer a step takes; the efficiency is at most 1.")
+        raise WrongAnswer("that is how much longer a step takes; the efficiency is at most 1.")
     if not near(efficiency, 0.75):
-        raise NotYet(
+        raise WrongAnswer(
             f"the efficiency is not {efficiency:.4g}: with the same batch on each, hold the time "
             "of a step on one GPU against that on 8."
         )
     if near(speedup, 8):
-        raise NotYet("8 times as many would be an efficiency of 1.")
+        raise WrongAnswer("8 times as many would be an efficiency of 1.")
     if not near(speedup, 6):
-        raise NotYet(
+        raise WrongAnswer(
             f"the efficiency is right, but not {speedup:.4g} times: 8 batches are done in the "
             "time of a step of 20 ms."
         )

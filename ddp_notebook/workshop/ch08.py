@@ -17,7 +17,7 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _RANKS = 4
 _SEEN_BY_TWO = 2 * 32
@@ -40,12 +40,12 @@ def batch_of_four_ranks(answer: tuple[int, float]) -> str:
     batch, difference = answer
     seen = batch * _RANKS
     if seen != _SEEN_BY_TWO:
-        raise NotYet(
+        raise WrongAnswer(
             f"with --batch {batch} a step of four ranks sees {seen} images. How many did a step "
             "of two ranks with --batch 32 see?"
         )
     if not abs(difference) < _ROUNDING:
-        raise NotYet(
+        raise WrongAnswer(
             f"--batch {batch} is right, but the weights differ by {difference:.2g}: they are of "
             "another run. Run all three cells of the exercise, in their order."
         )
@@ -66,9 +66,9 @@ def where_they_part(answer: tuple[str, str]) -> str:
     """Each rank leaves the loop when its own loss is small."""
     line, kind = answer
     if line not in ("if loss < 0.25:", "break"):
-        raise NotYet(_not_that_line(line))
+        raise WrongAnswer(_not_that_line(line))
     if kind != "divergent-control-flow":
-        raise NotYet(f"the line is right. But {_NOT_THAT_KIND[kind]}")
+        raise WrongAnswer(f"the line is right. But {_NOT_THAT_KIND[kind]}")
     return (
         "right. Each rank compares a loss of its own, so one leaves the loop while the others go "
         "on to a backward that needs all of them."
@@ -106,7 +106,9 @@ _NOT_THAT_KIND = {
 
 def _epochs(answer: Any) -> list[int]:
     if not isinstance(answer, (list, tuple)) or len(answer) != _RANKS:
-        raise NotYet("the script must tell the epochs of all four ranks, at its end as before.")
+        raise WrongAnswer(
+            "the script must tell the epochs of all four ranks, at its end as before."
+        )
     return [whole_number(each) for each in answer]
 
 
@@ -114,14 +116,14 @@ def _epochs(answer: Any) -> list[int]:
 def all_stop_together(epochs: list[int]) -> str:
     """All leave the loop after the same epoch, and before the last."""
     if len(set(epochs)) > 1:
-        raise NotYet(f"they trained {epochs} epochs: not all stopped after the same one.")
+        raise WrongAnswer(f"they trained {epochs} epochs: not all stopped after the same one.")
     if epochs[0] >= _MOST_EPOCHS:
-        raise NotYet(
+        raise WrongAnswer(
             f"all trained {epochs[0]} epochs, so nobody stopped early. Was the condition left "
             "out, or is a sum over the ranks compared with what was meant for one?"
         )
     if epochs[0] < 2:
-        raise NotYet(
+        raise WrongAnswer(
             f"all stopped after epoch {epochs[0]}, when no loss was small: is the condition "
             "always true?"
         )
@@ -134,7 +136,7 @@ def all_stop_together(epochs: list[int]) -> str:
 def _steps(answer: Any) -> tuple[Mapping[int, int], SavedRun]:
     steps, saved = parts(answer)
     if not isinstance(saved, SavedRun):
-        raise NotYet(AS_IT_IS)
+        raise WrongAnswer(AS_IT_IS)
     return by_rank(whole_number, _RANKS)(steps), saved
 
 
@@ -148,15 +150,15 @@ def steps_that_were_begun(answer: tuple[Mapping[int, int], SavedRun]) -> str:
         if count == len(backward):
             continue
         if count == len(issued):
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} issued {count} collectives in all. Leave out those of DDP's "
                 "constructor and of evaluate."
             )
         if count == sum(each.over for each in backward):
-            raise NotYet(
+            raise WrongAnswer(
                 f"rank {rank} had ended {count} steps. One more was begun: its all_reduce waits."
             )
-        raise NotYet(f"not {count} on rank {rank}: its record has another number of them.")
+        raise WrongAnswer(f"not {count} on rank {rank}: its record has another number of them.")
     least = min(steps.values())
     return f"right. One rank had begun {least} steps, the others {max(steps.values())}."
 
@@ -173,16 +175,18 @@ def who_left_and_why(answer: tuple[int, str, int, str]) -> str:
     """One rank had fewer images, or fewer epochs, and so fewer steps."""
     rank, reason, culprit, drawn = answer
     if rank != culprit:
-        raise NotYet(f"rank {rank} is as most of the others. Which one made fewer steps?")
+        raise WrongAnswer(f"rank {rank} is as most of the others. Which one made fewer steps?")
     if reason == "it crashed":
-        raise NotYet("the right rank, but it raised no error of its own, and its process lives.")
+        raise WrongAnswer(
+            "the right rank, but it raised no error of its own, and its process lives."
+        )
     if reason == "another model":
-        raise NotYet(
+        raise WrongAnswer(
             "the right rank, but its gradients were reduced with those of the others, step after "
             "step: the models are alike."
         )
     if reason != drawn:
-        raise NotYet(
+        raise WrongAnswer(
             "the right rank. How many steps has an epoch of the others, and did this rank leave "
             "after a whole number of epochs?"
         )

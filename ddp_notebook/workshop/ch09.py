@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.workshop.answers import by_rank, number, one_of, shown, whole_number
-from ddp_notebook.workshop.check import NotYet, exercise
+from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _DIRECT = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
@@ -24,7 +24,7 @@ Mapped = Mapping[int, Mapping[str, Any]]
 
 def _pair(answer: Any, what: str) -> tuple[Any, Any]:
     if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-        raise NotYet(f"two numbers are asked for, {what}, and {shown(answer)} is not that.")
+        raise WrongAnswer(f"two numbers are asked for, {what}, and {shown(answer)} is not that.")
     return answer[0], answer[1]
 
 
@@ -39,43 +39,43 @@ def place_of_rank_5(place: tuple[int, int]) -> str:
     if place == (2, 1):
         return "right: 5 = 2 * 2 + 1. Divide by the ranks per host; the rest is the local rank."
     if place == (1, 2):
-        raise NotYet("these are the two numbers, in the other order: the host comes first.")
+        raise WrongAnswer("these are the two numbers, in the other order: the host comes first.")
     if place == (3, 2) or place == (3, 1):
-        raise NotYet("hosts are counted from 0, as ranks are: 0 and 1 are on the first.")
+        raise WrongAnswer("hosts are counted from 0, as ranks are: 0 and 1 are on the first.")
     if place == (1, 1):
-        raise NotYet("that is with four ranks on each host. Here it is two on each of four.")
+        raise WrongAnswer("that is with four ranks on each host. Here it is two on each of four.")
     host, local = place
     if not (0 <= host < 4 and 0 <= local < 2):
-        raise NotYet("hosts are 0 to 3, and local ranks 0 and 1. Ranks 0 and 1 are on host 0.")
-    raise NotYet(
+        raise WrongAnswer("hosts are 0 to 3, and local ranks 0 and 1. Ranks 0 and 1 are on host 0.")
+    raise WrongAnswer(
         f"that is rank {2 * host + local}: RANK = GROUP_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK."
     )
 
 
 def _mapping(answer: Any) -> Mapping[Any, Any]:
     if not isinstance(answer, Mapping):
-        raise NotYet(f"from_slurm must return a dict, and {shown(answer)} is none.")
+        raise WrongAnswer(f"from_slurm must return a dict, and {shown(answer)} is none.")
     return answer
 
 
 def _mapped(answer: Any) -> tuple[Mapped, Layouts]:
     as_it_was = "leave the cells that call and check as they are."
     if not (isinstance(answer, tuple) and len(answer) == 2):
-        raise NotYet(as_it_was)
+        raise WrongAnswer(as_it_was)
     mapped, layouts = answer
     if not isinstance(layouts, Mapping):
-        raise NotYet(as_it_was)
+        raise WrongAnswer(as_it_was)
     for told in layouts.values():
         if not (isinstance(told, list) and all(isinstance(each, Mapping) for each in told)):
-            raise NotYet(as_it_was)
+            raise WrongAnswer(as_it_was)
     tasks = {len(told) for told in layouts.values()}
     if len(tasks) != 1 or 0 in tasks:
-        raise NotYet(as_it_was)
+        raise WrongAnswer(as_it_was)
     by_layout = by_rank(_mapping, tasks.pop())(mapped)
     for rank, of in by_layout.items():
         for name in layouts:
             if name not in of:
-                raise NotYet(f"rank {rank} has nothing for the layout {name!r}: {as_it_was}")
+                raise WrongAnswer(f"rank {rank} has nothing for the layout {name!r}: {as_it_was}")
             _mapping(of[name])
     return by_layout, layouts
 
@@ -100,9 +100,9 @@ def slurm_to_torch(answer: tuple[Mapped, Layouts]) -> str:
 def _judge_form(where: str, got: Mapping[str, Any]) -> None:
     for name in _TORCH:
         if name not in got:
-            raise NotYet(f"{where}: {name} is missing.")
+            raise WrongAnswer(f"{where}: {name} is missing.")
         if not isinstance(got[name], str):
-            raise NotYet(
+            raise WrongAnswer(
                 f"{where}: {name} is {shown(got[name])}, and os.environ takes text only: str(...)."
             )
 
@@ -116,19 +116,19 @@ def _judge_number(layout: str, name: str, made: Made, told: Told) -> None:
     if is_everywhere(_DIRECT[name]):
         return
     if name == "RANK" and is_everywhere("SLURM_LOCALID"):
-        raise NotYet(
+        raise WrongAnswer(
             f"layout {layout!r}: RANK counts on one host only, so two hosts both have a rank 0."
         )
     if name == "LOCAL_RANK" and is_everywhere("SLURM_PROCID"):
-        raise NotYet(
+        raise WrongAnswer(
             f"layout {layout!r}: LOCAL_RANK is the task's number in the whole job. It chooses a "
             "GPU of *this* host."
         )
     task = next(i for i, slurm in enumerate(told) if made[i][name] != slurm.get(_DIRECT[name]))
     where = f"layout {layout!r}, task {task}: {name} is {made[task][name]}"
     if name == "WORLD_SIZE":
-        raise NotYet(f"{where}. How many tasks has the job?")
-    raise NotYet(
+        raise WrongAnswer(f"{where}. How many tasks has the job?")
+    raise WrongAnswer(
         f"{where}, and should be what Slurm says itself. A formula holds in one layout only: "
         "tasks may be dealt out in turn, or unevenly."
     )
@@ -139,22 +139,26 @@ def _judge_meeting(layout: str, got: Made, told: Told) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         values = {each[name] for each in got}
         if len(values) > 1:
-            raise NotYet(
+            raise WrongAnswer(
                 f"{where}: {name} differs between tasks ({', '.join(sorted(values))}), and all "
                 "must meet at one place."
             )
     address, port = got[0]["MASTER_ADDR"], got[0]["MASTER_PORT"]
     nodes = told[0].get("SLURM_JOB_NODELIST", "")
     if address in ("localhost", "127.0.0.1"):
-        raise NotYet(f"{where}: MASTER_ADDR is {address}, which means another host on each host.")
+        raise WrongAnswer(
+            f"{where}: MASTER_ADDR is {address}, which means another host on each host."
+        )
     if address == nodes != _first_host(nodes):
-        raise NotYet(f"{where}: MASTER_ADDR is the whole list {nodes}. One host of it is wanted.")
+        raise WrongAnswer(
+            f"{where}: MASTER_ADDR is the whole list {nodes}. One host of it is wanted."
+        )
     if address != _first_host(nodes):
-        raise NotYet(
+        raise WrongAnswer(
             f"{where}: MASTER_ADDR is {shown(address)}; the first host of {nodes} is another."
         )
     if not (port.isdecimal() and len(port) <= 5 and 1024 <= int(port) <= 65535):
-        raise NotYet(
+        raise WrongAnswer(
             f"{where}: MASTER_PORT is {shown(port)}, and a port is 1024 to 65535 for a user's job. "
             "A job's number alone may be too large: port_of makes a port of it."
         )
@@ -170,9 +174,9 @@ def _first_host(nodes: str) -> str:
 def address_for_everybody(address: str) -> str:
     """The network that both hosts are in."""
     if address == "127.0.0.1":
-        raise NotYet("on node-b that is node-b. A loopback address never leaves its host.")
+        raise WrongAnswer("on node-b that is node-b. A loopback address never leaves its host.")
     if address == "172.17.0.1":
-        raise NotYet(
+        raise WrongAnswer(
             "node-b has this address, too: it is that of a network inside each host, for its "
             "containers. Which network do both have in common, with an address each?"
         )
@@ -192,17 +196,17 @@ _NO_RANK_0 = "rank 0 does not run"
 def what_is_shut(answer: str) -> str:
     """The store answers its own host and nobody on the other."""
     if answer == _OWN:
-        raise NotYet(
+        raise WrongAnswer(
             "rank 1 has not come that far: it still waits in the store's stage. With the ranks' "
             "own ports shut, all four would be in process-group."
         )
     if answer == _LOOPBACK:
-        raise NotYet(
+        raise WrongAnswer(
             "198.51.100.1 is no loopback address. And at a wrong door the answer is 'connection "
             "refused', at once. Here there is none at all."
         )
     if answer == _NO_RANK_0:
-        raise NotYet("rank 0 waits in the store, which it hosts; it is open to rank 0 itself.")
+        raise WrongAnswer("rank 0 waits in the store, which it hosts; it is open to rank 0 itself.")
     return (
         "right. The same address and port, open from the same host and silent from the other: "
         "what lies between drops it. No answer is a firewall or a missing route; 'refused' is a "
@@ -220,20 +224,28 @@ def batch_and_learning_rate(answer: tuple[float, float]) -> str:
     """16 ranks with 64 samples each, and four times the rate."""
     batch, rate = answer
     if batch == 64:
-        raise NotYet("64 samples are one rank's. The effective batch is that of all ranks.")
+        raise WrongAnswer("64 samples are one rank's. The effective batch is that of all ranks.")
     if batch == 256:
-        raise NotYet("256 is the effective batch of the old job, with 4 ranks.")
+        raise WrongAnswer("256 is the effective batch of the old job, with 4 ranks.")
     if batch != 16 * 64:
-        raise NotYet("the effective batch is the samples of a step, over all 16 ranks.")
+        raise WrongAnswer("the effective batch is the samples of a step, over all 16 ranks.")
     if math.isclose(rate, 0.8):
         return (
             "right: 1,024 and 0.8. Or 16 samples per rank, and nothing else changes: the effective "
             "batch is 256 again."
         )
     if math.isclose(rate, 0.2):
-        raise NotYet("the batch is right. With the old rate, what do a quarter of the steps do?")
+        raise WrongAnswer(
+            "the batch is right. With the old rate, what do a quarter of the steps do?"
+        )
     if math.isclose(rate, 0.05):
-        raise NotYet("the batch is right. The rate grows with it: fewer steps, each goes farther.")
+        raise WrongAnswer(
+            "the batch is right. The rate grows with it: fewer steps, each goes farther."
+        )
     if math.isclose(rate, 0.4):
-        raise NotYet("the batch is right. The square root is another rule: this one is linear.")
-    raise NotYet("the batch is right. By which factor has it grown? The rate grows by the same.")
+        raise WrongAnswer(
+            "the batch is right. The square root is another rule: this one is linear."
+        )
+    raise WrongAnswer(
+        "the batch is right. By which factor has it grown? The rate grows by the same."
+    )

@@ -14,13 +14,13 @@ from ddp_notebook.errors import UsageMistake
 Answer = TypeVar("Answer")
 
 
-class NotYet(Exception):
-    """An answer is not right; `str()` of it says what is wrong and where to look."""
+class WrongAnswer(Exception):
+    """Raised for an answer that is not right; the message says what is wrong and where to look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `check` says of an answer; in a notebook it shows as its text."""
+    """What `check` returns; a notebook shows it as one line."""
 
     exercise: str
     passed: bool
@@ -44,9 +44,9 @@ def exercise(
 ) -> Callable[[Callable[[Answer], str]], Callable[[Answer], str]]:
     """Declare how exercise `name` is judged.
 
-    `read` makes of what the learner gave a value of the kind that is asked for, and raises NotYet
-    where it cannot. The function takes that value; it returns what is worth knowing about the
-    right answer, and raises NotYet with what is wrong about another.
+    `read` converts what the learner gave to the kind of value that is asked for, or raises
+    WrongAnswer. The function takes that value; it returns what is worth knowing about the right
+    answer, and raises WrongAnswer with what is wrong about any other.
     """
 
     def declare(judge: Callable[[Answer], str]) -> Callable[[Answer], str]:
@@ -78,7 +78,7 @@ def check(exercise: str, answer: Any = ...) -> Verdict:
     asked = _EXERCISES[exercise]
     try:
         return Verdict(exercise, True, asked.judge(asked.read(answer)))
-    except NotYet as wrong:
+    except WrongAnswer as wrong:
         return Verdict(exercise, False, str(wrong))
 
 

@@ -19,7 +19,7 @@ from ddp_notebook.model import Activity, RankStack, StackTree
 from ddp_notebook.rank.inspect.stacks import MOST_BYTES
 from ddp_notebook.session import Session
 from ddp_notebook.testing import cluster_of
-from ddp_notebook.views import stacks_text
+from ddp_notebook.views import stacks
 
 PARTED = """\
 def step():
@@ -149,7 +149,7 @@ def test_there_must_be_ranks_and_these(session: Session) -> None:
 
 def test_idle_ranks_run_nothing(session: Session) -> None:
     tree = session.where()
-    assert stacks_text.tree(tree) == "ranks 0-2  runs nothing"
+    assert stacks.text(tree) == "ranks 0-2  runs nothing"
     assert tree.world_size == 3
     assert session.where((0, 2)).ranks == (0, 2)
 
@@ -169,7 +169,7 @@ def test_ranks_in_a_collective_and_one_that_is_elsewhere(session: Session) -> No
         torchs = [f for f in tree.stack(0).frames if f.library]
         assert torchs[-1].function == "all_reduce"
         assert torchs[-1].module.startswith("torch.distributed")
-        shown = stacks_text.tree(tree)
+        shown = stacks.text(tree)
         assert "├─ ranks 0,2  waits in all_reduce (torch.distributed)" in shown
         assert "└─ rank 1  running  cell 7, line 5  step()  time.sleep(0.01)" in shown
 
@@ -185,7 +185,7 @@ def test_ranks_in_a_backward_are_in_torch_and_not_in_what_observes_it(session: S
     )
     with running(session, lambda: session.run_cell(source, number=7)):
         tree = where(session, waits_in("backward", "", "backward"))
-        assert "ddp_notebook" not in stacks_text.tree(tree)
+        assert "ddp_notebook" not in stacks.text(tree)
         assert users(tree.stack(0))[-1] == ("cell 7", 5, "<module>", "loss.backward()")
 
 
@@ -199,7 +199,7 @@ def test_a_script_is_named_by_its_file(session: Session, tmp_path: Path) -> None
             (str(path), 9, "main", "dist.all_reduce(x)"),
         ]
         assert users(tree.stack(1))[-1][1:] == (11, "main", "dist.recv(x, 0)")
-        shown = stacks_text.tree(tree)
+        shown = stacks.text(tree)
         assert shown.startswith("ranks 0-2  train.py:14  main()\n")
 
 
@@ -211,7 +211,7 @@ def test_a_cell_that_awaits_is_found_though_it_is_on_no_stack(session: Session) 
             ("cell 9", 5, "<module>"),
             ("cell 9", 4, "wait"),
         ]
-        assert "in await" in stacks_text.tree(tree)
+        assert "in await" in stacks.text(tree)
 
 
 def test_locals_are_told_without_running_a_repr_of_the_users(session: Session) -> None:
@@ -229,7 +229,7 @@ def test_locals_are_told_without_running_a_repr_of_the_users(session: Session) -
             ("grad", "tensor(2, 3) float32 cpu"),
         ):
             assert values[alike] == (1, 2), alike
-        assert "mine = 20 (rank 1), 40 (rank 2)" in stacks_text.tree(tree)
+        assert "mine = 20 (rank 1), 40 (rank 2)" in stacks.text(tree)
         assert not any(f.locals for f in session.where().stack(1).frames), "only when asked for"
 
 
@@ -253,7 +253,7 @@ def test_a_variable_lives_no_longer_for_having_been_looked_at(
     code = LOOKED_AT.format(go=str(go))
     with running(session, lambda: session.run_cell(code)) as run:
         tree = where(session, waits_in("all_reduce", "", ""), locals=True)
-        assert "big = <Big>" in stacks_text.tree(tree)
+        assert "big = <Big>" in stacks.text(tree)
         go.touch()
         run.result(20).raise_for_error()
     assert session.pull("freed") == {0: True, 1: True, 2: True}
@@ -271,7 +271,7 @@ def test_a_stopped_rank_is_said_to_be_silent_and_a_dead_one_dead(session: Sessio
             silent = tree.stack(1).doing
             assert silent.activity is Activity.SILENT
             assert f"its process {pids[1]} is stopped" in silent.text
-            shown = stacks_text.tree(tree)
+            shown = stacks.text(tree)
             assert "rank 1  does not answer: " in shown
             assert "rank 2  dead: killed by SIGKILL" in shown
         finally:

@@ -221,10 +221,10 @@ def test_torch_still_makes_the_parameters_and_the_buckets_that_are_foretold(
         "    parameters, sparse = made._build_params_for_reducer()\n"
         "    checks.append([id(p) for p in parameters] == [id(p) for p in found[1]])\n"
         "    checks.append(sparse == found[2])\n"
-        "    sizes = [bucket['bytes'] for bucket in plan['first']]\n"
+        "    sizes = [bucket['size_bytes'] for bucket in plan['first']]\n"
         "    checks.append(str(made._get_ddp_logging_data()['bucket_sizes'])\n"
         "                  == ', '.join(map(str, sizes)))\n"
-        "    checks.append(agent._limits_of(made) == plan['limits'])\n"
+        "    checks.append(agent._limits_of(made) == plan['limits_bytes'])\n"
         "    del made",
     )
     assert all(ranks2.pull("checks")[0])

@@ -51,11 +51,11 @@ def test_the_tutorials_are_copied_into_a_new_folder(tmp_path: Path) -> None:
 def test_a_notebook_that_is_there_is_kept_and_it_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = tmp_path / TUTORIAL
-    mine.write_text("mine")
+    notebook = tmp_path / TUTORIAL
+    notebook.write_text("edited")
     __main__.copy_notebooks(tmp_path)
-    assert mine.read_text() == "mine"
-    assert f"{mine} is there already and is kept." in capsys.readouterr().out
+    assert notebook.read_text() == "edited"
+    assert f"{notebook} exists and is kept." in capsys.readouterr().out
 
 
 def test_a_folder_that_is_a_file_is_refused_with_the_call_to_type(

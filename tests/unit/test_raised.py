@@ -9,7 +9,7 @@ from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import fold
-from ddp_notebook.views import html, text
+from ddp_notebook.views import board as view
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -62,8 +62,8 @@ def test_ranks_that_raised_the_same_share_a_row() -> None:
 def test_every_view_says_it_and_none_runs_it() -> None:
     raised = after(ended(3, evalue=HOSTILE))
     said = f"its last cell raised KeyError: {HOSTILE}"
-    assert said in text.board(board(raised))
-    page = html.board(board(raised))
+    assert said in view.text(board(raised))
+    page = view.html(board(raised))
     assert "its last cell raised KeyError: &lt;script&gt;" in page and HOSTILE not in page
     assert board(raised).rows[3].role is Role.READY
     shown = model.board_json(board(raised), 0)

@@ -97,7 +97,7 @@ def test_the_newest_records_are_kept(count: int) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, bytes(collective_log.FILE_BYTES)])
 def test_what_is_no_ring_reads_as_an_empty_one(data: bytes) -> None:
-    assert collective_log.read(data, 0) == collective_log.RankRing()
+    assert collective_log.read(data, 0) == collective_log.LogTail()
 
 
 @given(st.binary(min_size=collective_log.REST.size, max_size=collective_log.REST.size))
@@ -109,6 +109,23 @@ def test_a_record_that_something_else_wrote_over_is_read_too(rest: bytes) -> Non
     (record,) = collective_log.read(file, 1).records
     assert (record.rank, record.number, record.slot) == (1, 0, 0)
     assert all(isinstance(each, str) for each in (record.operation, record.group, record.dtype))
+
+
+@given(
+    st.binary().map(lambda line: line.replace(b"\n", b""))
+    | st.sampled_from([b"[1]", b'[["a.py"]]', b'[["a.py", "1", "", ""]]', b'{"group": "default"}'])
+    | st.sampled_from(
+        [b'{"members": [0]}', b'{"group": [], "members": 1}', b"1", b"null", b"[" * 9]
+    )
+)
+def test_a_text_that_something_else_wrote_over_is_none(line: bytes) -> None:
+    file = empty_file()
+    begin(file)
+    for _ in range(4):
+        put_text(file, line + b"\n")
+    put_record(file, 0, [2, 3], Phase.DONE)
+    (record,) = collective_log.read(file, 1).records
+    assert (record.path, record.group) == ((), "")
 
 
 def test_a_text_that_is_not_there_is_empty() -> None:

@@ -24,7 +24,7 @@ from ddp_notebook.model import (
     codec,
 )
 from ddp_notebook.state.stack_tree import merge
-from ddp_notebook.views import stacks, stacks_text
+from ddp_notebook.views import stacks
 
 BLOCKED = Doing(Activity.WAITING, "all_reduce")
 BUSY = Doing(Activity.BUSY)
@@ -163,7 +163,7 @@ PARTED = merge(
 def test_ranks_that_part_are_drawn_below_what_they_share() -> None:
     reduce = "waits in all_reduce (torch.distributed)  train.py:41  step()  dist.all_reduce(x)"
     barrier = "waits in barrier (torch.distributed)  train.py:47  step()  dist.barrier()"
-    assert stacks_text.tree(PARTED).split("\n") == [
+    assert stacks.text(PARTED).split("\n") == [
         "ranks 0-3  train.py:58          main()",
         "│  train.py:44  main()  loss.backward()",
         f"├─ ranks 0,2-3  {reduce}",
@@ -184,7 +184,7 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         ],
         7,
     )
-    assert stacks_text.tree(tree) == dedent(
+    assert stacks.text(tree) == dedent(
         """\
         ranks 0,3  runs nothing
         rank 1  dead: killed by SIGKILL
@@ -193,12 +193,12 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
         rank 5  paused before store
         rank 6  waits in rendezvous (waits for rank 5 to join)"""
     )
-    assert stacks_text.tree(StackTree()) == "There are no ranks."
+    assert stacks.text(StackTree()) == "There are no ranks."
 
 
 def test_a_long_error_is_seen_to_be_cut() -> None:
     tree = merge([RankStack(0, Doing(Activity.FAILED, text="e" * 201))], 1)
-    unfolded = "".join(stacks_text.tree(tree).split())
+    unfolded = "".join(stacks.text(tree).split())
     assert unfolded.endswith("failed:" + "e" * 199 + "…")
 
 
@@ -208,7 +208,7 @@ def test_locals_that_are_alike_stand_once_and_others_by_their_ranks() -> None:
 
     lr = Local("lr", "0.1")
     tree = merge([at(0, lr, Local("n", "0")), at(1, lr, Local("n", "7")), at(2, lr)], 3)
-    assert stacks_text.tree(tree) == dedent(
+    assert stacks.text(tree) == dedent(
         """\
         ranks 0-2  running
            cell 3, line 58  main()
@@ -222,7 +222,7 @@ def test_ranks_that_wait_in_the_same_collective_are_together_at_whichever_line_o
     tree = merge([RankStack(rank, BLOCKED, way) for rank, way in enumerate(ways)], 3)
     assert tree.branches[0].children, "they are apart in the tree"
     waits = "waits in all_reduce (torch.distributed)"
-    assert stacks_text.tree(tree) == f"ranks 0-2  {waits}  train.py:41  step()  dist.all_reduce(x)"
+    assert stacks.text(tree) == f"ranks 0-2  {waits}  train.py:41  step()  dist.all_reduce(x)"
 
 
 def test_ranks_that_part_within_torch_are_told_apart_by_what_they_are_at() -> None:
@@ -230,14 +230,14 @@ def test_ranks_that_part_within_torch_are_told_apart_by_what_they_are_at() -> No
     tree = merge(
         [RankStack(0, BLOCKED, (REDUCE, TORCH, TORCH)), RankStack(1, BUSY, (REDUCE, other))], 2
     )
-    shown = stacks_text.tree(tree)
+    shown = stacks.text(tree)
     assert "├─ rank 0  waits in all_reduce (torch.distributed)" in shown
     assert "└─ rank 1  in all_reduce (torch.distributed)" in shown
 
 
 def test_files_of_the_same_name_are_told_apart_by_their_folders() -> None:
     tree = merge([RankStack(0, BUSY, (MAIN, replace(LOSS, file="/lib/train.py")))], 1)
-    shown = stacks_text.tree(tree)
+    shown = stacks.text(tree)
     assert "job/train.py:58" in shown
     assert "lib/train.py:44" in shown
 
@@ -246,7 +246,7 @@ def test_files_of_the_same_name_are_told_apart_by_their_folders() -> None:
 def test_no_line_is_wider_than_100_columns_but_where_the_tree_is_deep(
     found: list[RankStack],
 ) -> None:
-    for line in stacks_text.tree(merge(found, 41)).split("\n"):
+    for line in stacks.text(merge(found, 41)).split("\n"):
         assert line.isprintable()
         assert len(line) <= 100
 
@@ -282,11 +282,11 @@ class Page(HTMLParser):
 
 @given(job_stacks())
 def test_nothing_said_becomes_markup(found: list[RankStack]) -> None:
-    Page(stacks.bundle(merge(found, 41))["text/html"])
+    Page(stacks.html(merge(found, 41)))
 
 
 def test_the_page_says_what_the_text_says_and_folds_the_frames_of_torch() -> None:
-    page = stacks.bundle(PARTED)["text/html"]
+    page = stacks.html(PARTED)
     text = Page(page).text
     for expected in ("ranks 0-3", "ranks 0,2-3", "waits in all_reduce (torch.distributed)"):
         assert expected in text

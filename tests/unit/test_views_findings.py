@@ -12,7 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_notebook.model import Category, Diagnosis, Finding, StepRow, StepTable
-from ddp_notebook.views import findings, findings_html, findings_text
+from ddp_notebook.views import findings, step_table
+from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.notebook import mime_bundle
+from ddp_notebook.views.paragraphs import WIDTH
 
 EVIL = "</td></code></details><script>alert('1')</script>\"><img src=x onerror=a()>&lt;&amp;"
 TAGS = {
@@ -114,12 +117,12 @@ class Page(HTMLParser):
 
 
 def html_of(*found: Finding, doing: dict[int, str] | None = None) -> Page:
-    return Page(findings_html.diagnosis(Diagnosis(found, doing)))
+    return Page(findings.html(Diagnosis(found, doing)))
 
 
 def text_of(*found: Finding, doing: dict[int, str] | None = None) -> str:
     """The diagnosis as text, with a newline at its end."""
-    return findings_text.diagnosis(Diagnosis(found, doing)) + "\n"
+    return findings.text(Diagnosis(found, doing)) + "\n"
 
 
 # --------------------------------------------------------------------------- diagnosis, text
@@ -224,14 +227,14 @@ def test_escape_codes_and_line_ends_are_taken_out() -> None:
 def test_one_line_for_an_error_is_the_headline_and_the_remedy(
     found: tuple[Finding, ...], line: str
 ) -> None:
-    assert findings_text.one_line(Diagnosis(found)) == line
+    assert findings.one_line(Diagnosis(found)) == line
 
 
 # --------------------------------------------------------------------------- steps, text
 
 
 def test_a_step_with_one_rank_held_back() -> None:
-    assert findings_text.step_table(HELD_BACK) + "\n" == dedent("""\
+    assert step_table.text(HELD_BACK) + "\n" == dedent("""\
         store: ranks 0-1,3 are there, rank 2 is held back
 
         ranks  passed       state      on what, or why              waits for  since
@@ -260,7 +263,7 @@ def test_sixty_four_ranks_of_which_some_failed_and_a_column_nobody_needs() -> No
             StepRow((63,), "store", "dead", "killed by SIGKILL", (), 7500),
         ),
     )
-    assert findings_text.step_table(table) + "\n" == dedent("""\
+    assert step_table.text(table) + "\n" == dedent("""\
         rendezvous: 62 of 64 ranks joined
 
         ranks  passed      state     on what, or why                                          since
@@ -273,8 +276,8 @@ def test_sixty_four_ranks_of_which_some_failed_and_a_column_nobody_needs() -> No
 
 
 def test_a_step_without_anything_is_its_title() -> None:
-    assert findings_text.step_table(StepTable("store: nobody yet", ())) == "store: nobody yet"
-    assert Page(findings_html.step_table(StepTable("none", ()))).tags == ["div", "div"]
+    assert step_table.text(StepTable("store: nobody yet", ())) == "store: nobody yet"
+    assert Page(step_table.html(StepTable("none", ()))).tags == ["div", "div"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_a_step_without_anything_is_its_title() -> None:
     ],
 )
 def test_how_long_is_said_to_the_second_for_an_hour(since_s: float, words: str) -> None:
-    assert findings_text.since_words(since_s) == words
+    assert step_table.since_words(since_s) == words
 
 
 # --------------------------------------------------------------------------- HTML
@@ -309,7 +312,7 @@ def test_a_cause_with_a_script_in_it_is_text() -> None:
     page = html_of(found, doing={0: EVIL})
     assert set(page.tags) <= TAGS
     assert page.text.count("<script>alert('1')</script>") == 4
-    assert "<script" not in findings_html.diagnosis(Diagnosis((found,), {0: EVIL}))
+    assert "<script" not in findings.html(Diagnosis((found,), {0: EVIL}))
 
 
 def test_each_tone_has_a_symbol_beside_its_colour() -> None:
@@ -317,7 +320,7 @@ def test_each_tone_has_a_symbol_beside_its_colour() -> None:
     assert html_of(DUPLICATE).texts[0] == "✗"
     assert html_of(UNDECIDED).texts[0] == "?"
     assert html_of(STRAGGLER).texts[:2] == ["►", "busy, not stuck"]
-    assert "600" not in findings_html.diagnosis(Diagnosis((STRAGGLER,)))
+    assert "600" not in findings.html(Diagnosis((STRAGGLER,)))
 
 
 def test_what_many_ranks_do_differently_is_folded() -> None:
@@ -326,36 +329,37 @@ def test_what_many_ranks_do_differently_is_folded() -> None:
 
 
 def test_tables_have_headers_for_columns_and_rows() -> None:
-    page = Page(findings_html.step_table(HELD_BACK))
+    page = Page(step_table.html(HELD_BACK))
     assert page.values("scope") == ["col"] * 6 + ["row"] * 3
     begin = page.texts.index("ranks")
-    assert page.texts[begin : begin + 6] == [*findings_text.HEADERS]
+    headers = ["ranks", "passed", "state", "on what, or why", "waits for", "since"]
+    assert page.texts[begin : begin + 6] == headers
     assert html_of(doing={0: "a", 1: "b"}).values("scope") == ["col", "col", "row", "row"]
 
 
 def test_only_a_web_address_becomes_a_link() -> None:
-    assert Page(findings_html.step_table(HELD_BACK)).values("href") == [HELD_BACK.link]
-    script = Page(findings_html.step_table(StepTable("", (), link="javascript:alert(1)")))
+    assert Page(step_table.html(HELD_BACK)).values("href") == [HELD_BACK.link]
+    script = Page(step_table.html(StepTable("", (), link="javascript:alert(1)")))
     assert script.tags == ["div", "div"]
-    quoting = Page(findings_html.step_table(StepTable("", (), link='https://x.org/"><b>')))
+    quoting = Page(step_table.html(StepTable("", (), link='https://x.org/"><b>')))
     assert quoting.values("href") == ['https://x.org/"><b>']
 
 
 def test_what_is_on_the_elements_survives_an_untrusted_notebook() -> None:
-    for page in (html_of(DUPLICATE, STRAGGLER), Page(findings_html.step_table(HELD_BACK))):
+    for page in (html_of(DUPLICATE, STRAGGLER), Page(step_table.html(HELD_BACK))):
         assert "style" not in page.tags
         assert not any("var(" in (style or "") for style in page.values("style"))
 
 
 def test_a_bundle_has_both_forms() -> None:
     wrong = Diagnosis((DUPLICATE,))
-    assert findings.bundle(wrong) == {
-        "text/plain": findings_text.diagnosis(wrong),
-        "text/html": findings_html.diagnosis(wrong),
+    assert mime_bundle(wrong) == {
+        "text/plain": findings.text(wrong),
+        "text/html": findings.html(wrong),
     }
-    assert findings.bundle(HELD_BACK) == {
-        "text/plain": findings_text.step_table(HELD_BACK),
-        "text/html": findings_html.step_table(HELD_BACK),
+    assert mime_bundle(HELD_BACK) == {
+        "text/plain": step_table.text(HELD_BACK),
+        "text/html": step_table.html(HELD_BACK),
     }
 
 
@@ -365,7 +369,7 @@ def test_a_bundle_has_both_forms() -> None:
 def check(bundle: dict[str, str]) -> Page:
     """Text within its width that moves no cursor; markup of our own tags only. The page."""
     lines = bundle["text/plain"].split("\n")
-    assert max(map(len, lines)) <= findings_text.WIDTH
+    assert max(map(len, lines)) <= WIDTH
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
     bundle["text/html"].encode()
     page = Page(bundle["text/html"])
@@ -378,22 +382,22 @@ def check(bundle: dict[str, str]) -> Page:
 @given(diagnoses)
 @example(Diagnosis((Finding(Category.UNDECIDED, (), EVIL, EVIL, (0,), (EVIL,)),), {0: EVIL}))
 def test_whatever_a_diagnosis_says_it_is_shown_within_100_columns(d: Diagnosis) -> None:
-    page = check(findings.bundle(d))
-    assert "\n" not in findings_text.one_line(d)
+    page = check(mime_bundle(d))
+    assert "\n" not in findings.one_line(d)
     shown = [words for f in d.findings for words in (f.cause, f.remedy, *f.evidence)]
-    assert all(findings_text.plain(words) in page.text for words in shown)
+    assert all(plain(words) in page.text for words in shown)
 
 
 @given(step_tables)
 @example(StepTable(EVIL, (StepRow((0,), EVIL, EVIL, EVIL),), EVIL, EVIL, EVIL, (EVIL,)))
 def test_whatever_a_step_says_it_is_shown_within_100_columns(t: StepTable) -> None:
-    page = check(findings.bundle(t))
+    page = check(mime_bundle(t))
     shown = (t.title, t.about, t.link, t.next_call, *(row.text for row in t.rows))
-    assert all(findings_text.plain(words) in page.text for words in shown)
+    assert all(plain(words) in page.text for words in shown)
 
 
 @given(st.dictionaries(st.integers(0, 127), st.sampled_from(["a", "b", " a\n", "c"])))
 def test_ranks_that_did_the_same_are_named_once(doing: dict[int, str]) -> None:
-    folded = findings_text.folded_doing(doing)
+    folded = findings.folded_doing(doing)
     assert len({text for _, text in folded}) == len(folded)
     assert {text for _, text in folded} == {text.strip() for text in doing.values()}

@@ -20,7 +20,7 @@ from ddp_notebook.model import (
     Status,
     format_ranks,
 )
-from ddp_notebook.views import text
+from ddp_notebook.views import board, output
 
 
 def row(
@@ -42,7 +42,7 @@ def row(
 
 def drawn(*rows: BoardRow, headline: str = "A headline", notes: tuple[str, ...] = ()) -> str:
     """The board of `rows`, with a newline at its end."""
-    return text.board(Board(headline, rows, notes, Snapshot())) + "\n"
+    return board.text(Board(headline, rows, notes, Snapshot())) + "\n"
 
 
 def stream(words: str, what: OutputKind = OutputKind.STDOUT) -> OutputItem:
@@ -157,13 +157,13 @@ def test_a_silent_rank_is_said_to_be_silent() -> None:
 
 def test_a_rank_that_failed_in_a_stage_is_no_longer_in_it() -> None:
     failed = row([1], Status.FAILED, Stage.ENVIRONMENT, Stage.STORE)
-    assert text.stage_words(failed) == "3/6 reaching store"
+    assert board.stage_words(failed) == "3/6 reaching store"
 
 
 def test_ranks_that_set_up_once_more_have_only_the_new_stages_behind_them() -> None:
     again = row([1], Status.SETTING_UP, Stage.VERIFIED, Stage.STORE)
-    assert text.stages_passed(again) == 2
-    assert text.stage_words(again) == "3/6 reaching store…"
+    assert again.stages_passed == 2
+    assert board.stage_words(again) == "3/6 reaching store…"
 
 
 def test_no_ranks_are_a_headline_without_a_table() -> None:
@@ -203,8 +203,8 @@ def test_escape_codes_and_line_ends_do_not_break_the_table() -> None:
     ],
 )
 def test_an_age_is_as_precise_as_it_matters(age_s: float, words: str) -> None:
-    assert text.heard_words(row([0], age_s=age_s)) == words
-    assert text.heard_words(row([0], age_s=age_s, silent=True)) == f"silent {words}"
+    assert board.heard_words(row([0], age_s=age_s)) == words
+    assert board.heard_words(row([0], age_s=age_s, silent=True)) == f"silent {words}"
 
 
 @given(
@@ -246,7 +246,7 @@ def test_whatever_the_ranks_say_the_board_is_at_most_120_columns_wide(
 def test_output_stands_below_the_ranks_it_came_from() -> None:
     same = OutputGroup((0, 1, 2, 3), (stream("epoch 1\n"), stream("epoch 2\n")))
     other = OutputGroup((2,), (stream("only I", OutputKind.STDERR),))
-    assert text.outputs([same, other]) == dedent("""\
+    assert output.outputs([same, other]) == dedent("""\
         ── ranks 0-3 ──
         epoch 1
         epoch 2
@@ -264,7 +264,7 @@ def test_streams_go_on_in_the_line_and_displays_begin_a_new_one() -> None:
         display(image_png="iVBORw0=", image_svg="<svg>"),
         stream("end\n"),
     )
-    assert text.outputs([OutputGroup((0,), items)]) == dedent("""\
+    assert output.outputs([OutputGroup((0,), items)]) == dedent("""\
         ── rank 0 ──
         loss 0.5
         <Figure size 640x480>
@@ -275,14 +275,14 @@ def test_streams_go_on_in_the_line_and_displays_begin_a_new_one() -> None:
 
 def test_a_traceback_is_shown_without_its_colours() -> None:
     error = OutputItem(OutputKind.ERROR, "\x1b[31mValueError\x1b[39m: no")
-    assert text.outputs([OutputGroup((1,), (error,))]) == "── rank 1 ──\nValueError: no"
+    assert output.outputs([OutputGroup((1,), (error,))]) == "── rank 1 ──\nValueError: no"
 
 
 def test_an_open_progress_bar_leaves_no_carriage_return() -> None:
     bar = OutputGroup((0,), (stream(" 50%|###   |\r", OutputKind.STDERR),))
-    assert text.outputs([bar]) == "── rank 0 ──\n 50%|###   |"
+    assert output.outputs([bar]) == "── rank 0 ──\n 50%|###   |"
 
 
 def test_ranks_without_output_are_said_to_have_none() -> None:
-    assert text.outputs([OutputGroup((0, 1), ())]) == "── ranks 0-1 ──\n(no output)"
-    assert text.outputs([]) == ""
+    assert output.outputs([OutputGroup((0, 1), ())]) == "── ranks 0-1 ──\n(no output)"
+    assert output.outputs([]) == ""

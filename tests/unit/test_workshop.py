@@ -20,7 +20,7 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import NotYet, exercise, exercises
+from ddp_notebook.workshop.check import WrongAnswer, exercise, exercises
 
 READERS: list[Callable[[Any], Any]] = [
     by_rank(number),
@@ -67,7 +67,7 @@ def test_no_answer_breaks_a_check(answer: Any) -> None:
 def test_what_is_no_answer_is_said_to_be_none(read: Callable[[Any], Any], answer: Any) -> None:
     try:
         read(answer)
-    except NotYet as wrong:
+    except WrongAnswer as wrong:
         assert str(wrong)
 
 
@@ -80,7 +80,7 @@ def test_ranks_are_written_in_many_ways(answer: Any, expected: tuple[int, ...]) 
 
 
 def test_the_rank_whose_value_is_no_answer_is_named() -> None:
-    with pytest.raises(NotYet, match="on rank 2 a number is asked for, and 'x' is none"):
+    with pytest.raises(WrongAnswer, match="on rank 2 a number is asked for, and 'x' is none"):
         by_rank(number)({0: 1, 1: 1, 2: "x", 3: 1})
-    with pytest.raises(NotYet, match="rank 3 is not among them"):
+    with pytest.raises(WrongAnswer, match="rank 3 is not among them"):
         by_rank(number)({0: 1, 1: 1, 2: 1})

@@ -13,8 +13,7 @@ from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.model import Diagnosis, format_bytes
-from ddp_notebook.views import findings
-from ddp_notebook.views.notebook import board_bundle
+from ddp_notebook.views.notebook import mime_bundle
 
 
 def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
@@ -62,9 +61,9 @@ def _show_replay(ui: NotebookUi, replay: Replay) -> None:
         diagnosis = replay.why()
     except UsageMistake as mistake:
         ui.say(str(mistake))
-    bundles = [board_bundle(replay.status())]
+    bundles = [mime_bundle(replay.status())]
     if diagnosis is not None:
-        bundles.append(findings.bundle(diagnosis))
+        bundles.append(mime_bundle(diagnosis))
     if can_show_widgets(ui.shell):
         board = ReplayBoard(replay, diagnosis)
         ui.output.publish(board.widget.bundle())

@@ -12,7 +12,7 @@ from ddp_notebook.model import Board, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.runs.collective_steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
-from ddp_notebook.views import findings_text, stacks_text
+from ddp_notebook.views import findings, stacks, step_table
 
 
 def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
@@ -43,7 +43,7 @@ WHY = Verb(
     ),
     run=_why,
     options=(options.JSON,),
-    button=VerbButton(_why, findings_text.diagnosis),
+    button=VerbButton(_why, findings.text),
 )
 
 
@@ -66,7 +66,7 @@ WHERE = Verb(
         Option("--locals", "with the variables in your own frames, as short texts"),
         options.JSON,
     ),
-    button=VerbButton(_where, stacks_text.tree),
+    button=VerbButton(_where, stacks.text),
 )
 
 
@@ -102,5 +102,5 @@ STEP = Verb(
             default=None,
         ),
     ),
-    button=VerbButton(_step, findings_text.step_table, moves_ranks=True),
+    button=VerbButton(_step, step_table.text, moves_ranks=True),
 )

@@ -19,7 +19,8 @@ from ddp_notebook.session.options import (
     STORES,
     parse_settings,
 )
-from ddp_notebook.views import findings, text
+from ddp_notebook.views import board as board_view
+from ddp_notebook.views.notebook import mime_bundle
 
 
 def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
@@ -54,7 +55,7 @@ def start_ranks(ui: NotebookUi, wanted: InitOptions) -> Board | StepTable:
     except SetupFailed as failure:
         ui.board.close(failure.board)
         if failure.diagnosis is not None and failure.diagnosis.findings:
-            ui.output.publish(findings.bundle(failure.diagnosis))
+            ui.output.publish(mime_bundle(failure.diagnosis))
         raise
     except BaseException:
         ui.board.close()
@@ -120,7 +121,7 @@ RESTART = Verb(
     ),
     run=_restart,
     options=(options.ranks("restart these ranks only"),),
-    button=VerbButton(_restart, text.board, moves_ranks=True),
+    button=VerbButton(_restart, board_view.text, moves_ranks=True),
 )
 
 
@@ -138,7 +139,7 @@ ABORT = Verb(
     ),
     run=_abort,
     options=(options.ranks("end what runs on these ranks only"),),
-    button=VerbButton(_abort, text.board),
+    button=VerbButton(_abort, board_view.text),
 )
 
 

@@ -21,7 +21,7 @@ class CollectiveLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[int, memoryview] = {}
-        self._known: dict[int, collective_log.RankRing] = {}
+        self._known: dict[int, collective_log.LogTail] = {}
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
         """Per rank its run and how many collectives it has issued in it. Takes microseconds."""

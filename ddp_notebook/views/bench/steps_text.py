@@ -12,7 +12,7 @@ from textwrap import wrap
 
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
 from ddp_notebook.model import format_bytes
-from ddp_notebook.views.text import WIDTH
+from ddp_notebook.views.board import WIDTH
 
 _MANY_RANKS = 8
 """More ranks than this have no column each in the table of arrivals."""

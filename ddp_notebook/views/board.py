@@ -1,0 +1,153 @@
+"""The board, a row for ranks in the same state: as text and as HTML."""
+
+from __future__ import annotations
+
+from html import escape
+from textwrap import indent
+
+from ddp_notebook.model import Board, BoardRow, Stage, Status, format_ranks
+from ddp_notebook.views import markup
+from ddp_notebook.views.ansi import strip_ansi
+from ddp_notebook.views.table import Cell, Column, Row, Table
+
+WIDTH = 120
+"""Columns of characters that a board aims to stay within."""
+
+_COLUMNS = (
+    Column("ranks", widest=24, names_row=True, rank_set=True),
+    Column("stage"),
+    Column("state"),
+    Column("doing", fills=True, narrowest=24, most_lines=3),
+    Column("device", widest=16, cuts=True),
+    Column("pid"),
+    Column("host", widest=24, cuts=True),
+    Column("heard"),
+)
+
+_ENTERING = {
+    Stage.LAUNCHED: "launching",
+    Stage.ENVIRONMENT: "checking environment",
+    Stage.STORE: "reaching store",
+    Stage.RENDEZVOUS: "joining rendezvous",
+    Stage.PROCESS_GROUP: "building process group",
+    Stage.VERIFIED: "verifying",
+}
+_STATUS_COLOURS = {
+    Status.STARTING: markup.IDLE,
+    Status.READY: markup.OK,
+    Status.RUNNING: markup.BUSY,
+    Status.SETTING_UP: markup.BUSY,
+    Status.PAUSED: markup.BUSY,
+    Status.FAILED: markup.BAD,
+    Status.DEAD: markup.BAD,
+}
+_STRIP = "display: inline-block; margin-right: 8px; white-space: nowrap"
+_SEGMENT = (
+    "display: inline-block; box-sizing: border-box; width: 9px; height: 9px;"
+    " margin-right: 2px; border-radius: 2px"
+)
+
+
+def text(board: Board) -> str:
+    """The board for a terminal, a log and a test."""
+    parts = [strip_ansi(board.headline)]
+    if board.rows:
+        parts.append(_table(board).text())
+    if board.notes:
+        parts.append("\n".join(_note(note) for note in board.notes))
+    return "\n\n".join(parts)
+
+
+def html(board: Board) -> str:
+    """The board as one element with its own style sheet: no scripts, nothing to load."""
+    notes = "".join(f'<li style="white-space: pre-wrap">{_text(n)}</li>' for n in board.notes)
+    return (
+        f'<div class="ddp-view">{markup.STYLE}<div class="ddp-headline"'
+        f' style="font-weight: 600; margin-bottom: 6px">{_text(board.headline)}</div>'
+        + (_table(board).html() if board.rows else "")
+        + (f'<ul class="ddp-notes">{notes}</ul>' if notes else "")
+        + "</div>"
+    )
+
+
+def _table(board: Board) -> Table:
+    return Table(_COLUMNS, [_row(row) for row in board.rows], WIDTH, css_class="ddp-board")
+
+
+def _row(row: BoardRow) -> Row:
+    """One row in the order of the columns; its class names the status, and whether it is silent."""
+    css_class = f"ddp-{row.status.name.lower().replace('_', '-')}"
+    cells = (
+        Cell(format_ranks(row.ranks)),
+        Cell(stage_words(row), before=_strip(row)),
+        Cell(row.status.value, colour=_STATUS_COLOURS[row.status]),
+        Cell(strip_ansi(row.text).strip()),
+        Cell(strip_ansi(row.device)),
+        Cell(str(row.pid) if row.pid else ""),
+        Cell(strip_ansi(row.host)),
+        Cell(heard_words(row), bold=row.silent),
+    )
+    silent = " ddp-silent" if row.silent else ""
+    return Row(cells, markup.BAD if row.gone else "", css_class + silent)
+
+
+def stage_words(row: BoardRow) -> str:
+    """How far these ranks are: ``6/6 verified``, or ``4/6 joining rendezvous…`` while they do.
+
+    Ranks that failed or died in a stage are no longer in it, so the dots are left out.
+    """
+    if row.entering is not None:
+        dots = "" if row.gone else "…"
+        return f"{row.entering.number}/{len(Stage)} {_ENTERING[row.entering]}{dots}"
+    if row.stage is None:
+        return f"0/{len(Stage)} not launched"
+    return f"{row.stage.number}/{len(Stage)} {row.stage.label}"
+
+
+def heard_words(row: BoardRow) -> str:
+    """The age of the last message: ``< 1 s``, ``12 s``; ``silent 31 s`` is too long."""
+    if row.silent:
+        return f"silent {_age_words(row.age_s)}"
+    return "not yet" if row.status is Status.STARTING else _age_words(row.age_s)
+
+
+def _age_words(seconds: float) -> str:
+    """A time span for a glance: a healthy rank's never changes, so nothing is painted again."""
+    if seconds < 1:
+        return "< 1 s"
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:.0f} h"
+
+
+def _strip(row: BoardRow) -> str:
+    """The stages as a strip of segments, each with its name; the words stand beside it."""
+    dead = row.status is Status.DEAD
+    looks = {
+        "passed": f"background: rgb({markup.IDLE if dead else markup.OK})",
+        "entering": f"border: 2px solid rgb({markup.BUSY})",
+        "failed": f"background: rgb({markup.BAD})",
+        "to come": f"border: 1px solid rgba({markup.IDLE}, 0.7)",
+    }
+    segments = []
+    for stage in Stage:
+        state = "passed" if stage.number <= row.stages_passed else "to come"
+        if stage is row.entering:
+            state = "failed" if row.gone else "entering"
+        title = f"{stage.number} {stage.value}: {state}"
+        segments.append(
+            f'<i class="ddp-{state.replace(" ", "-")}" title="{title}"'
+            f' style="{_SEGMENT}; {looks[state]}"></i>'
+        )
+    strip = "".join(segments)
+    return f'<span class="ddp-strip" aria-hidden="true" style="{_STRIP}">{strip}</span>'
+
+
+def _note(note: str) -> str:
+    """A note behind a bullet; its further lines are indented."""
+    return "• " + indent(strip_ansi(note), "  ").removeprefix("  ")
+
+
+def _text(words: str) -> str:
+    """Words for a person, without escape codes, as HTML. Notes keep their line ends."""
+    return escape(strip_ansi(words), quote=False)

@@ -1,0 +1,198 @@
+"""What ranks wrote and displayed: as text, and as the HTML of a running cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from ddp_notebook.model import OutputGroup, OutputItem, OutputKind, name_ranks
+from ddp_notebook.views import markup
+from ddp_notebook.views.ansi import after_escape, ansi_to_html, strip_ansi
+
+STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+"""Output that continues where the last piece ended, perhaps in the middle of a line."""
+
+_CHARACTERS_PER_LINE = 200
+"""Of longer lines than this on average, fewer are shown while a cell runs."""
+_IMAGE_LINES = 20
+"""An image takes the place of this many lines."""
+_IMAGES = ("image/png", "image/jpeg")
+_MARKS = {OutputKind.STDERR: f'class="ddp-stderr" style="background: rgba({markup.BAD}, 0.12)"'}
+_GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({markup.IDLE}, 0.3)"
+
+
+# -- text --------------------------------------------------------------------------------
+
+
+def outputs(groups: Sequence[OutputGroup]) -> str:
+    """What the ranks wrote and displayed, each piece under the ranks that it came from."""
+    return "\n\n".join(_text_group(group) for group in groups)
+
+
+def _text_group(group: OutputGroup) -> str:
+    """One group under its header. Streams go on where they ended; all else has its own lines."""
+    body = strip_ansi("".join(_pieces(group.items))).rstrip("\n") or "(no output)"
+    return f"── {name_ranks(group.ranks)} ──\n{body}"
+
+
+def _pieces(items: Sequence[OutputItem]) -> Iterator[str]:
+    """The items as text, with their colours; only a stream begins or ends within a line."""
+    line_open = False
+    for item in items:
+        text = item_text(item)
+        if not text:
+            continue
+        yield f"\n{text}" if line_open and item.what not in STREAMS else text
+        line_open = not text.endswith("\n")
+
+
+def item_text(item: OutputItem) -> str:
+    """An item as text, with its colours: a display by its ``text/plain`` or by its type."""
+    if item.what in STREAMS:
+        return item.text.removesuffix("\r")  # what would overwrite the line has not come yet
+    text = item.text or str(item.data.get("text/plain", ""))
+    if not text and item.data:
+        text = f"(display: {', '.join(sorted(item.data))})"
+    return f"{text}\n" if text and not text.endswith("\n") else text
+
+
+# -- a running cell ------------------------------------------------------------------------
+
+
+def live(
+    groups: Sequence[OutputGroup], board_html: str, elapsed_text: str, tail_lines: int = 60
+) -> str:
+    """What is shown while a cell runs: the end of each group's output, the time, the board.
+
+    Of each group the last `tail_lines` lines are shown (an image counts as several) and it
+    is said what is left out above them. HTML that a rank displays is not put into the page;
+    its ``text/plain`` stands for it. `board_html` is empty or what `board` returned.
+    """
+    style = "" if markup.STYLE in board_html else markup.STYLE
+    shown = "".join(_live_group(group, tail_lines) for group in groups)
+    return (
+        f'<div class="ddp-view ddp-live">{style}{shown}'
+        f'<div class="ddp-elapsed" style="{markup.MUTED}; margin-bottom: 8px">'
+        f"{escape(strip_ansi(elapsed_text), quote=False)}</div>{board_html}</div>"
+    )
+
+
+def _live_group(group: OutputGroup, tail_lines: int) -> str:
+    """The end of one group's output under its ranks. It stays scrolled to its last line."""
+    tail = _tail(group.items, max(tail_lines, 1))
+    above = tail.left_out()
+    left_out = (
+        f'<span class="ddp-left-out" style="{markup.MUTED}"> · {above}</span>' if above else ""
+    )
+    return (
+        f'<div class="ddp-group" style="{_GROUP}">'
+        f'<div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}</div>'
+        f'<div class="ddp-tail"><div>{_blocks(tail.items)}</div></div></div>'
+    )
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The end of a group's output, and how much stands above it."""
+
+    items: list[OutputItem] = field(default_factory=list)
+    lines: int = 0
+    images: int = 0
+    in_line: bool = False
+    """True when the first line shown has lost its beginning."""
+
+    def left_out(self) -> str:
+        """What stands above, in words; empty when that is nothing."""
+        parts = [
+            _count(self.lines, "line"),
+            _count(self.images, "image"),
+            "the beginning of a line" if self.in_line else "",
+        ]
+        words = ", ".join(filter(None, parts))
+        return f"{words} above" if words else ""
+
+
+def _count(number: int, thing: str) -> str:
+    """``1 line``, ``1,204 lines``; empty for none."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}" if number else ""
+
+
+def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
+    """The last `lines` lines of `items`. Of the text before them only the lines are counted."""
+    tail, room, characters = _Tail(), lines, lines * _CHARACTERS_PER_LINE
+    for item in reversed(items):
+        if _image(item):
+            tail.images += room <= 0
+            if room > 0:
+                tail.items.append(item)
+                room -= _IMAGE_LINES
+            continue
+        text = item_text(item)
+        start, used = _last_lines(text, room, characters)
+        if start < len(text):
+            tail.items.append(OutputItem(item.what, text[start:]))
+            tail.in_line = start > 0 and text[start - 1] != "\n"
+        tail.lines += text.count("\n", 0, start)
+        characters -= len(text) - start
+        room = room - used if start == 0 and characters > 0 else 0
+    tail.items.reverse()
+    return tail
+
+
+def _last_lines(text: str, room: int, characters: int) -> tuple[int, int]:
+    """Where the last `room` lines of `text` begin, and how many they are.
+
+    They begin later where they would be more than `characters`.
+    """
+    if room <= 0 or not text:
+        return len(text), 0
+    start, used, end = 0, 1, len(text) - text.endswith("\n")
+    while (newline := text.rfind("\n", 0, end)) >= 0:
+        if used == room:
+            start = newline + 1
+            break
+        used, end = used + 1, newline
+    if len(text) - start > characters:
+        start = after_escape(text, len(text) - characters)
+    return start, used
+
+
+def _blocks(items: Sequence[OutputItem]) -> str:
+    """Text as preformatted blocks and images between them."""
+    blocks: list[str] = []
+    run: list[OutputItem] = []
+    for item in items:
+        image = _image(item)
+        if image:
+            blocks += [_pre(run), image]
+            run = []
+        else:
+            run.append(item)
+    blocks.append(_pre(run))
+    return "".join(blocks) or f'<pre class="ddp-nothing" style="{markup.MUTED}">no output yet</pre>'
+
+
+def _pre(items: Sequence[OutputItem]) -> str:
+    """A run of text; what went to stderr is marked."""
+    parts: list[str] = []
+    line_open = False
+    for item in items:
+        newline = "\n" if line_open and item.what not in STREAMS else ""
+        text = ansi_to_html(item.text)
+        mark = _MARKS.get(item.what)
+        parts.append(newline + (f"<span {mark}>{text}</span>" if mark else text))
+        line_open = not item.text.endswith("\n")
+    return f"<pre>{''.join(parts)}</pre>" if parts else ""
+
+
+def _image(item: OutputItem) -> str:
+    """An item's image, or nothing if it has none that a page can show."""
+    if item.what in STREAMS:
+        return ""
+    for mime in _IMAGES:
+        data = item.data.get(mime)
+        if isinstance(data, str) and data:
+            alt = escape(str(item.data.get("text/plain", "image")))
+            return f'<img src="data:{mime};base64,{escape(data)}" alt="{alt}">'
+    return ""

@@ -1,0 +1,44 @@
+"""What views are built of beside tables: indented text, boxes to copy from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddp_notebook.views import markup
+from ddp_notebook.views.table import wrapped
+
+WIDTH = 100
+"""Columns that no line exceeds."""
+
+_VIEW = "padding: 4px 0; line-height: 1.45; max-width: 60em"
+_COPY = (
+    f"display: block; margin: 3px 0 0; padding: 6px 10px; border-radius: 3px; color: inherit;"
+    f" border: 1px solid rgba({markup.IDLE}, 0.35); background: rgba({markup.IDLE}, 0.1);"
+    f" white-space: pre-wrap; {markup.BREAKABLE}; line-height: 1.4; {markup.MONO};"
+    # One click selects all of it; where this is removed, a triple click does.
+    " user-select: all"
+)
+
+
+def indented(text: str, first: str) -> str:
+    """`text` behind `first`, its further lines indented as far."""
+    lines = wrapped(text, WIDTH - len(first)) or [""]
+    below = " " * len(first)
+    return "\n".join([f"{first}{lines[0]}".rstrip(), *(f"{below}{line}" for line in lines[1:])])
+
+
+def view(parts: Sequence[str]) -> str:
+    """Parts of HTML as one element.
+
+    All styles are on the elements: a notebook that is not trusted loses style sheets, and the
+    theme's variables with them. A symbol or a word stands beside each colour.
+    """
+    return f'<div class="ddp-findings" style="{_VIEW}">{"".join(parts)}</div>'
+
+
+def box(label: str, command: str, style: str) -> str:
+    """What to type, in a box from which it is easy to copy."""
+    return (
+        f'<div style="{style}"><span style="{markup.MUTED}">{label}</span>'
+        f'<code style="{_COPY}">{markup.words(command)}</code></div>'
+    )

@@ -1,0 +1,117 @@
+"""A step table, who arrived where and who waits for whom: as text and as HTML."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from ddp_notebook.model import StepRow, StepTable, format_ranks, name_ranks
+from ddp_notebook.views import markup
+from ddp_notebook.views.ansi import plain, preformatted
+from ddp_notebook.views.paragraphs import WIDTH, box, indented, view
+from ddp_notebook.views.table import Cell, Column, Row, Table, wrapped
+
+STATE_SYMBOLS = {"paused": "‖", "waiting": "…", "failed": "✗", "dead": "†", "done": "✓"}
+"""Each is one column wide, and in every font that has box-drawing characters."""
+
+NEXT = "next"
+
+_COLUMNS = (
+    Column("ranks", widest=20, always=True, names_row=True, rank_set=True),
+    Column("passed", widest=19, breaks=True),
+    Column("state", widest=12, always=True),
+    Column("on what, or why", fills=True, breaks=True),
+    Column("waits for", widest=18, rank_set=True),
+    Column("since", widest=12),
+)
+_STATE_COLOURS = {
+    "paused": markup.BUSY,
+    "failed": markup.BAD,
+    "dead": markup.BAD,
+    "done": markup.OK,
+}
+_PRE = (
+    f"margin: 8px 0 0; padding: 0; border: 0; background: none; color: inherit;"
+    f" white-space: pre-wrap; {markup.BREAKABLE}; word-break: normal;"  # Jupyter's is break-all
+    f" line-height: 1.4; {markup.MONO}"
+)
+
+
+def text(t: StepTable) -> str:
+    """The title, who arrived where, what the stage is about, further lines, what to type next."""
+    parts = [indented(plain(t.title), "")] if plain(t.title) else []
+    if t.rows:
+        parts.append(_table(t).text())
+    about = [indented(line, "") for line in (plain(t.about), plain(t.link)) if line]
+    if about:
+        parts.append("\n".join(about))
+    if t.details:
+        lines = (line for detail in t.details for line in preformatted(detail))
+        parts.append("\n".join(_within_width(line) for line in lines))
+    if plain(t.next_call):
+        parts.append(indented(plain(t.next_call), f"{NEXT}: "))
+    return "\n\n".join(parts)
+
+
+def html(t: StepTable) -> str:
+    """The same as HTML: no scripts, every value escaped."""
+    title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(t.title)}</div>'
+    table = _table(t).html() if t.rows else ""
+    next_call = box(NEXT, t.next_call, "margin: 10px 0 0") if plain(t.next_call) else ""
+    return view([title if plain(t.title) else "", table, _about(t), _details(t), next_call])
+
+
+def since_words(seconds: float) -> str:
+    """A time span of a still picture: ``< 1 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if not math.isfinite(seconds):
+        return ""
+    if seconds < 1:
+        return "< 1 s"
+    if seconds < 60:
+        return f"{int(seconds)} s"
+    minutes, left = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s" if left else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def _table(t: StepTable) -> Table:
+    return Table(_COLUMNS, [_row(row) for row in t.rows], WIDTH)
+
+
+def _row(row: StepRow) -> Row:
+    """One row in the order of the columns; that its ranks failed or died shows over all of it."""
+    colour = _STATE_COLOURS.get(row.state, markup.IDLE)
+    state = f"{STATE_SYMBOLS.get(row.state, '•')} {plain(row.state)}"
+    cells = (
+        Cell(format_ranks(row.ranks)),
+        Cell(plain(row.passed) or "none"),
+        Cell(state, colour=colour),
+        Cell(plain(row.text)),
+        Cell(name_ranks(row.waits_for) if row.waits_for else ""),
+        Cell(since_words(row.since_s)),
+    )
+    return Row(cells, markup.BAD if row.state in ("failed", "dead") else "")
+
+
+def _about(t: StepTable) -> str:
+    """What the stage is about, and where to read on. Only a web address becomes a link."""
+    about, link = markup.words(t.about), plain(t.link)
+    read_on = markup.breakable(link)
+    if link.startswith(("https://", "http://")):
+        new_tab = 'target="_blank" rel="noopener noreferrer"'
+        read_on = f'<a href="{escape(link)}" {new_tab}>{read_on}</a>'
+    lines = "<br>".join(part for part in (about, read_on) if part)
+    style = f"margin: 10px 0 0; {markup.BREAKABLE}"
+    return f'<div style="{style}">{lines}</div>' if lines else ""
+
+
+def _details(t: StepTable) -> str:
+    lines = [line for detail in t.details for line in preformatted(detail)]
+    return f'<pre style="{_PRE}">{escape(chr(10).join(lines), quote=False)}</pre>' if lines else ""
+
+
+def _within_width(line: str) -> str:
+    """A line with its own spaces; only one that is too long is broken."""
+    return line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH))

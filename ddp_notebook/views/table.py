@@ -1,0 +1,231 @@
+"""The one table: columns and rows in, text of fixed width and HTML out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import TextWrapper
+
+from ddp_notebook.views import markup
+from ddp_notebook.views.ansi import plain
+
+_GAP = "  "
+_BREAK = "\x0b"
+"""A place inside a rank set at which a line may end: a space for textwrap, then taken out."""
+_LONG_RANK_SET = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?){7,}")
+_LONGEST_ON_ONE_LINE = 24
+"""Characters of a row's name that stays on one line of a page."""
+
+_TABLE = "border-collapse: collapse; table-layout: auto; margin: 0; color: inherit"
+_ALIGNED = "vertical-align: baseline; padding: 5px 12px; color: inherit; line-height: 1.4"
+_LINE = f"border-top: 1px solid rgba({markup.IDLE}, 0.3)"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How the values of a column are shown.
+
+    In text a value longer than `widest` is folded into lines, or cut if `cuts`. The column that
+    `fills` has the width that the others leave, at least `narrowest`; of more than `most_lines`
+    the first are shown (0: all).
+    """
+
+    header: str
+    widest: int = 1_000
+    cuts: bool = False
+    fills: bool = False
+    narrowest: int = 9
+    most_lines: int = 0
+    always: bool = False
+    """Shown even if no row has a value in it."""
+    names_row: bool = False
+    """Its value names the row: a header for screen readers."""
+    rank_set: bool = False
+    """Lines may end behind any comma."""
+    right: bool = False
+    breaks: bool = False
+    """A page may break values behind a comma or a slash."""
+
+    def fold(self, cell: Cell, room: int) -> list[str]:
+        """The lines that a cell takes in text. Never empty."""
+        text = plain(cell.text)
+        if self.cuts:
+            lines = [text if len(text) <= self.widest else f"{text[: self.widest - 1]}…"]
+        elif self.fills:
+            lines = wrapped(text, room, self.most_lines)
+        else:
+            lines = wrapped(text, self.widest, any_comma=self.rank_set)
+        if cell.remedy:
+            first, *rest = wrapped(plain(cell.remedy), room - 2) or [""]
+            lines += [f"→ {first}", *(f"  {line}" for line in rest)]
+        return lines or [""]
+
+    def align(self, text: str, width: int) -> str:
+        """`text` with the spaces that make it `width` wide."""
+        return text.rjust(width) if self.right else text.ljust(width)
+
+    def style(self, text: str) -> str:
+        """How a cell of a page looks."""
+        if self.fills:
+            wrap = f"white-space: pre-wrap; {markup.BREAKABLE}; min-width: 12em; max-width: 60em"
+        elif self.names_row and len(text) > _LONGEST_ON_ONE_LINE:
+            wrap = "max-width: 14em"
+        else:  # a browser would break 0-2 behind its hyphen
+            wrap = "white-space: nowrap"
+        weight = "; font-weight: 600" if self.names_row else ""
+        return f"text-align: {'right' if self.right else 'left'}; {_ALIGNED}; {wrap}{weight}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value, and what a page shows with it: a chip's `colour`, markup `before` it."""
+
+    text: str
+    remedy: str = ""
+    """What to do about it, on lines of its own behind an arrow."""
+    colour: str = ""
+    before: str = ""
+    bold: bool = False
+
+    def html(self, column: Column, css_class: str) -> str:
+        """The cell as an element."""
+        text = self._markup(column)
+        if self.remedy:
+            remedy = escape(plain(self.remedy), quote=False)
+            text += f'<div style="font-weight: 600">→ {remedy}</div>'
+        title = f' title="{escape(self.text)}"' if column.cuts else ""
+        style = column.style(self.text) + ("; font-weight: 600" if self.bold else "")
+        tag, scope = ("th", ' scope="row"') if column.names_row else ("td", "")
+        css = f' class="{css_class}"' if css_class else ""
+        return f'<{tag}{scope}{css} style="{style}"><div{title}>{text}</div></{tag}>'
+
+    def _markup(self, column: Column) -> str:
+        if self.colour:
+            return self.before + markup.chip(self.text, self.colour)
+        if column.breaks or column.rank_set:
+            return self.before + markup.breakable(self.text)
+        text = escape(self.text, quote=False)
+        return f"{self.before}<span>{text}</span>" if self.before else text
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The cells of a row, one per column. `colour` tints it on a page."""
+
+    cells: Sequence[Cell]
+    colour: str = ""
+    css_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under the headers of their columns. A column in which no row has a value is left out.
+
+    `width` is how many columns of characters the text aims to stay within. With a `css_class`
+    the cells have classes too, for a style sheet.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    width: int = 100
+    css_class: str = ""
+
+    def text(self) -> str:
+        """Header, rule and rows; every column as wide as its widest line."""
+        used = self._used()
+        columns = [self.columns[index] for index in used]
+        head = [Cell(column.header) for column in columns]
+        rows = [head, *([row.cells[index] for index in used] for row in self.rows)]
+        room = self._room(columns, rows)
+        blocks = [
+            [column.fold(cell, room) for column, cell in zip(columns, row, strict=True)]
+            for row in rows
+        ]
+        widths = [max(len(line) for block in blocks for line in block[i]) for i in range(len(used))]
+        blocks.insert(1, [["─" * width] for width in widths])
+        return "\n".join(line for block in blocks for line in _lines(block, columns, widths))
+
+    def html(self) -> str:
+        """The table as an element that scrolls where it is too wide. Needs no style sheet."""
+        used = self._used()
+        head = "".join(self._header(self.columns[index]) for index in used)
+        body = "".join(self._row(row, used) for row in self.rows)
+        css = f' class="{self.css_class}"' if self.css_class else ""
+        return (
+            f'<div class="ddp-scroll" style="overflow-x: auto; margin: 2px 0 0"><table{css}'
+            f' style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
+
+    def _used(self) -> list[int]:
+        """The columns in which a row has a value, and those that are always there."""
+        return [
+            index
+            for index, column in enumerate(self.columns)
+            if column.always or any(row.cells[index].text for row in self.rows)
+        ]
+
+    def _room(self, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> int:
+        """The width that the other columns leave for the one that fills."""
+        taken = len(_GAP) * (len(columns) - 1)
+        narrowest = 0
+        for index, column in enumerate(columns):
+            if column.fills:
+                narrowest = column.narrowest
+            else:
+                lines = (line for row in rows for line in column.fold(row[index], self.width))
+                taken += max(map(len, lines))
+        return max(narrowest, self.width - taken)
+
+    @staticmethod
+    def _header(column: Column) -> str:
+        side = "right" if column.right else "left"
+        style = f"text-align: {side}; {_ALIGNED}; {markup.MUTED}; font-weight: 400"
+        return f'<th scope="col" style="{style}; white-space: nowrap">{escape(column.header)}</th>'
+
+    def _row(self, row: Row, used: Sequence[int]) -> str:
+        cells = "".join(
+            row.cells[index].html(
+                self.columns[index], f"ddp-{self.columns[index].header}" if self.css_class else ""
+            )
+            for index in used
+        )
+        tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
+        css = f' class="{row.css_class}"' if row.css_class else ""
+        return f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
+
+
+def _lines(
+    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]
+) -> Iterator[str]:
+    """One row of cells, each of one line or more, as lines of text."""
+    for number in range(max(map(len, block))):
+        parts = (
+            column.align(cell[number] if number < len(cell) else "", width)
+            for cell, column, width in zip(block, columns, widths, strict=True)
+        )
+        yield _GAP.join(parts).rstrip()
+
+
+def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = False) -> list[str]:
+    """`text`, which is one line, in lines of `width`.
+
+    A long rank set is broken behind its commas, with `any_comma` every rank set. Of more than
+    `most_lines` lines (if not 0) the first are given, the last of them with an ellipsis.
+    """
+    if any_comma:
+        text = text.replace(",", f",{_BREAK}")
+    else:
+        text = _LONG_RANK_SET.sub(lambda ranks: ranks[0].replace(",", f",{_BREAK}"), text)
+    wrapper = TextWrapper(
+        width,
+        replace_whitespace=False,
+        expand_tabs=False,
+        break_on_hyphens=False,
+        max_lines=most_lines or None,
+        placeholder=" …",
+    )
+    if most_lines:
+        text = text[: width * (most_lines + 1)]  # a rank may raise a megabyte
+    return [line.replace(_BREAK, "") for line in wrapper.wrap(text)]
