@@ -54,25 +54,23 @@ def _claimed_twice(reports: tuple[RankReport, ...], case: Case) -> Iterator[Find
     for report in reports:
         if report.arguments.rank is not None and _same_world(report, case):
             claims.setdefault(report.arguments.rank, []).append(report.rank)
+    missing = tuple(sorted(set(range(case.world_size)) - claims.keys()))
+    rest = ""
+    if missing and len(reports) == case.world_size:
+        rest = f"; {verb(missing, 'is', 'are')} missing"
     for claimed, ranks in sorted(claims.items()):
-        if len(ranks) < 2:
-            continue
-        culprits = tuple(rank for rank in ranks if own[rank] != claimed)
-        missing = sorted(set(range(case.world_size)) - claims.keys())
-        rest = ""
-        if missing and len(reports) == case.world_size:
-            rest = f"; {verb(tuple(missing), 'is', 'are')} missing"
-        yield Finding(
-            Category.DUPLICATE_RANK,
-            culprits,
-            f"the processes launched as {name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} "
-            f"have RANK={claimed}{rest}",
-            "Give each process its own RANK: "
-            + ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
-            + ".",
-            case.waiting,
-            tuple(f"the process launched as rank {rank} has RANK={claimed}" for rank in ranks),
-        )
+        if len(ranks) > 1:
+            culprits = tuple(rank for rank in ranks if own[rank] != claimed)
+            right = ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
+            yield Finding(
+                Category.DUPLICATE_RANK,
+                culprits,
+                f"the processes launched as {name_ranks(ranks)} "
+                f"{'both' if len(ranks) == 2 else 'all'} have RANK={claimed}{rest}",
+                f"Give each process its own RANK: {right}.",
+                case.waiting,
+                tuple(f"the process launched as rank {r} has RANK={claimed}" for r in ranks),
+            )
 
 
 def _same_world(evidence: RankReport, case: Case) -> bool:

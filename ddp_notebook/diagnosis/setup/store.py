@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.progress import in_setup
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
 from ddp_notebook.model import (
     Activity,
@@ -39,6 +40,22 @@ def stale_files(context: Context) -> Iterator[Finding]:
             case.waiting,
             tuple(proofs),
         )
+
+
+def store_host_left(context: Context) -> Iterator[Finding]:
+    """The rank that hosted the store has finished, while others still look for the store."""
+    case = context.case
+    if not any(in_setup(e) and e.inside == "store" for e in case.ranks):
+        return
+    for e in case.ranks:
+        if e.rank == case.store_host and e.activity is Activity.IDLE and e.entered:
+            yield Finding(
+                Category.STORE_GONE,
+                (e.rank,),
+                "hosted the store and has left, while others still need it",
+                "Let rank 0 wait for the others (dist.barrier()) before it ends.",
+                case.waiting,
+            )
 
 
 def unreachable_store(context: Context) -> Iterator[Finding]:
