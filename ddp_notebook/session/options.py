@@ -79,7 +79,7 @@ class InitOptions:
         repeated = {gpu for gpu in self.gpus if self.gpus.count(gpu) > 1}
         if repeated and self.backend == "nccl":
             raise UsageMistake(
-                f"--gpus names GPU {sorted(repeated)[0]} twice, and NCCL wants a GPU of its own "
+                f"--gpus names GPU {sorted(repeated)[0]} twice, and NCCL needs a GPU of its own "
                 "for every rank. Use --backend gloo to share."
             )
 

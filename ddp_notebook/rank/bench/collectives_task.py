@@ -74,13 +74,13 @@ def bench(
                 run = loop.Bench(planned, on_device, rank, control, groups, report, stopped)
                 visits = loop.measure(run)
                 spent = started.until(Meter.read())
-                found = [] if stopped() else floors.measure(control, rank, on_device)
+                measured = [] if stopped() else floors.measure(control, rank, on_device)
         outcome = "ok"
     except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
         return {"failed": "error", "text": f"{type(error).__name__}: {error}"}
     finally:
         sender.emit(CellFinished, cell=0, outcome=outcome)
-    return {"visits": visits, "floors": found, "host": socket.gethostname(), **spent}
+    return {"visits": visits, "floors": measured, "host": socket.gethostname(), **spent}
 
 
 @contextlib.contextmanager
