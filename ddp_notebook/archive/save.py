@@ -59,12 +59,12 @@ def saved_run(
 
 def _versions(case: Case | None) -> dict[str, str]:
     """Of the package, Python and torch: as the ranks have it, or as it is installed here."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("ddp_notebook", "torch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
     of_ranks = [e.versions for e in case.ranks if e.versions] if case is not None else []
-    return {**found, **(of_ranks[0] if of_ranks else {})}
+    return {**versions, **(of_ranks[0] if of_ranks else {})}
 
 
 # -- what the user wrote -----------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _versions(case: Case | None) -> dict[str, str]:
 
 def _with_sources_in_use(case: Case) -> Case:
     """The case with those files alone that ranks were seen in: beside a script lies much else."""
-    paths = [each.path for issued in case.collectives.of.values() for each in issued]
+    paths = [collective.path for issued in case.collectives.of.values() for collective in issued]
     paths += [evidence.path for evidence in case.ranks]
     seen = {place.file for path in paths for place in path}
     return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})

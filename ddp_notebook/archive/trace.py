@@ -106,10 +106,10 @@ def _rank(
     yield _meta("process_labels", pid, main, labels=where)
     yield _meta("process_sort_index", pid, main, sort_index=rank)
     yield _thread(pid, main, "set-up and cells")
-    told = _Told(saved, state, axis)
-    for each in told.slices:
-        yield _complete(each, pid, main, axis)
-    for name, time_ns, args in told.instants:
+    events = _EventSlices(saved, state, axis)
+    for span in events.slices:
+        yield _complete(span, pid, main, axis)
+    for name, time_ns, args in events.instants:
         yield {
             "name": name,
             "cat": "event",
@@ -122,23 +122,23 @@ def _rank(
         }
     lanes: list[int] = []
     for collective in saved.collectives.of.get(rank, ()):
-        each = _slice_of(collective, axis)
-        thread = main + 1 + _lane(lanes, each)
-        yield _complete(each, pid, thread, axis)
-        arrows.add(collective, axis.us(each.begin_ns), pid, thread)
+        span = _slice_of(collective, axis)
+        thread = main + 1 + _lane(lanes, span)
+        yield _complete(span, pid, thread, axis)
+        arrows.add(collective, axis.us(span.begin_ns), pid, thread)
     for lane in range(len(lanes)):
         name = f"collectives ({lane + 1})" if lane else "collectives"
         yield _thread(pid, main + 1 + lane, name)
 
 
-def _lane(lanes: list[int], each: _Slice) -> int:
+def _lane(lanes: list[int], span: _Slice) -> int:
     """The first thread on which nothing is at that time; `lanes` has the end of each."""
     for number, end_ns in enumerate(lanes):
-        if end_ns <= each.begin_ns:
-            lanes[number] = each.end_ns
+        if end_ns <= span.begin_ns:
+            lanes[number] = span.end_ns
             return number
     if len(lanes) < _MOST_LANES:
-        lanes.append(each.end_ns)
+        lanes.append(span.end_ns)
     return len(lanes) - 1
 
 
@@ -177,7 +177,7 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
 # -- set-up and cells ----------------------------------------------------------------------
 
 
-class _Told:
+class _EventSlices:
     """What one rank's events tell: slices that follow each other, and instants."""
 
     def __init__(self, saved: SavedRun, state: RankState, axis: _Axis) -> None:
@@ -230,21 +230,21 @@ class _Told:
         return f"cell {number or cell}" if number or cell else "benchmark"
 
     def _mark(self, name: str, time_ns: int, **args: Any) -> None:
-        self.instants.append((name, time_ns, _told(args)))
+        self.instants.append((name, time_ns, _without_empty(args)))
 
     def _begin(self, name: str, category: str, time_ns: int, **args: Any) -> None:
         self._close(time_ns)
-        self._open = _Slice(name, category, time_ns, time_ns, _told(args))
+        self._open = _Slice(name, category, time_ns, time_ns, _without_empty(args))
 
     def _close(self, time_ns: int, **args: Any) -> None:
-        each, self._open = self._open, None
-        if each is not None:
-            each.end_ns = max(each.begin_ns, time_ns)
-            each.args.update(_told(args))
-            self.slices.append(each)
+        span, self._open = self._open, None
+        if span is not None:
+            span.end_ns = max(span.begin_ns, time_ns)
+            span.args.update(_without_empty(args))
+            self.slices.append(span)
 
 
-def _told(args: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(args: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in args.items() if value not in ("", 0)}
 
 
@@ -296,17 +296,17 @@ class _Arrows:
 # -- the format ----------------------------------------------------------------------------
 
 
-def _complete(each: _Slice, pid: int, tid: int, axis: _Axis) -> dict[str, Any]:
-    begin_us = axis.us(each.begin_ns)
+def _complete(span: _Slice, pid: int, tid: int, axis: _Axis) -> dict[str, Any]:
+    begin_us = axis.us(span.begin_ns)
     return {
-        "name": each.name,
-        "cat": each.category,
+        "name": span.name,
+        "cat": span.category,
         "ph": "X",
         "ts": begin_us,
-        "dur": round(axis.us(each.end_ns) - begin_us, 3),
+        "dur": round(axis.us(span.end_ns) - begin_us, 3),
         "pid": pid,
         "tid": tid,
-        "args": each.args,
+        "args": span.args,
     }
 
 

@@ -46,21 +46,21 @@ def compare(run: BenchRun, baseline: BenchRun) -> tuple[CurveChange, ...]:
             f"the baseline is of {baseline.backend} on {baseline.device}, and this run of "
             f"{run.backend} on {run.device}"
         )
-    kept = {curve.key: curve for curve in baseline.curves}
+    before = {curve.key: curve for curve in baseline.curves}
     noisy = Trust.NOISY in (run.trust, baseline.trust)
     busy = disturbed(run.conditions) or disturbed(baseline.conditions)
-    found = tuple(
-        _together(_compare(curve, kept[curve.key], noisy), busy)
+    changes = tuple(
+        _together(_compare(curve, before[curve.key], noisy), busy)
         for curve in run.curves
-        if curve.key in kept
+        if curve.key in before
     )
-    found = tuple(each for each in found if each.points)
-    if not found:
+    changes = tuple(change for change in changes if change.points)
+    if not changes:
         raise ValueError(
             "the baseline has no size of an operation, dtype, mode and number of ranks that was "
             "measured now"
         )
-    return found
+    return changes
 
 
 def _compare(curve: Curve, baseline: Curve, noisy: bool) -> CurveChange:
@@ -100,21 +100,21 @@ def _compare_point(now: BenchPoint, before: BenchPoint) -> PointChange:
 # -- all sizes of a curve together -------------------------------------------------------
 
 
-def _together(found: CurveChange, busy: bool) -> CurveChange:
+def _together(compared: CurveChange, busy: bool) -> CurveChange:
     """`found`, decided by all sizes together where they do not decide one by one."""
-    if found.change in (Change.SLOWER, Change.FASTER):
-        return found
-    sizes = [point.size_bytes for point in found.points]
-    now, before = _levels(found.curve, sizes), _levels(found.baseline, sizes)
+    if compared.change in (Change.SLOWER, Change.FASTER):
+        return compared
+    sizes = [point.size_bytes for point in compared.points]
+    now, before = _levels(compared.curve, sizes), _levels(compared.baseline, sizes)
     if min(len(now), len(before)) < _LEAST_ROUNDS:
-        return found
+        return compared
     moved = statistics.fmean(now) - statistics.fmean(before)
     half = _half_interval(now, before)
     if abs(moved) <= max(half, math.log(_LEAST_RATIO)):
-        return found
+        return compared
     change = Change.UNDECIDED if busy else Change.SLOWER if moved > 0 else Change.FASTER
     interval = (math.exp(moved - half), math.exp(moved + half))
-    return replace(found, change=change, ratio=math.exp(moved), together=interval)
+    return replace(compared, change=change, ratio=math.exp(moved), together=interval)
 
 
 def _levels(curve: Curve, sizes: Sequence[int]) -> list[float]:

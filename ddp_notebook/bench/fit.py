@@ -88,9 +88,9 @@ def _best(sizes: Sequence[int], times: Sequence[float]) -> tuple[Regime, ...]:
     """One line, or two when they are worth it."""
     count = len(sizes)
     # Each point divided by its time is (1/t, x/t), and wants alpha/t + beta*x/t to be 1.
-    each = [_Sums.of(1 / t, x / t) for x, t in zip(sizes, times, strict=True)]
-    before = list(accumulate(each))
-    after = list(accumulate(reversed(each)))[::-1]
+    points = [_Sums.of(1 / t, x / t) for x, t in zip(sizes, times, strict=True)]
+    before = list(accumulate(points))
+    after = list(accumulate(reversed(points)))[::-1]
     whole = before[-1].line()
     best, lines = _criterion(before[-1].error(*whole), count, 1), [(sizes[0], whole)]
     for cut in range(_LEAST_IN_REGIME, count - _LEAST_IN_REGIME + 1):
@@ -177,7 +177,7 @@ def _intervals(
     free = max(len(sizes) - 2 * len(regimes), 1)
     scale = math.sqrt(len(sizes) / free)
     model = [_predict(regimes, x) for x in sizes]
-    found: list[tuple[float, float, float]] = []
+    fits: list[tuple[float, float, float]] = []
     for _ in range(_RESAMPLES):
         drawn = [
             m * max(_LEAST_FACTOR, 1 + scale * e)
@@ -186,8 +186,8 @@ def _intervals(
         again = _best(sizes, drawn)
         per_byte = again[-1].s_per_byte
         bandwidth = 1 / per_byte if per_byte else math.inf
-        found.append((again[0].latency_s, bandwidth, _half_bandwidth(again)))
-    latencies, bandwidths, halves = (sorted(values) for values in zip(*found, strict=True))
+        fits.append((again[0].latency_s, bandwidth, _half_bandwidth(again)))
+    latencies, bandwidths, halves = (sorted(values) for values in zip(*fits, strict=True))
     return _middle(latencies), _middle(bandwidths), _middle(halves)
 
 

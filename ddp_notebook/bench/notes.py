@@ -21,15 +21,15 @@ def notes(
 ) -> tuple[str, ...]:
     """What the reader should know, a sentence or two each; what is wrong comes first."""
     several = len(curves) > 1
-    found: list[str] = []
+    sentences: list[str] = []
     for curve in curves:
         where = f"{curve.name}: " if several else ""
-        found += [where + text for text in _of_curve(curve, floors)]
-    found += _tuning(curves)
-    found += _spinning(curves, conditions)
+        sentences += [where + text for text in _of_curve(curve, floors)]
+    sentences += _tuning(curves)
+    sentences += _spinning(curves, conditions)
     if len(curves) == 1 and curves[0].world_size == 1:
-        found.append("One rank sends nothing: these are the times of the call alone.")
-    return tuple(found)
+        sentences.append("One rank sends nothing: these are the times of the call alone.")
+    return tuple(sentences)
 
 
 def _of_curve(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:

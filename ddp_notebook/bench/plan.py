@@ -168,15 +168,15 @@ class Plan:
 
     def curves(self, world_size: int) -> tuple[CurvePlan, ...]:
         """What is measured by `world_size` ranks; the barrier once, whatever the dtypes."""
-        found = []
+        plans = []
         tunings = (False, True) if self.tune else (False,)
         sizes = self.world_sizes or (world_size,)
         for parts in itertools.product(self.ops, self.dtypes, self.modes, sizes, tunings):
             curve = CurvePlan(*parts)
             if not curve.operation.sized:
                 curve = dataclasses.replace(curve, dtype=self.dtypes[0], mode="blocking")
-            found.append(curve)
-        return tuple(dict.fromkeys(found))
+            plans.append(curve)
+        return tuple(dict.fromkeys(plans))
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes in bytes, smallest first."""

@@ -53,9 +53,9 @@ class Fit:
         Beyond `from_bytes` and `to_bytes` nothing was measured: there it is a guess.
         """
         regime = self.regimes[0]
-        for each in self.regimes[1:]:
-            if size_bytes >= each.from_bytes:
-                regime = each
+        for later in self.regimes[1:]:
+            if size_bytes >= later.from_bytes:
+                regime = later
         return regime.latency_s + size_bytes * regime.s_per_byte
 
 

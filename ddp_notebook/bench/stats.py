@@ -84,16 +84,16 @@ def curve_of(
     one may have died, or what it said may have got lost. Raises ValueError when the ranks
     did not measure the same, because then their iterations cannot be compared.
     """
-    by_number = [{visit["number"]: visit for visit in mine} for mine in visits]
+    by_number = [{visit["number"]: visit for visit in by_rank} for by_rank in visits]
     by_size: dict[int, list[tuple[Mapping[str, Any], ...]]] = {}
     for number in sorted(set.intersection(*map(set, by_number))):
-        visit = tuple(mine[number] for mine in by_number)
-        shapes = {(each["size_bytes"], len(each["times_ns"])) for each in visit}
+        visit = tuple(by_rank[number] for by_rank in by_number)
+        shapes = {(measured["size_bytes"], len(measured["times_ns"])) for measured in visit}
         if len(shapes) != 1:
             raise ValueError(f"the ranks did not measure the same: {sorted(shapes)}")
         by_size.setdefault(visit[0]["size_bytes"], []).append(visit)
     points = tuple(_point(curve, size, by_size[size], plan) for size in sorted(by_size))
-    found, no_fit = _fit(curve, points) if fitted else (None, "")
+    fitted_to, no_fit = _fit(curve, points) if fitted else (None, "")
     late = _straggler(points)
     return Curve(
         op=curve.op,
@@ -102,7 +102,7 @@ def curve_of(
         ranks=tuple(ranks),
         tuned=curve.tuned,
         points=points,
-        fit=found,
+        fit=fitted_to,
         no_fit=no_fit,
         straggler=ranks[late[0]] if late else None,
         straggler_late_us=late[1] if late else 0.0,
@@ -116,7 +116,7 @@ def _point(
     ranks = range(curve.world_size)
     times = tuple(tuple(t for visit in visits for t in visit[r]["times_ns"]) for r in ranks)
     slowest = [
-        [max(column) for column in zip(*(each["times_ns"] for each in visit), strict=True)]
+        [max(column) for column in zip(*(measured["times_ns"] for measured in visit), strict=True)]
         for visit in visits
     ]
     ordered = sorted(t for values in slowest for t in values)
@@ -137,7 +137,7 @@ def _point(
         p99_us=quantile(ordered, 0.99) / 1e3,
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=algbw * curve.operation.bus_factor(curve.world_size),
-        wrong=sum(each["wrong"] for visit in visits for each in visit),
+        wrong=sum(measured["wrong"] for visit in visits for measured in visit),
         rank_us=tuple(statistics.median(times[r]) / 1e3 for r in ranks),
         issue_us=tuple(
             quantile(sorted(t for visit in visits for t in visit[r]["issue_ns"]), 0.25) / 1e3

@@ -47,8 +47,8 @@ def summarise(
     curves = []
     for number, plan in enumerate(plans):
         ranks = setting.ranks[: plan.world_size]
-        mine = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
-        curves.append(curve_of(plan, ranks, mine, setting.plan, fitted=fitted))
+        measured_by = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
+        curves.append(curve_of(plan, ranks, measured_by, setting.plan, fitted=fitted))
     measured = tuple(curve for curve in curves if curve.points)
     conditions = _conditions(setting, visits, answers)
     badge, reasons = trust.judge(measured, conditions)
@@ -93,10 +93,10 @@ def _conditions(
 def _loop_cpu(visits: Mapping[int, Sequence[Mapping[str, Any]]]) -> float | None:
     """Cores that gloo's loop threads kept busy at small sizes, on the rank with the most."""
     shares = [
-        [v["loop_cpu"] for v in mine if v["size_bytes"] <= notes.SMALL_BYTES and v["loop_cpu"]]
-        for mine in visits.values()
+        [v["loop_cpu"] for v in own if v["size_bytes"] <= notes.SMALL_BYTES and v["loop_cpu"]]
+        for own in visits.values()
     ]
-    return max((statistics.median(each) for each in shares if each), default=None)
+    return max((statistics.median(share) for share in shares if share), default=None)
 
 
 def _others(here: Sequence[Mapping[str, Any]]) -> float | None:

@@ -27,10 +27,10 @@ _ORDER = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
 def judge(curves: Sequence[Curve], conditions: Conditions) -> tuple[Trust, tuple[str, ...]]:
     """The badge, and every reason why it is not a better one, worst first."""
     points = [p for curve in curves for p in curve.points]
-    found = [*_from_conditions(conditions), *_from_points(points)]
-    found.sort(key=lambda each: -_ORDER.index(each[0]))
-    worst = found[0][0] if found else Trust.GOOD
-    return worst, tuple(reason for _, reason in found)
+    judged = [*_from_conditions(conditions), *_from_points(points)]
+    judged.sort(key=lambda item: -_ORDER.index(item[0]))
+    worst = judged[0][0] if judged else Trust.GOOD
+    return worst, tuple(reason for _, reason in judged)
 
 
 def disturbed(conditions: Conditions) -> bool:

@@ -54,7 +54,7 @@ def test_the_text_begins_with_what_matters() -> None:
     said = " ".join(lines)
     assert "Rank 1 is late: in 100% of the steps it takes longer than the others" in said
     assert "It loses the time in its backward, and not waiting for a core." in said
-    assert "4 ranks work off more samples per second than one rank alone, at every batch" in said
+    assert "4 ranks process more samples per second than a single rank, at every batch" in said
     assert "Between bucket sizes there is no difference beyond the noise at batch 128." in said
 
 
@@ -97,9 +97,9 @@ def test_the_prediction_says_that_it_is_a_model_and_how_far_off() -> None:
 
 def test_break_even_is_said_in_words() -> None:
     for value, words in (
-        (None, "fewer samples per second than one rank alone, at every batch"),
-        (0.0, "more samples per second than one rank alone, at every batch"),
-        (17.4, "From batch 17 on, 4 ranks work off more samples"),
+        (None, "fewer samples per second than a single rank, at every batch"),
+        (0.0, "more samples per second than a single rank, at every batch"),
+        (17.4, "From batch 17 on, 4 ranks process more samples"),
     ):
         assert words in " ".join(text(replace(RESULT, break_even=value)).split())
 

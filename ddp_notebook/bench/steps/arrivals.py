@@ -28,7 +28,7 @@ _SPREAD = 1.4826
 
 def beside(block: Sequence[Block], name: str) -> Iterator[tuple[Any, ...]]:
     """Step by step, what each rank has of it."""
-    return zip(*(each[name] for each in block), strict=True)
+    return zip(*(rank[name] for rank in block), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,17 @@ class Hooked:
 
     def fields(self, step_ns: float) -> dict[str, Any]:
         """What a `StepPoint` says of them. `step_ns` is the step without a hook."""
-        found: dict[str, Any] = {"hook_step_us": statistics.median(self.steps_ns) / 1e3}
+        fields: dict[str, Any] = {"hook_step_us": statistics.median(self.steps_ns) / 1e3}
         if self.logged:
-            found["logger_exposed_us"] = statistics.median(a - b for a, b in self.logged) / 1e3
+            fields["logger_exposed_us"] = statistics.median(a - b for a, b in self.logged) / 1e3
         if not self._whole:
-            return found
-        found["arrivals"] = tuple(self._arrivals())
+            return fields
+        fields["arrivals"] = tuple(self._arrivals())
         own = [self._own(step) for step in self._indexes]
-        found["own_us"] = tuple(statistics.median(each) / 1e3 for each in zip(*own, strict=True))
-        found["straggler"] = straggler(own, self._own_forward(), self.rounds, step_ns)
+        fields["own_us"] = tuple(statistics.median(each) / 1e3 for each in zip(*own, strict=True))
+        fields["straggler"] = straggler(own, self._own_forward(), self.rounds, step_ns)
         last = len(self.sizes) - 1
-        found["skew_us"] = tuple(
+        fields["skew_us"] = tuple(
             (max(at) - min(at)) / 1e3 for at in (self._issued(s, last) for s in self._indexes)
         )
         if self.on_host:
@@ -95,16 +95,16 @@ class Hooked:
                 split_spans(max(ranks, key=lambda buckets: buckets[-1][1]))
                 for ranks in self.buckets
             ]
-            found["hook_exposed_us"] = statistics.median(exposed for exposed, _ in spans) / 1e3
-            found["overlapped_us"] = statistics.median(beside for _, beside in spans) / 1e3
-            found["ready_us"] = tuple(self._ready())
-        return found
+            fields["hook_exposed_us"] = statistics.median(exposed for exposed, _ in spans) / 1e3
+            fields["overlapped_us"] = statistics.median(beside for _, beside in spans) / 1e3
+            fields["ready_us"] = tuple(self._ready())
+        return fields
 
     @property
     def _whole(self) -> bool:
         """True when each step reduced the same number of buckets on every rank."""
         count = len(self.sizes)
-        return count > 0 and all(len(each) == count for step in self.buckets for each in step)
+        return count > 0 and all(len(buckets) == count for step in self.buckets for buckets in step)
 
     @property
     def _indexes(self) -> range:
@@ -202,14 +202,14 @@ def straggler(
     """
     if len(own_ns) < _MANY_STEPS or len(own_ns[0]) < 2:
         return None
-    found = []
+    late_ranks = []
     for rank in range(len(own_ns[0])):
         margins = [_beyond_others(times, rank) for times in own_ns]
         late = statistics.median(margins)
         low = late - _half_interval(margins, own_ns, rounds)
         if low > _LATE_SHARE * step_ns and _in_every_round(margins, rounds):
             in_forward = statistics.median(_beyond_others(times, rank) for times in forward_ns)
-            found.append(
+            late_ranks.append(
                 Straggler(
                     rank=rank,
                     late_us=late / 1e3,
@@ -218,7 +218,7 @@ def straggler(
                     share=sum(margin > 0 for margin in margins) / len(margins),
                 )
             )
-    return max(found, key=lambda each: each.late_us, default=None)
+    return max(late_ranks, key=lambda late_rank: late_rank.late_us, default=None)
 
 
 def _half_interval(
@@ -239,7 +239,7 @@ def _in_every_round(margins: Sequence[float], rounds: Sequence[int]) -> bool:
     by_round: dict[int, list[float]] = {}
     for margin, number in zip(margins, rounds, strict=True):
         by_round.setdefault(number, []).append(margin)
-    return all(statistics.median(each) > 0 for each in by_round.values())
+    return all(statistics.median(of_round) > 0 for of_round in by_round.values())
 
 
 def _beyond_others(times_ns: Sequence[int], rank: int) -> float:

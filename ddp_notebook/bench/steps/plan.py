@@ -113,11 +113,11 @@ class StepPlan:
         """All blocks in the order they are run. `batches` are those that can be."""
         order = random.Random(self.seed)  # noqa: S311 - shuffles, keeps no secret
         kinds = [
-            {"round": number, **each}
+            {"round": number, **block}
             for number in range(self.rounds)
-            for each in self._round(order, batches, reduce_sizes, world_size, first=not number)
+            for block in self._round(order, batches, reduce_sizes, world_size, first=not number)
         ]
-        return tuple(Block(number=number, **each) for number, each in enumerate(kinds))
+        return tuple(Block(number=number, **block) for number, block in enumerate(kinds))
 
     def _round(
         self,
@@ -192,8 +192,8 @@ class Memory:
             return ""
         room = self.available_bytes - self.fixed_bytes
         fits = int(room / self.sample_bytes) if self.sample_bytes else 0
-        said = (
+        reason = (
             f"A batch of {batch:,} needs about {format_bytes(self.needs(batch))} on each rank, "
             f"and {format_bytes(self.available_bytes)} are free for one."
         )
-        return f"{said} A batch of {fits:,} fits." if fits > 0 else f"{said} No batch fits."
+        return f"{reason} A batch of {fits:,} fits." if fits > 0 else f"{reason} No batch fits."

@@ -92,18 +92,18 @@ def predict(result: StepBenchResult, ground: Ground, world_size: int) -> Predict
     here = result.world_size
     checked = []
     for point in points:
-        others = [each for each in points if each is not point]
+        others = [other for other in points if other is not point]
         step = step_us(point, calibrated(ground, others, here), here)
         checked.append(PredictedStep(point.batch, point.bucket, step, point.step_us))
-    found = Prediction(world_size, checked=tuple(checked))
-    typical, worst = statistics.median(found.errors), max(found.errors)
+    prediction = Prediction(world_size, checked=tuple(checked))
+    typical, worst = statistics.median(prediction.errors), max(prediction.errors)
     if typical > _MOST_ERROR:
-        return replace(found, refused=_far_off(points, typical, worst))
+        return replace(prediction, refused=_far_off(points, typical, worst))
     if len(points) > 1:  # one point cannot both set the latency and check it
         ground = calibrated(ground, points, here)
     within = _within(worst, ground, here, world_size)
     return replace(
-        found,
+        prediction,
         steps=tuple(
             PredictedStep(p.batch, p.bucket, step_us(p, ground, world_size)) for p in points
         ),
@@ -154,7 +154,7 @@ def calibrated(ground: Ground, points: Sequence[StepPoint], world_size: int) -> 
 def step_us(point: StepPoint, ground: Ground, world_size: int) -> float:
     """A step of `point` on `world_size` ranks, in microseconds."""
     slower = ground.crowding(world_size, ground.threads)
-    sizes = [each.size_bytes for each in point.arrivals]
+    sizes = [arrival.size_bytes for arrival in point.arrivals]
     takes = [ground.reduce_us(size, world_size) for size in sizes]
     tail = exposed_us(_ready(point, slower), takes, point.backward_us * slower)
     spare = ground.spare(world_size)
@@ -167,7 +167,7 @@ def _ready(point: StepPoint, slower: float) -> list[float]:
         return [point.backward_us * slower] * len(point.arrivals)
     # The hooks saw a backward that communication slowed down: only the proportions hold.
     last = max(point.ready_us) or 1.0
-    return [point.backward_us * slower * each / last for each in point.ready_us]
+    return [point.backward_us * slower * ready / last for ready in point.ready_us]
 
 
 def exposed_us(ready: Sequence[float], takes: Sequence[float], backward_us: float) -> float:

@@ -91,7 +91,7 @@ class StepPoint:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that all ranks together work off in a second."""
+        """Samples that all ranks together process in a second."""
         return self.world_size * self.batch / self.step_us * 1e6
 
     @property
@@ -166,7 +166,7 @@ class StepBenchResult:
     """What `%ddp_bench --model` measured, by bucket size and then batch size.
 
     `problem` says what ended it early; empty when nothing did. `break_even` is the batch size
-    from which all ranks together work off more samples per second than one rank alone, None
+    from which all ranks together process more samples per second than a single rank, None
     when that is at none of those measured; 0 when it is at all of them.
     """
 

@@ -55,17 +55,17 @@ def so_far(about: StepBenchResult, per_rank: Sequence[Sequence[Block]]) -> StepB
 
 def _together(per_rank: Sequence[Sequence[Block]]) -> Iterator[list[Block]]:
     """Each block that all ranks have: what each of them measured in it, by rank."""
-    found = [{block["block"]: block for block in blocks} for blocks in per_rank]
-    numbers = set.intersection(*map(set, found)) if found else set()
+    by_number = [{block["block"]: block for block in blocks} for blocks in per_rank]
+    numbers = set.intersection(*map(set, by_number)) if by_number else set()
     for number in sorted(numbers):
-        yield [blocks[number] for blocks in found]
+        yield [blocks[number] for blocks in by_number]
 
 
 def _points(blocks: Sequence[list[Block]], ranks: int) -> Iterator[StepPoint]:
     hooked = _by(blocks, "hooked", "bucket", "batch")
     alone = _by(blocks, "alone", "batch")
     for key, plain in _in_order(blocks):
-        ours = [sum(parts) for each in alone.get(key[1:], ()) for parts in each[0]["alone"]]
+        ours = [sum(parts) for block in alone.get(key[1:], ()) for parts in block[0]["alone"]]
         yield _point(key, plain, ranks, hooked.get(key, []), ours)
 
 
@@ -87,11 +87,11 @@ def _order(bucket: str) -> float:
 def _by(
     blocks: Sequence[list[Block]], kind: str, *names: str
 ) -> dict[tuple[Any, ...], list[list[Block]]]:
-    found: dict[tuple[Any, ...], list[list[Block]]] = {}
+    sorted_blocks: dict[tuple[Any, ...], list[list[Block]]] = {}
     for block in blocks:
         if block[0]["kind"] == kind:
-            found.setdefault(tuple(block[0][name] for name in names), []).append(block)
-    return found
+            sorted_blocks.setdefault(tuple(block[0][name] for name in names), []).append(block)
+    return sorted_blocks
 
 
 def _point(
@@ -121,14 +121,14 @@ def _point(
         exposed_interval_us=_interval_us(sync_ns, local_ns, resamples),
         alone_us=(statistics.median(alone_ns) if alone_ns else still) / 1e3,
         world_size=ranks,
-        times_us=tuple(each / 1e3 for each in sync_ns),
+        times_us=tuple(time / 1e3 for time in sync_ns),
         **(looked.fields(step) if looked is not None else {}),
     )
 
 
 def slowest(block: Sequence[Block], kind: str) -> list[Sequence[int]]:
     """Of each step, the parts on the rank where the whole of it took longest."""
-    return [max(each, key=sum) for each in beside(block, kind)]
+    return [max(step, key=sum) for step in beside(block, kind)]
 
 
 def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
@@ -147,20 +147,20 @@ def _interval_us(one: Sequence[int], other: Sequence[int], resamples: int) -> tu
     if not resamples:
         return -math.inf, math.inf
     draw = random.Random(len(one))  # noqa: S311  # resampling, no secret
-    found = sorted(
+    differences = sorted(
         statistics.median(draw.choices(one, k=len(one)))
         - statistics.median(draw.choices(other, k=len(other)))
         for _ in range(resamples)
     )
-    return found[int(0.025 * resamples)] / 1e3, found[int(0.975 * resamples) - 1] / 1e3
+    return differences[int(0.025 * resamples)] / 1e3, differences[int(0.975 * resamples) - 1] / 1e3
 
 
 # -- beside the steps ------------------------------------------------------------------
 
 
 def _reduces(blocks: Sequence[list[Block]], gradient_bytes: int) -> Iterator[ReducePoint]:
-    found = _by(blocks, "reduce", "size_bytes")
-    for (size,), each in sorted(found.items()):
+    by_size = _by(blocks, "reduce", "size_bytes")
+    for (size,), each in sorted(by_size.items()):
         at_once = int(each[0][0]["at_once"])
         slow = [max(times) for block in each for times in beside(block, "reduce")]
         each_us = statistics.median(slow) / at_once / 1e3
@@ -238,21 +238,21 @@ def _difference(points: Sequence[StepPoint], name: str, seen: str) -> Iterator[s
     point = known[len(known) // 2]
     value, (low, high) = getattr(point, seen), point.exposed_interval_us
     at = f"at batch {point.batch} with {name_bucket(point.bucket)}"
-    said = f"Exposed communication {at}: {point.exposed_us / 1e3:.1f} ms by no_sync, "
-    said += f"{value / 1e3:.1f} ms by {name}"
+    text = f"Exposed communication {at}: {point.exposed_us / 1e3:.1f} ms by no_sync, "
+    text += f"{value / 1e3:.1f} ms by {name}"
     if low <= value <= high:
-        yield f"{said}, which agree within the noise."
+        yield f"{text}, which agree within the noise."
     elif value < low:
         yield (
-            f"{said}, {(point.exposed_us - value) / 1e3:.1f} ms too little: it sees when buckets "
+            f"{text}, {(point.exposed_us - value) / 1e3:.1f} ms too little: it sees when buckets "
             "come and go, and not that communication slows the computation beside it."
         )
     else:
         yield (
-            f"{said}, {(value - point.exposed_us) / 1e3:.1f} ms too much: it takes for "
+            f"{text}, {(value - point.exposed_us) / 1e3:.1f} ms too much: it takes for "
             "communication what is waiting, for other ranks or for a core."
         )
 
 
 def _listed(batches: Iterable[int]) -> str:
-    return ", ".join(str(each) for each in sorted(set(batches)))
+    return ", ".join(str(batch) for batch in sorted(set(batches)))

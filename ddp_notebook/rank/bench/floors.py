@@ -32,13 +32,13 @@ def measure(control: Any, rank: int, device: torch.device) -> list[dict[str, Any
     Each is a JSON object: ``what``, ``latency_us``, ``bandwidth_gb_per_s``, ``source``; 0 for
     what is not known. The other ranks get an empty list.
     """
-    found = []
+    floors = []
     if rank == 0:
-        found.append(_memory_copy(device))
-        found += links.links(device.type, _pci_address(device))
+        floors.append(_memory_copy(device))
+        floors += links.links(device.type, _pci_address(device))
     if control.size() > 1 and _all_on_one_network(control, device):
-        found += _loopback(control, rank, device)
-    return found
+        floors += _loopback(control, rank, device)
+    return floors
 
 
 def _memory_copy(device: torch.device) -> dict[str, Any]:
@@ -97,19 +97,19 @@ def _loopback(control: Any, rank: int, device: torch.device) -> list[dict[str, A
         with suppress(OSError):
             listener = socket.create_server(("127.0.0.1", 0))
             words = [listener.getsockname()[1], *(secrets.randbits(62) for _ in range(2))]
-    told = torch.tensor(words, dtype=torch.int64, device=device)
-    dist.broadcast(told, group=control, group_src=0)
-    port, *token = (int(word) for word in told.tolist())
+    shared = torch.tensor(words, dtype=torch.int64, device=device)
+    dist.broadcast(shared, group=control, group_src=0)
+    port, *token = (int(word) for word in shared.tolist())
     key = b"".join(word.to_bytes(_TOKEN_BYTES // 2, "big") for word in token)
-    found: list[dict[str, Any]] = []
+    floors: list[dict[str, Any]] = []
     with suppress(OSError, TimeoutError):
         if listener is not None:
             with listener:
-                found.append(_serve(listener, key))
+                floors.append(_serve(listener, key))
         elif rank == 1 and port:
             _answer(port, key)
     dist.barrier(group=control)
-    return found
+    return floors
 
 
 def _serve(listener: socket.socket, key: bytes) -> dict[str, Any]:

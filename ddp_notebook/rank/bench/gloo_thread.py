@@ -20,31 +20,31 @@ Policies = dict[int, int]
 
 def threads() -> list[int]:
     """The thread ids of gloo's loops in this process; none where that cannot be told."""
-    found = []
+    numbers = []
     with contextlib.suppress(OSError):
         for task in _TASKS.iterdir():
             with contextlib.suppress(OSError):
                 if (task / "comm").read_text().strip() == _NAME:
-                    found.append(int(task.name))
-    return found
+                    numbers.append(int(task.name))
+    return numbers
 
 
 def cpu_s() -> float | None:
     """CPU seconds of gloo's loops in this process so far; None where there is none."""
-    each = []
+    seconds = []
     for thread in threads():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            each.append(int((_TASKS / str(thread) / "schedstat").read_text().split()[0]) / 1e9)
-    return sum(each) if each else None
+            seconds.append(int((_TASKS / str(thread) / "schedstat").read_text().split()[0]) / 1e9)
+    return sum(seconds) if seconds else None
 
 
 def policies() -> Policies:
     """How the scheduler treats them now."""
-    found = {}
+    by_thread = {}
     for thread in threads():
         with contextlib.suppress(OSError, AttributeError):
-            found[thread] = os.sched_getscheduler(thread)
-    return found
+            by_thread[thread] = os.sched_getscheduler(thread)
+    return by_thread
 
 
 def batch() -> None:

@@ -65,12 +65,12 @@ def busy_s(stat: Path, cores: frozenset[int] | None = None) -> float | None:
     """
     try:
         wanted = frozenset(os.sched_getaffinity(0)) if cores is None else cores
-        ticks, found = 0, False
+        ticks, known = 0, False
         for line in stat.read_text().splitlines():
             name, *columns = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in wanted:
                 ticks += sum(int(columns[c]) for c in _BUSY)
-                found = True
-        return ticks / os.sysconf("SC_CLK_TCK") if found else None
+                known = True
+        return ticks / os.sysconf("SC_CLK_TCK") if known else None
     except (OSError, ValueError, IndexError, AttributeError):
         return None

@@ -5,15 +5,13 @@ Where there is nothing to read, nothing is said. Bandwidths are of one direction
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.launch.devices import nvlink_gb_per_s
+
 _SYS = Path("/sys")
-_SMI_TIMEOUT_S = 5
 _ENCODED = {"2.5": 0.8, "5.0": 0.8, "5": 0.8}
 """What is left of PCIe's raw rate at the older speeds, 8b/10b; 128b/130b later."""
 _NEW_ENCODED = 128 / 130
@@ -24,22 +22,17 @@ def links(device_type: str, pci_address: str, sys: Path = _SYS) -> list[dict[str
 
     For GPUs NVLink and PCIe; the network's cards where there are any.
     """
-    found = []
+    known = []
     if device_type == "cuda":
-        nvlink = nvlink_gb_per_s(_smi("nvlink", "--status", "-i", pci_address))
+        nvlink = nvlink_gb_per_s(pci_address)
         if nvlink:
-            found.append(_link("NVLink", nvlink, "nvidia-smi nvlink --status"))
+            known.append(_link("NVLink", nvlink, "NVML (nvidia-smi nvlink --status)"))
         pcie = pcie_gb_per_s(sys / "bus" / "pci" / "devices" / pci_address.lower())
         if pci_address and pcie:
-            found.append(_link("PCIe", pcie, f"/sys/bus/pci/devices/{pci_address.lower()}"))
+            known.append(_link("PCIe", pcie, f"/sys/bus/pci/devices/{pci_address.lower()}"))
     for name, speed, source in (*_infiniband(sys), *_ethernet(sys)):
-        found.append(_link(name, speed, source))
-    return found
-
-
-def nvlink_gb_per_s(status: str) -> float:
-    """The sum of a GPU's NVLinks, from lines such as ``Link 0: 26.562 GB/s``; 0 for none."""
-    return sum(float(speed) for speed in re.findall(r"Link \d+: ([0-9.]+) GB/s", status))
+        known.append(_link(name, speed, source))
+    return known
 
 
 def pcie_gb_per_s(device: Path) -> float:
@@ -53,42 +46,25 @@ def pcie_gb_per_s(device: Path) -> float:
 
 def _infiniband(sys: Path) -> list[tuple[str, float, str]]:
     """InfiniBand and RoCE ports, whose rate reads ``400 Gb/sec (4X NDR)``."""
-    found = []
+    ports = []
     for rate in sorted((sys / "class" / "infiniband").glob("*/ports/*/rate")):
         with suppress(OSError, ValueError, IndexError):
             gigabits = float(rate.read_text().split()[0])
-            found.append((f"network card {rate.parts[-4]}", gigabits / 8, f"{rate}"))
-    return found
+            ports.append((f"network card {rate.parts[-4]}", gigabits / 8, f"{rate}"))
+    return ports
 
 
 def _ethernet(sys: Path) -> list[tuple[str, float, str]]:
     """Ethernet cards that are up and real, whose speed is in megabits per second."""
-    found = []
+    cards = []
     for card in sorted((sys / "class" / "net").glob("*")):
         with suppress(OSError, ValueError):
             if (card / "device").exists() and (card / "operstate").read_text().strip() == "up":
                 megabits = float((card / "speed").read_text())
                 if megabits > 0:
-                    found.append((f"network card {card.name}", megabits / 8e3, f"{card}/speed"))
-    return found
+                    cards.append((f"network card {card.name}", megabits / 8e3, f"{card}/speed"))
+    return cards
 
 
 def _link(what: str, gb_per_s: float, source: str) -> dict[str, Any]:
     return {"what": what, "latency_us": 0.0, "bandwidth_gb_per_s": gb_per_s, "source": source}
-
-
-def _smi(*arguments: str) -> str:
-    """What nvidia-smi says; empty where there is none."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ""
-    with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(
-            [command, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_SMI_TIMEOUT_S,
-            check=True,
-        )
-        return said.stdout
-    return ""

@@ -93,8 +93,8 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
             if visit is not None:
                 bench.visits.append({"number": number, **visit})
             number += 1
-            told = bench.visits[-1] if visit is not None else {}
-            bench.report(schedule.progress(bench.spent_s), told)
+            latest = bench.visits[-1] if visit is not None else {}
+            bench.report(schedule.progress(bench.spent_s), latest)
     finally:
         gloo_thread.restore(bench.usual)
     return bench.visits
@@ -184,9 +184,9 @@ def _warm_up(
 
 def _agree(bench: Bench, decision: int, group: Any) -> int:
     """What rank 0 decided."""
-    told = torch.tensor([decision], dtype=torch.int64, device=bench.device)
-    dist.broadcast(told, group=group, group_src=0)
-    return int(told.item())
+    shared = torch.tensor([decision], dtype=torch.int64, device=bench.device)
+    dist.broadcast(shared, group=group, group_src=0)
+    return int(shared.item())
 
 
 def _slowest(times_ns: Sequence[int], group: Any, device: torch.device) -> list[int]:

@@ -74,5 +74,5 @@ def _bytes_of(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, dict):
-        return sum(_bytes_of(each) for each in value.values())
-    return sum(_bytes_of(each) for each in value) if isinstance(value, tuple | list) else 0
+        return sum(_bytes_of(item) for item in value.values())
+    return sum(_bytes_of(item) for item in value) if isinstance(value, tuple | list) else 0

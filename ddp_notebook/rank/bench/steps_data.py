@@ -107,9 +107,9 @@ def _digits(device: torch.device) -> tuple[Callable[[int], tuple[Inputs, Any]], 
     except ImportError:
         text = "random images instead of scikit-learn's digits"
         return _random(_DIGITS_SHAPE, device, classes=True), _named(_DIGITS_SHAPE, text)
-    found: Any = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32, device=device).unsqueeze(1) / 16
-    labels = torch.tensor(found.target, device=device)
+    digits: Any = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32, device=device).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target, device=device)
     return _rows((images, labels)), "scikit-learn's digits"
 
 
@@ -152,8 +152,8 @@ def _rows(value: Any) -> Callable[[int], Any]:
     def take(count: int) -> Any:
         return _each_tensor(
             value,
-            lambda each: each.detach().index_select(
-                0, torch.arange(count, device=each.device) % max(len(each), 1)
+            lambda tensor: tensor.detach().index_select(
+                0, torch.arange(count, device=tensor.device) % max(len(tensor), 1)
             ),
         )
 
@@ -164,9 +164,9 @@ def _each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _each_tensor(each, change) for key, each in value.items()}
+        return {key: _each_tensor(item, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(_each_tensor(each, change) for each in value)
+        return tuple(_each_tensor(item, change) for item in value)
     return value
 
 

@@ -78,18 +78,18 @@ class Clock:
         event.record(torch.cuda.current_stream(self._device))
         self._stamps.append(event)
 
-    def take_ns(self, each: int) -> list[list[int]]:
+    def take_ns(self, stamps_per_step: int) -> list[list[int]]:
         """The times between the stamps of each step, which has `each` of them."""
         stamps, self._stamps = self._stamps, []
         waited, self._waited = self._waited, []
         if stamps and self._device.type == "cuda":
             stamps[-1].synchronize()
-        self.waited_ns = _parts_ns(waited, each)
-        return _parts_ns(stamps, each)
+        self.waited_ns = _parts_ns(waited, stamps_per_step)
+        return _parts_ns(stamps, stamps_per_step)
 
 
-def _parts_ns(stamps: Sequence[Any], each: int) -> list[list[int]]:
-    steps = [stamps[i : i + each] for i in range(0, len(stamps), each)]
+def _parts_ns(stamps: Sequence[Any], per_step: int) -> list[list[int]]:
+    steps = [stamps[i : i + per_step] for i in range(0, len(stamps), per_step)]
     return [[_between_ns(a, b) for a, b in pairwise(step)] for step in steps]
 
 

@@ -120,8 +120,8 @@ def measure(
                 record = _KINDS[block.kind](run, block)
                 if record is None:
                     return {"finished": False, "blocks": done}
-                told = {"block": block.number, "kind": block.kind, "round": block.round}
-                report(done + 1, len(schedule), {**told, **record})
+                about = {"block": block.number, "kind": block.kind, "round": block.round}
+                report(done + 1, len(schedule), {**about, **record})
         finally:
             _unwrap(run)
     return {"finished": True, "blocks": len(schedule)}
@@ -184,8 +184,8 @@ def _hooked(run: _Run, block: Block) -> Record | None:
         begins.append(before_ns + parts[0])
         waited.append(run.clock.waited_ns[0][0])
         taken = run.stamps.take()
-        sizes = [each[4] for each in taken]
-        buckets.append([[*each[:3], each[3] - queued_ns] for each in taken])
+        sizes = [bucket[4] for bucket in taken]
+        buckets.append([[*bucket[:3], bucket[3] - queued_ns] for bucket in taken])
         logged.append(torch_private.logged_step_ns(wrapped))
     return {
         "batch": block.batch,
@@ -195,7 +195,7 @@ def _hooked(run: _Run, block: Block) -> Record | None:
         "forward_waited": waited,
         "buckets": buckets,
         "sizes": sizes,
-        "logged": [each for each in logged[1:] if each is not None],
+        "logged": [spans for spans in logged[1:] if spans is not None],
         "on_host": run.subject.device.type == "cpu",
     }
 
@@ -322,18 +322,18 @@ def _agree(run: _Run, estimate_ns: float, kinds: int = 1) -> int:
     if run.rank == 0:
         left_ns = max(run.deadline_ns - time.perf_counter_ns(), 0)
         count = run.plan.steps(estimate_ns, left_ns, run.left, kinds)
-    said = torch.tensor([int(run.stopped()), count], device=run.subject.device)
-    dist.all_reduce(said, op=dist.ReduceOp.MAX)
-    stop, count = (int(each) for each in said.tolist())
+    shared = torch.tensor([int(run.stopped()), count], device=run.subject.device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    stop, count = (int(number) for number in shared.tolist())
     return _STOPPED if stop else count
 
 
 def _is_spent(run: _Run) -> bool:
     """True on all ranks when the budget is, by rank 0's clock."""
     spent = run.rank == 0 and time.perf_counter_ns() > run.deadline_ns
-    said = torch.tensor([int(spent)], device=run.subject.device)
-    dist.all_reduce(said, op=dist.ReduceOp.MAX)
-    return bool(said.item())
+    shared = torch.tensor([int(spent)], device=run.subject.device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return bool(shared.item())
 
 
 def _wait_for_all(run: _Run) -> None:

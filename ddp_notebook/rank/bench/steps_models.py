@@ -26,14 +26,14 @@ class Unusable(Exception):
 
 
 @contextlib.contextmanager
-def users_code(said: str = "{}") -> Iterator[None]:
+def users_code(text: str = "{}") -> Iterator[None]:
     """Within, code of the user's runs. What it raises becomes Unusable, with `said` of it."""
     try:
         yield
     except Unusable:
         raise
     except Exception as error:
-        raise Unusable(said.format(on_a_line(error))) from error
+        raise Unusable(text.format(on_a_line(error))) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +160,7 @@ def _check(module: nn.Module, name: str) -> None:
     for part, tensor in module.named_parameters():
         if nn.parameter.is_lazy(tensor):
             raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
-    if not any(each.requires_grad for each in module.parameters()):
+    if not any(parameter.requires_grad for parameter in module.parameters()):
         raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
 
 
@@ -180,5 +180,5 @@ def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
 
 def on_a_line(error: BaseException) -> str:
     """An error on one line."""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said}"[:300] if said else type(error).__name__
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -54,8 +54,8 @@ def _on_gpu(calls: Sequence[Call], iterations: int, device: torch.device) -> lis
             calls[0]()
         stamp.record(stream)
     stamps[-1].synchronize()
-    each = [start.elapsed_time(end) for start, end in pairwise(stamps)]
-    return [round(ms * 1e6 / len(calls)) for ms in each]
+    times_ms = [start.elapsed_time(end) for start, end in pairwise(stamps)]
+    return [round(ms * 1e6 / len(calls)) for ms in times_ms]
 
 
 def time_issue(call: Call, iterations: int) -> list[int]:

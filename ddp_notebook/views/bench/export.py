@@ -27,13 +27,13 @@ def rows(run: BenchRun) -> list[dict[str, Any]]:
 
 def csv(run: BenchRun) -> str:
     """The rows with a header."""
-    found = rows(run)
-    if not found:
+    table = rows(run)
+    if not table:
         return ""
     text = io.StringIO()
-    writer = csv_writer.DictWriter(text, list(found[0]), lineterminator="\n")
+    writer = csv_writer.DictWriter(text, list(table[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(table)
     return text.getvalue().rstrip("\n")
 
 
@@ -103,7 +103,7 @@ def _nccl_table(run: BenchRun, curve: Curve) -> list[str]:
 
 
 def _nccl_line(curve: Curve, point: BenchPoint) -> str:
-    told = _nccl_head(curve, point)
+    head = _nccl_head(curve, point)
     body = _by_mean(point)
     measured = (
         f"  {_width(body['time'], 7)}  {_width(body['alg_bw'], 6)}  {_width(body['bus_bw'], 6)}"
@@ -112,8 +112,8 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
     nothing = " " * _BODY_WIDTH
     places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
     return (
-        f"{told['size']:>12}  {told['count']:>12}  {told['type']:>8}  {told['redop']:>6}"
-        f"  {told['root']:>6}{''.join(places)}"
+        f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
+        f"  {head['root']:>6}{''.join(places)}"
     ).rstrip()
 
 
@@ -202,7 +202,7 @@ def _per_iteration(point: BenchPoint, times_ns: Sequence[Sequence[int]]) -> dict
     slowest = [max(column) / 1e3 for column in zip(*times_ns, strict=True)]
     ordered = sorted(slowest)
     deviation = statistics.pstdev(slowest)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "min_us": ordered[0],
         "max_us": ordered[-1],
         "avg_us": point.mean_us,
@@ -214,5 +214,5 @@ def _per_iteration(point: BenchPoint, times_ns: Sequence[Sequence[int]]) -> dict
         "times_us": slowest,
     }
     if len(times_ns) > 1:
-        found["per_process_max_times_us"] = [[t / 1e3 for t in each] for each in times_ns]
-    return found
+        fields["per_process_max_times_us"] = [[t / 1e3 for t in times] for times in times_ns]
+    return fields

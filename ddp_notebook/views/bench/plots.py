@@ -61,15 +61,15 @@ def figure(run: BenchRun, kind: str = "size", baseline: BenchRun | None = None) 
 def _against_size(left: Axes, right: Axes, run: BenchRun, baseline: BenchRun | None) -> None:
     """Time on the left, bus bandwidth on the right."""
     sized = [curve for curve in run.curves if curve.operation.sized and curve.points]
-    kept = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
+    before = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
     left.set_yscale("log")
     log_times(left.yaxis)
     for number, curve in enumerate(sized):
         style = colour_of(number), marker_of(number)
         _draw_time(left, curve, style, alone=len(sized) == 1)
         _draw_bandwidth(right, curve, style)
-        if curve.key in kept:
-            _draw_baseline(left, right, kept[curve.key], style)
+        if curve.key in before:
+            _draw_baseline(left, right, before[curve.key], style)
     points = [p for curve in sized for p in curve.points]
     _dress(left, "Time on the slowest rank: median, 95 % interval", "time", points)
     _dress(right, "Bus bandwidth: what each rank sends", "bus bandwidth in GB/s", points)
@@ -245,9 +245,9 @@ def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> N
 
 def _distributions(axes: Axes, curve: Curve) -> None:
     """The share of iterations that took at most so long, for a few sizes."""
-    kept = [p for p in curve.points if p.samples is not None]
-    step = max(1, -(-len(kept) // _DISTRIBUTIONS))
-    for number, point in enumerate(kept[::step]):
+    sampled = [p for p in curve.points if p.samples is not None]
+    step = max(1, -(-len(sampled) // _DISTRIBUTIONS))
+    for number, point in enumerate(sampled[::step]):
         assert point.samples is not None
         columns = zip(*point.samples.times_ns, strict=True)
         ordered = sorted(max(*column, _LEAST_US * 1e3) / 1e3 for column in columns)

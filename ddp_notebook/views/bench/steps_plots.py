@@ -212,14 +212,14 @@ def draw_exposed_share(axes: Axes, result: StepBenchResult) -> None:
 
 def draw_reduces(axes: Axes, result: StepBenchResult) -> None:
     """Why buckets: the time to reduce all gradients against parameters per all_reduce."""
-    sizes = [each.size_bytes / _FLOAT_BYTES for each in result.reduces]
-    times = [each.total_us / 1e3 for each in result.reduces]
+    sizes = [point.size_bytes / _FLOAT_BYTES for point in result.reduces]
+    times = [point.total_us / 1e3 for point in result.reduces]
     axes.plot(sizes, times, color=BLUE, linewidth=1.4)
     for scaled, face, label in ((False, BLUE, "measured"), (True, "white", "from a part of them")):
         chosen = [
             (size, time)
-            for size, time, each in zip(sizes, times, result.reduces, strict=True)
-            if each.scaled is scaled
+            for size, time, point in zip(sizes, times, result.reduces, strict=True)
+            if point.scaled is scaled
         ]
         if chosen:
             axes.plot(
@@ -248,14 +248,14 @@ def draw_reduces(axes: Axes, result: StepBenchResult) -> None:
 def _bucket_sizes(result: StepBenchResult) -> list[int]:
     """The sizes of the buckets that DDP makes, each once."""
     points = [p for p in result.main_points if p.arrivals]
-    return sorted({each.size_bytes for each in points[0].arrivals}) if points else []
+    return sorted({arrival.size_bytes for arrival in points[0].arrivals}) if points else []
 
 
 def draw_distribution(axes: Axes, result: StepBenchResult) -> None:
     """Every timed step: a dot each, with the median and the tenth and ninetieth of a hundred."""
     points = result.main_points
     for place, point in enumerate(points):
-        times = sorted(each / 1e3 for each in point.times_us)
+        times = sorted(time / 1e3 for time in point.times_us)
         shown = times[:: -(-len(times) // _MOST_DOTS)]
         spread = [place + 0.36 * ((7 * i % 11) / 10 - 0.5) for i in range(len(shown))]
         axes.plot(
@@ -288,7 +288,7 @@ def _draw_skew(axes: Axes, points: tuple[StepPoint, ...]) -> None:
     """Beside the steps, how far apart the ranks came to the last bucket in each."""
     first = True
     for place, point in enumerate(points):
-        skew = [max(each, 1.0) / 1e3 for each in point.skew_us][:_MOST_DOTS]
+        skew = [max(time, 1.0) / 1e3 for time in point.skew_us][:_MOST_DOTS]
         if not skew:
             continue
         axes.plot(
@@ -319,7 +319,7 @@ def draw_arrivals(axes: Axes, result: StepBenchResult) -> None:
         named = late is not None and late.rank == rank
         axes.plot(
             range(len(point.arrivals)),
-            [each.late_us[rank] / 1e3 for each in point.arrivals],
+            [arrival.late_us[rank] / 1e3 for arrival in point.arrivals],
             color=VERMILLION if named else colour_of(number if number != 1 else 4),
             marker="X" if named else marker_of(number),
             markersize=9 if named else 5,
@@ -330,7 +330,7 @@ def draw_arrivals(axes: Axes, result: StepBenchResult) -> None:
     dress(axes, title, "bucket, in the order they are ready", "ms after the first rank")
     axes.set_xticks(
         range(len(point.arrivals)),
-        [f"{i}\n{format_bytes(each.size_bytes)}" for i, each in enumerate(point.arrivals)]
+        [f"{i}\n{format_bytes(arrival.size_bytes)}" for i, arrival in enumerate(point.arrivals)]
         if len(point.arrivals) <= _MOST_LINES
         else [str(i) for i in range(len(point.arrivals))],
     )
@@ -344,12 +344,12 @@ def draw_prediction(axes: Axes, result: StepBenchResult) -> None:
     prediction = result.prediction
     assert prediction is not None
     bucket = result.main_bucket
-    checked = [each for each in prediction.checked if each.bucket == bucket]
-    there = [each for each in prediction.steps if each.bucket == bucket]
-    batches = [each.batch for each in checked]
+    checked = [point for point in prediction.checked if point.bucket == bucket]
+    predicted = [point for point in prediction.steps if point.bucket == bucket]
+    batches = [point.batch for point in checked]
     axes.plot(
         batches,
-        [(each.measured_us or 0) / 1e3 for each in checked],
+        [(point.measured_us or 0) / 1e3 for point in checked],
         linestyle="none",
         marker="o",
         markersize=7,
@@ -358,15 +358,15 @@ def draw_prediction(axes: Axes, result: StepBenchResult) -> None:
     )
     axes.plot(
         batches,
-        [each.step_us / 1e3 for each in checked],
+        [point.step_us / 1e3 for point in checked],
         color=ORANGE,
         marker="s",
         markerfacecolor="white",
         label=f"model, {result.world_size} ranks",
     )
     axes.plot(
-        [each.batch for each in there],
-        [each.step_us / 1e3 for each in there],
+        [point.batch for point in predicted],
+        [point.step_us / 1e3 for point in predicted],
         color=VERMILLION,
         marker="^",
         markerfacecolor="white",

@@ -54,12 +54,12 @@ def text(result: StepBenchResult) -> str:
 
 def html(result: StepBenchResult) -> str:
     """What was measured: what it says in words, the tables, and what to know about it."""
-    said = "".join(f'<p style="{_LINE}">{escape(line)}</p>' for line in sentences(result))
+    words = "".join(f'<p style="{_LINE}">{escape(line)}</p>' for line in sentences(result))
     tables = "".join(section.html() for section in sections(result))
-    known = "".join(f'<p style="{_NOTE}">{escape(note)}</p>' for note in notes(result))
+    about = "".join(f'<p style="{_NOTE}">{escape(note)}</p>' for note in notes(result))
     return (
         f'<div class="ddp-steps"><div style="font-weight: 600">{escape(title(result))}</div>'
-        f"{said}{tables}{known}</div>"
+        f"{words}{tables}{about}</div>"
     )
 
 
@@ -109,12 +109,12 @@ def _adds(point: StepPoint) -> str:
 def _break_even(result: StepBenchResult) -> str:
     ranks = f"{result.world_size} ranks"
     if result.break_even is None:
-        return f"{ranks} work off fewer samples per second than one rank alone, at every batch."
+        return f"{ranks} process fewer samples per second than a single rank, at every batch."
     if not result.break_even:
-        return f"{ranks} work off more samples per second than one rank alone, at every batch."
+        return f"{ranks} process more samples per second than a single rank, at every batch."
     return (
-        f"From batch {result.break_even:.0f} on, {ranks} work off more samples per second than one "
-        "rank alone."
+        f"From batch {result.break_even:.0f} on, {ranks} process more samples per second than a "
+        "single rank."
     )
 
 
@@ -127,7 +127,9 @@ def _best_bucket(result: StepBenchResult) -> Iterator[str]:
         return
     best, worst = at[0], at[-1]
     apart = worst.step_us - best.step_us
-    noise = sum(each.exposed_interval_us[1] - each.exposed_interval_us[0] for each in (best, worst))
+    noise = sum(
+        point.exposed_interval_us[1] - point.exposed_interval_us[0] for point in (best, worst)
+    )
     if apart < noise / 2:
         yield f"Between bucket sizes there is no difference beyond the noise at batch {batch}."
     else:
@@ -139,7 +141,7 @@ def _best_bucket(result: StepBenchResult) -> Iterator[str]:
 
 def notes(result: StepBenchResult) -> list[str]:
     """What to know before believing the numbers."""
-    found = [
+    sentences = [
         f"Fed with {result.inputs}. The optimizer is SGD with a learning rate of 0. "
         f"{result.threads} {'thread' if result.threads == 1 else 'threads'} per rank, "
         f"{result.cores} cores. Times are medians over steps of the slowest rank; exposed is a "
@@ -147,10 +149,10 @@ def notes(result: StepBenchResult) -> list[str]:
         *result.notes,
     ]
     if any(point.own_us for point in result.points):
-        found.insert(1, "Own time is from the beginning of a step, without waiting for a core.")
+        sentences.insert(1, "Own time is from the beginning of a step, without waiting for a core.")
     if result.prediction is not None:
-        found += result.prediction.assumes
-    return found
+        sentences += result.prediction.assumes
+    return sentences
 
 
 # -- tables ----------------------------------------------------------------------------
@@ -158,12 +160,12 @@ def notes(result: StepBenchResult) -> list[str]:
 
 def sections(result: StepBenchResult) -> list[Section]:
     """The steps, three ways of looking, arrivals, the prediction: as far as there are any."""
-    found = [_steps(result)]
-    found += list(_ways(result))
-    found += list(_arrivals(result))
+    shown = [_steps(result)]
+    shown += list(_ways(result))
+    shown += list(_arrivals(result))
     if result.prediction is not None:
-        found += list(_prediction(result))
-    return found
+        shown += list(_prediction(result))
+    return shown
 
 
 def _steps(result: StepBenchResult) -> Section:
@@ -179,7 +181,7 @@ def _steps(result: StepBenchResult) -> Section:
             ms(p.forward_us),
             ms(p.backward_us),
             ms(p.exposed_us),
-            " to ".join(ms(each) for each in p.exposed_interval_us),
+            " to ".join(ms(end) for end in p.exposed_interval_us),
             ms(p.optimizer_us),
             ms(p.overlapped_us),
             f"{p.samples_per_s:,.0f}",
@@ -201,7 +203,7 @@ def _ways(result: StepBenchResult) -> Iterator[Section]:
         (
             f"{p.batch:,}",
             p.bucket,
-            *(ms(each) for each in (p.exposed_us, p.hook_exposed_us, p.logger_exposed_us)),
+            *(ms(time) for time in (p.exposed_us, p.hook_exposed_us, p.logger_exposed_us)),
             ms(p.hook_step_us),
         )
         for p in points
@@ -221,10 +223,10 @@ def _arrivals(result: StepBenchResult) -> Iterator[Section]:
         rows: Iterator[tuple[str, ...]] = (
             (
                 str(number),
-                format_bytes(each.size_bytes),
-                *(ms(each.late_us[rank]) for rank in columns),
+                format_bytes(arrival.size_bytes),
+                *(ms(arrival.late_us[rank]) for rank in columns),
             )
-            for number, each in enumerate(point.arrivals)
+            for number, arrival in enumerate(point.arrivals)
         )
         if point.own_us:
             own = ("own time", "to the last", *(ms(point.own_us[rank]) for rank in columns))
