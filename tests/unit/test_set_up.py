@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     StageFinished,
     StageStarted,
 )
+from ddp_notebook.rank import calls
 from ddp_notebook.session.setup import bring_up
 from ddp_notebook.testing import FakeCluster, FakeProcesses, fake_session
 
@@ -96,9 +97,9 @@ def test_a_rank_that_does_not_come_out_of_a_cell_is_replaced_and_the_board_says_
     monkeypatch.setattr(bring_up, "_HEARD_WITHIN_S", 0.05)
     monkeypatch.setattr(bring_up, "_LAST_WORD_S", 0.05)
     session, cluster, processes = ready(tmp_path)
-    cluster.tells = lambda rank, told: (CellStarted(rank=rank, cell=told["cell"]),)
+    cluster.tells = lambda rank, request: (CellStarted(rank=rank, cell=request.cell),)
 
-    def interrupted(rank: int, told: Mapping[str, Any]) -> Iterable[Event]:
+    def interrupted(rank: int, number: int) -> Iterable[Event]:
         if rank == 0:  # rank 1 holds Python's lock, and hears nothing
             return (CellFinished(rank=0, cell=1, outcome="interrupted"),)
         return ()
@@ -119,8 +120,8 @@ def test_a_rank_that_does_not_come_out_of_a_cell_is_replaced_and_the_board_says_
 def test_a_cell_of_a_session_runs_on_the_fake_ranks(tmp_path: Path) -> None:
     session, cluster, _ = ready(tmp_path)
 
-    def runs(rank: int, told: Mapping[str, Any]) -> Iterable[Event]:
-        cell = told["cell"]
+    def runs(rank: int, request: calls.Cell) -> Iterable[Event]:
+        cell = request.cell
         return (
             CellStarted(rank=rank, cell=cell),
             CellFinished(rank=rank, cell=cell, outcome="error", ename="ValueError", line=1),
