@@ -1,8 +1,8 @@
 """The ranks as engines of ipyparallel; the one room that knows it.
 
-cluster.py              The only file outside `launch` that knows ipyparallel: controller, clien
-engine.py               ipyparallel's engine and controller, as functions that a child can be to
-event_receiver.py       The session's ear: receives what beacons send, on a socket that only thi
-ipyparallel_private.py  The one place that uses private API of ipyparallel's client, each checke
-launchers.py            ipyparallel launchers that start the controller and the engines through
+cluster.py              The seam to the ranks' processes, and ipyparallel behind it.
+engine.py               ipyparallel's engine and controller, as functions to be called in a child.
+event_receiver.py       The event receiver of the session.
+ipyparallel_private.py  Every use of the private API of ipyparallel's client.
+launchers.py            ipyparallel launchers that use the fork server.
 """

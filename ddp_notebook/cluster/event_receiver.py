@@ -1,4 +1,4 @@
-"""The session's ear: receives what beacons send, on a socket that only this user can reach."""
+"""The event receiver: what ranks' event senders send, on a socket that only this user can reach."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Cells and scripts run on a rank, and their output.
 
-cell_ast.py       A cell as one module: our calls first and around its last expression, nothing
-output.py         What the user's code on a rank prints and displays, on its way to the notebook
-progress_bars.py  Progress bars on a rank are text: a rank has no front end of its own to draw w
-runner.py         Runs a cell on this rank, by the engine's own IPython.
-script_state.py   A process that is like new for a script, and as it was before when the script
-scripts.py        Runs a training script on this rank, as `python script.py` would under torchru
+cell_ast.py       A cell as one module: our calls first and around its last expression.
+output.py         What the user's code on a rank prints and displays, on its way to the notebook.
+progress_bars.py  Progress bars on a rank are text.
+runner.py         Runs cells on this rank, by the engine's own IPython, and says how they ended.
+script_state.py   The process state of a script: like new, and put back afterwards.
+scripts.py        Runs a training script on this rank, as `python script.py` would under torchrun.
+shell.py          The engine's own IPython, with our ends put to it.
+values.py         A rank's variables, on their way to the notebook.
 """

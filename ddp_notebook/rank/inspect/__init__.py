@@ -1,11 +1,13 @@
 """What a rank says about itself when it is asked.
 
-case.py          What this rank knows about its own set-up, gathered when asked; also while main
-data_workers.py  The workers of the DataLoader in which the main thread waits for a batch: do th
-facts.py         What `%ddp_doctor` asks a rank, or a fresh Python: versions, backends, the envi
-frames.py        Where the rank's main thread is, in words a user knows: ``all_reduce (cell 4, l
+case.py          What this rank knows about itself and its set-up, gathered when it is asked.
+data_workers.py  The workers of the DataLoader that the main thread waits for.
+facts.py         Versions, backends and the environment, for `%ddp_doctor`.
+frames.py        Frames told apart and described in words a user knows.
 host.py          On which host, and in which network, the main thread is.
-reachability.py  Whom this rank can reach, and what names mean here. Asked on the host that main
-safe_repr.py     Values as short texts, made while the main thread goes on: nothing of theirs is
-stacks.py        The main thread's stack for `%ddp_where`: from the user's first frame down into
+polled_file.py   The file that the user's code waits for in a loop.
+process.py       This process as the system sees it.
+reachability.py  Whom this rank can reach, and what names resolve to.
+safe_repr.py     Values as short texts, made without running any of their code.
+stacks.py        The main thread's stack for `%ddp_where`.
 """
