@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import plan_devices
 from ddp_notebook.model import Event, Ranks, RankSpawned
+from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Question, Request
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.processes.processes import Processes
@@ -48,30 +49,30 @@ def pids_of(session: Session) -> dict[str, Any]:
     }
 
 
-Tell = Callable[[int, Mapping[str, Any]], Iterable[Event]]
-"""What a rank does when it is told something: the events that it emits."""
+Tell = Callable[[int, Any], Iterable[Event]]
+"""What a rank does on a request (of `tell`), or a signal (its number): the events it emits."""
 
 
 @dataclass
 class FakeCluster:
     """A `cluster.RankCluster` whose ranks answer from a script of values, or never.
 
-    `answers` has for each function that is called, or question that is asked, the answer of each
-    rank; one that is left out does not answer. An answer that is a UsageMistake is raised. What
-    is done with the cluster is written down: `sent`, `called`, `signals`.
+    `answers` has for each call that is made, or question that is asked, the answer of each rank;
+    one that is left out does not answer. An answer that is a UsageMistake is raised. What is done
+    with the cluster is written down: `sent`, `called`, `signals`.
     """
 
     record: Record
     answers: dict[str, Mapping[int, Any]] = field(default_factory=dict)
-    """By function or question, without its module: rank to answer."""
-    tells: Tell = lambda rank, arguments: ()
+    """By the name of a call or a question: rank to answer."""
+    tells: Tell = lambda rank, request: ()
     """What ranks do that are told to run something, besides replying."""
-    signalled: Tell = lambda rank, arguments: ()
-    """What ranks do that get a signal, whose number is ``arguments["number"]``."""
+    signalled: Tell = lambda rank, number: ()
+    """What ranks do that get a signal, by its number."""
     meanwhile: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """By function: what happens once it was called."""
+    """By the name of a call: what happens once it was made."""
     calls: dict[str, Tell] = field(default_factory=dict)
-    """By function: what ranks do that are called."""
+    """By the name of a call: what ranks do that are called."""
     sent: list[tuple[Ranks, str]] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     signals: list[tuple[int, int]] = field(default_factory=list)
@@ -88,37 +89,36 @@ class FakeCluster:
         return ()
 
     def call(
-        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
-    ) -> dict[int, Future[Any]]:
+        self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
+    ) -> dict[int, Future[Answer]]:
         """The answers of `answers`, at once."""
-        function = name.partition(":")[2]
-        self.called.append(function)
-        sent: dict[int, Future[Any]] = {rank: Future() for rank in ranks}
-        for rank, value in self.answers.get(function, {}).items():
+        self.called.append(call.name)
+        sent: dict[int, Future[Answer]] = {rank: Future() for rank in ranks}
+        for rank, value in self.answers.get(call.name, {}).items():
             if rank in sent:
                 sent[rank].set_result(value)
-        self.meanwhile.get(function, lambda: None)()
-        for rank in ranks if function in self.calls else ():
-            self.record.add(tuple(self.calls[function](rank, arguments(rank))))
+        self.meanwhile.get(call.name, lambda: None)()
+        for rank in ranks if call.name in self.calls else ():
+            self.record.add(tuple(self.calls[call.name](rank, request(rank))))
         return sent
 
     def tell(
-        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+        self, ranks: Ranks, call: Call[Request, Answer], request: Request
     ) -> dict[int, Callable[[], bool]]:
         """Every rank replies, and does what `tells` says."""
-        self.sent.append((ranks, name))
+        self.sent.append((ranks, call.name))
         for rank in ranks:
-            self.record.add(tuple(self.tells(rank, arguments)))
+            self.record.add(tuple(self.tells(rank, request)))
         return {rank: lambda: True for rank in ranks}
 
     def ask(
-        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
-    ) -> dict[int, Mapping[str, Any]]:
+        self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
+    ) -> dict[int, Answer | CannotAnswer]:
         """The answers of `answers`."""
-        known = self.answers.get(question, {})
+        known = self.answers.get(question.name, {})
         return {rank: known[rank] for rank in ranks if rank in known}
 
-    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+    def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
         """What a call gave."""
         value = answer.result(timeout_s)
         if isinstance(value, UsageMistake):
@@ -131,7 +131,7 @@ class FakeCluster:
     def signal(self, rank: int, number: int) -> None:
         """The rank does what `signalled` says."""
         self.signals.append((rank, number))
-        self.record.add(tuple(self.signalled(rank, {"number": number})))
+        self.record.add(tuple(self.signalled(rank, number)))
 
     def stop(self, rank: int) -> None:
         """Nothing has to be ended."""

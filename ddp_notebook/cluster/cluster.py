@@ -33,7 +33,8 @@ from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import QUIET, Ranks
+from ddp_notebook.model import QUIET, Ranks, codec
+from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Question, Request
 
 ExitCallback = Callable[[int, int, int], None]
 """Called with rank (CONTROLLER for the controller), pid and exit code."""
@@ -66,6 +67,22 @@ _ASK_AGAIN_S = 10.0
 _LOOK_AT_LOAD_S = 1.0
 
 
+def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
+    """What `child.call` needs to have a rank's runtime answer a call."""
+    return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
+
+
+def _read_answer(
+    question: Question[Request, Answer], content: Mapping[str, Any]
+) -> Answer | CannotAnswer:
+    if "answer" not in content:
+        return CannotAnswer(str(content.get("error", "")))
+    try:
+        return codec.decode(question.answer, content["answer"])
+    except codec.DecodeError as error:
+        return CannotAnswer(f"its answer cannot be read: {error}")
+
+
 class RankCluster(Protocol):
     """What a session needs of the processes behind it; `testing.FakeCluster` is another."""
 
@@ -79,28 +96,27 @@ class RankCluster(Protocol):
         """Wait until `ranks` take calls; those that do not by then."""
 
     def call(
-        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
-    ) -> dict[int, Future[Any]]:
-        """Call ``module:function`` on ranks, each with its own arguments."""
+        self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
+    ) -> dict[int, Future[Answer]]:
+        """Call ranks, each with a request of its own."""
 
     def tell(
-        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+        self, ranks: Ranks, call: Call[Request, Answer], request: Request
     ) -> dict[int, Callable[[], bool]]:
-        """Call ``module:function`` on ranks with the same arguments; per rank, whether it replied.
+        """Call ranks with one request for all of them; per rank, whether it replied.
 
-        What the function gives is not to be had: it reports by other ways.
+        The answer is not to be had: events say what came of it.
         """
 
     def ask(
-        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
-    ) -> dict[int, Mapping[str, Any]]:
+        self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
+    ) -> dict[int, Answer | CannotAnswer]:
         """Ask ranks something that they answer also while their main thread is blocked.
 
-        The questions are those of `agent.control`, `about` is what they are about. A rank that
-        does not answer is left out; one that cannot answer gives ``{"error": why}``.
+        A rank that does not answer within `timeout_s` is left out.
         """
 
-    def value_of(self, answer: Future[Any], timeout_s: float) -> Any:
+    def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
@@ -237,22 +253,22 @@ class IPyParallelCluster:
         before.close(linger=0)
 
     def call(
-        self, ranks: Ranks, name: str, arguments: Callable[[int], Mapping[str, Any]]
-    ) -> dict[int, Future[Any]]:
-        """Call ``module:function`` on ranks."""
-        answers = {
-            rank: self._view(rank).apply_async(child.call, name, dict(arguments(rank)))
+        self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
+    ) -> dict[int, Future[Answer]]:
+        """Call ranks, each with a request of its own."""
+        answers: dict[int, Future[Answer]] = {
+            rank: self._view(rank).apply_async(child.call, *_on_rank(call, request(rank)))
             for rank in ranks
         }
         self._last_reply.update(answers)
         return answers
 
     def tell(
-        self, ranks: Ranks, name: str, arguments: Mapping[str, Any]
+        self, ranks: Ranks, call: Call[Request, Answer], request: Request
     ) -> dict[int, Callable[[], bool]]:
-        """Call ``module:function`` on ranks, with one of ipyparallel's results for all of them."""
+        """Call ranks, with one of ipyparallel's results for all of them."""
         client = self._client
-        answer = self._quiet_view(ranks).apply_async(child.call, name, dict(arguments))
+        answer = self._quiet_view(ranks).apply_async(child.call, *_on_rank(call, request))
         self._last_reply.update(dict.fromkeys(ranks, answer))
         forget_outputs(client, answer.msg_ids)
 
@@ -265,30 +281,31 @@ class IPyParallelCluster:
         }
 
     def ask(
-        self, ranks: Ranks, question: str, timeout_s: float, about: Mapping[str, Any] | None = None
-    ) -> dict[int, Mapping[str, Any]]:
+        self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
+    ) -> dict[int, Answer | CannotAnswer]:
         """Ask ranks through the control channel. Without ipyparallel's private API: no answers."""
         client = self._client
         if not has_private_api(client):
             return {}
+        content = {"question": question.name, "about": codec.encode(request)}
         sent = {}
         for rank in ranks:
             name = self._engine(rank)
             if name is None:
                 continue
             try:
-                sent[rank] = ask_engine(client, name, {"question": question, "about": about})
+                sent[rank] = ask_engine(client, name, content)
             except OSError:
                 if not self._closing:
                     raise
                 return {}  # the session ended meanwhile, and nobody needs the answers
         deadline = time.monotonic() + timeout_s
-        answers: dict[int, Mapping[str, Any]] = {}
+        answers: dict[int, Answer | CannotAnswer] = {}
         for rank, future in sent.items():
             with contextlib.suppress(TimeoutError):
                 message = future.result(max(0.0, deadline - time.monotonic()))
-                content = message["content"]
-                answers[rank] = content.get("answer") or {"error": content.get("error", "")}
+                answer: Answer | CannotAnswer = _read_answer(question, message["content"])
+                answers[rank] = answer
         return answers
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:
@@ -316,7 +333,7 @@ class IPyParallelCluster:
         return self._views[ranks]
 
     def _quiet_view(self, ranks: Ranks) -> Any:
-        """A view whose messages are labelled for `agent.engine_private`: no word of their state."""
+        """A view whose messages are labelled for `rank.engine_private`: no busy and idle."""
         key = ("quiet", ranks)
         if key not in self._views:
             view = self._views[key] = self._client[list(ranks)]

@@ -70,7 +70,8 @@ def load(name: str) -> ModuleType:
 def call(name: str, arguments: Mapping[str, Any]) -> Any:
     """Call the function written ``package.module:function``."""
     module, _, function = name.partition(":")
-    return getattr(load(module), function)(**arguments)
+    loaded = load(module)
+    return getattr(loaded, function)(**arguments)
 
 
 def run(spec: Mapping[str, Any]) -> NoReturn:

@@ -7,6 +7,26 @@ import socket
 from collections.abc import Mapping
 
 
+def torchrun_variables(
+    rank: int, world_size: int, master: tuple[str, int] | None, *, agent_store: bool
+) -> dict[str, str]:
+    """What torchrun sets for one rank of a run on this host; an empty value: it is unset.
+
+    `master` is the address of the store, None where ranks meet at a file. `agent_store`: another
+    process hosts the store, as torchrun's agent does, so rank 0 must not open a second one.
+    """
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_USE_AGENT_STORE": str(True) if agent_store else "",
+    }
+    if master is not None:
+        variables["MASTER_ADDR"], variables["MASTER_PORT"] = master[0], str(master[1])
+    return variables
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `extra`, without the notebook kernel's own variables."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("JPY_")}
@@ -18,13 +38,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """The variables that torchrun would set for a rank, and those that a notebook needs."""
     environment = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
+        **torchrun_variables(rank, world_size, None, agent_store=True),
         "OMP_NUM_THREADS": str(threads),
-        # The session hosts the store: rank 0 of a user's own init must not open a second one.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         # Figures appear in the notebook, also when matplotlib is first loaded in the rank.
         "MPLBACKEND": os.environ.get("MPLBACKEND", "module://matplotlib_inline.backend_inline"),

@@ -24,12 +24,8 @@ TORCH_MODULES = (
     "torch.nn.parallel",
     "torch.utils.data",
     "torch.utils.data.distributed",
-    "ddp_notebook.rank.setup.stages",
-    "ddp_notebook.rank.cells.runner",
+    "ddp_notebook.rank.runtime",
     "ddp_notebook.rank.setup.store_process",
-    "ddp_notebook.rank.bench.collectives_task",
-    "ddp_notebook.rank.bench.floors",
-    "ddp_notebook.rank.bench.loop",
     # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
     "torch._dynamo",
 )

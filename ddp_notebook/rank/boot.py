@@ -1,4 +1,8 @@
-"""The first call in a rank's process, before ipyparallel's engine starts: the beacon is lit."""
+"""The first call in a rank's process: it says that it was launched, before the engine starts.
+
+Imports no torch: where a process is not forked, loading it takes seconds, and the session would
+not know meanwhile that the process lives.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,74 @@ import multiprocessing
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_notebook.model import Stage, StageFinished
-from ddp_notebook.rank import events, state
+from ddp_notebook.rank.events import EventSender
 
-TURN_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """How long a thread that computes keeps Python's lock from others that want it (5 ms by default).
 
-Each file that an answer reads gives the lock away: with some hundred of them a rank whose main
-thread computes would answer after seconds, or fall behind for good. Where no other thread wants the
+Each file that an answer reads releases the lock: with some hundred of them a rank whose main
+thread computes would answer after seconds, or never catch up. Where no other thread wants the
 lock it changes nothing.
 """
-_log = Path(os.devnull)
-_spool = Path(os.curdir)
-_loaded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """What the process of a rank was started with."""
+
+    rank: int
+    events: EventSender
+    log: Path
+    """The file behind the process's own stdout and stderr."""
+    folder: Path
+    """For files of the rank: its collective log, output that is too long to send."""
+    modules: frozenset[str]
+    """Top-level modules that were loaded before any code of the user's ran."""
+
+    @property
+    def collective_log(self) -> Path:
+        """Where this rank records its collectives; the session maps the same file."""
+        return self.folder / f"ring-{self.rank}"
+
+
+_process: RankProcess | None = None
 
 
 def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
-    """Light the beacon and say that the rank was launched.
+    """Start the event sender and say that the rank was launched.
 
     `log` is the file behind this process's own stdout and stderr, `spool` the folder for
     output that is too long to send.
     """
-    global _log, _spool, _loaded
-    _log, _spool = Path(log), Path(spool)
-    sys.setswitchinterval(min(sys.getswitchinterval(), TURN_S))
-    keep_temporary_files_in(_spool.parent)
-    _loaded = frozenset(name.partition(".")[0] for name in sys.modules)
-    state.current.rank = rank
-    events.start(rank, url, key)
-    events.current().emit(
+    global _process
+    folder = Path(spool)
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+    keep_temporary_files_in(folder.parent)
+    modules = frozenset(name.partition(".")[0] for name in sys.modules)
+    _process = RankProcess(rank, EventSender(rank, url, key), Path(log), folder, modules)
+    _process.events.emit(
         StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname()
     )
+
+
+def process() -> RankProcess:
+    """What this process was started with. Raises RuntimeError where it is no rank."""
+    if _process is None:
+        raise RuntimeError("this process is not a rank of a ddp_notebook session")
+    return _process
 
 
 def keep_temporary_files_in(folder: Path) -> None:
     """Have multiprocessing put its sockets and folders there: a killed rank cannot remove them.
 
     Uses `_config["tempdir"]` and `_config["semprefix"]`, where multiprocessing itself keeps
-    the place and the names of its semaphores; without them, they are
-    in the system's temporary folder as ever. The user's own temporary files stay
-    where they are: they may be worth keeping.
+    the folder and the names of its semaphores; without them, they are in the system's
+    temporary folder as ever. The user's own temporary files stay where they are: they may be
+    worth keeping.
     """
     config = getattr(multiprocessing.current_process(), "_config", None)
     if isinstance(config, dict):
@@ -56,18 +86,3 @@ def keep_temporary_files_in(folder: Path) -> None:
         config["tempdir"] = str(own)
         # As `launch.shared_memory` knows them: a semaphore of a killed rank is removed by name.
         config["semprefix"] = f"/mp-{folder.name}"
-
-
-def log_file() -> Path:
-    """The file behind this process's own stdout and stderr."""
-    return _log
-
-
-def spool_folder() -> Path:
-    """Where output goes that is too long to send."""
-    return _spool
-
-
-def loaded_at_start() -> frozenset[str]:
-    """Names of the top-level modules that were there before any code of the user's."""
-    return _loaded

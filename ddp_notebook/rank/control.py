@@ -1,6 +1,6 @@
-"""Answers questions of the session on the engine's control thread, whatever main is doing.
+"""Answers calls and questions by their names: one function for each, with its types checked.
 
-A fixed set of questions; the answer is JSON.
+Questions are answered on the engine's control thread, whatever the main thread is doing.
 """
 
 from __future__ import annotations
@@ -8,40 +8,51 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ddp_notebook.model import codec
 from ddp_notebook.rank import engine_private
-from ddp_notebook.rank.collectives import pause
-from ddp_notebook.rank.inspect import case, facts, reachability, stacks
-from ddp_notebook.rank.setup import rescue
-from ddp_notebook.rank.training import facts as runfacts
+from ddp_notebook.rank.calls import Answer, Call, Question, Request
+from ddp_notebook.rank.component import Component
 
 REQUEST = "ddp_ask_request"
 REPLY = "ddp_ask_reply"
 
-QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
-    "evidence": lambda _: case.gather(),
-    "free": lambda _: rescue.free(),
-    "facts": lambda _: facts.gather(),
-    "facts of the run": lambda _: runfacts.gather(),
-    "reach": reachability.answer,
-    "let go": lambda _: pause.let_go(),
-    "let go for good": lambda _: pause.let_go_for_good(),
-    "stacks": lambda _: stacks.gather(),
-    "stacks with locals": lambda _: stacks.gather(with_locals=True),
-}
-"""Each is asked with what it is about, a JSON object."""
 
+class Handlers(Component):
+    """Which function answers what. `kernel` is ipykernel's, None where there is none."""
 
-def attach(kernel: Any) -> bool:
-    """Have `kernel` answer; False when this ipykernel has changed."""
-    return engine_private.answer(kernel, REQUEST, REPLY, answer)
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._calls: dict[str, Callable[[Any], Any]] = {}
+        self._questions: dict[str, Callable[[Any], Any]] = {}
 
+    def attach(self) -> None:
+        """Have the kernel answer questions; without effect when this ipykernel has changed."""
+        engine_private.answer(self._kernel, REQUEST, REPLY, self.answer)
 
-def answer(question: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to `question`, or ``{"error": why}``."""
-    ask = QUESTIONS.get(question)
-    if ask is None:
-        return {"error": f"a rank cannot be asked for {question!r}"}
-    try:
-        return {"answer": dict(ask(about))}
-    except Exception as error:  # noqa: BLE001  # a defect of ours must not hurt the rank
-        return {"error": f"{type(error).__name__}: {error}"}
+    def on_call(self, call: Call[Request, Answer], function: Callable[[Request], Answer]) -> None:
+        """`function` answers `call`."""
+        self._calls[call.name] = function
+
+    def on_question(
+        self, question: Question[Request, Answer], function: Callable[[Request], Answer]
+    ) -> None:
+        """`function` answers `question`, from any thread and without waiting."""
+
+        def answer(about: Any) -> Any:
+            return codec.encode(function(codec.decode(question.request, about)))
+
+        self._questions[question.name] = answer
+
+    def call(self, name: str, request: Any) -> Any:
+        """Answer a call. Raises what its function raises."""
+        return self._calls[name](request)
+
+    def answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to `question` as JSON, or ``{"error": why}``."""
+        function = self._questions.get(question)
+        if function is None:
+            return {"error": f"a rank cannot be asked for {question!r}"}
+        try:
+            return {"answer": function(about)}
+        except Exception as error:  # noqa: BLE001  # a defect of ours must not hurt the rank
+            return {"error": f"{type(error).__name__}: {error}"}

@@ -14,9 +14,8 @@ from ddp_notebook.model import QUIET
 def keep_quiet(kernel: Any) -> bool:
     """Have `kernel` not publish busy and idle for messages labelled QUIET; False if it cannot.
 
-    The session hears of a cell's begin and end through the beacon. Nobody reads these
-    messages, but each goes through the controller to the notebook: a tenth of the time that
-    a short cell takes.
+    Events tell the session of a cell's begin and end. Nobody reads these messages, but each goes
+    through the controller to the notebook: a tenth of the time that a short cell takes.
     """
     publish = getattr(kernel, "_publish_status", None)
     if publish is None or not hasattr(kernel, "get_parent"):
@@ -41,8 +40,8 @@ def keep_no_tracebacks(shell: Any) -> bool:
         return False
 
     def nothing(exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
-        kept = {"ename": type(exception).__name__, "evalue": str(exception)}
-        return {**kept, "traceback": []}
+        name, text = type(exception).__name__, str(exception)
+        return {"ename": name, "evalue": text, "traceback": []}
 
     shell._format_exception_for_storage = nothing
     return True

@@ -1,4 +1,4 @@
-"""The rank's voice: events from any thread, sent by one thread of ours to the session.
+"""The event sender: takes events from any thread, sends them to the session from one of ours.
 
 A message is two frames: keyed BLAKE2b (RFC 7693) of the second under the session's key, and a
 JSON list of events. The socket never blocks the rank: what does not fit in the queue is
@@ -21,19 +21,19 @@ import zmq
 from ddp_notebook.model import Event, Pulse, encode_events
 
 PULSE_S = 0.25
-"""How often a rank with nothing else to say tells that it lives and what it does."""
+"""How often a rank sends a sign of life, with what it is doing."""
 _QUEUE_MESSAGES = 10_000
 _LINGER_MS = 500
 
 _E = TypeVar("_E", bound=Event)
 
 
-class Beacon:
+class EventSender:
     """Sends this rank's events. One per process; `emit` may be called from any thread.
 
     `collect` is called by the sending thread before each sending, so that buffered output
-    leaves in order; what it returns is after how many seconds it wants to be called again.
-    `pulse` makes the sign of life.
+    leaves in order; it returns after how many seconds it wants to be called again, or None.
+    `pulse` gives the fields of a sign of life.
     """
 
     def __init__(self, rank: int, url: str, key: str) -> None:
@@ -50,22 +50,22 @@ class Beacon:
         self.pulse: Callable[[], dict[str, Any]] = dict
         self._pid = os.getpid()
         self._sending = threading.Lock()
-        """Whoever holds it may use the socket and takes events from `_pending`."""
+        """Held while using the socket and taking events from `_pending`, so that order is kept."""
         self._context = zmq.Context()  # our own: the engine may end its instance before us
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.sndhwm = _QUEUE_MESSAGES
         self._socket.linger = _LINGER_MS
         self._socket.connect(url)
-        self._thread = threading.Thread(target=self._send_loop, name="ddp-beacon", daemon=True)
+        self._thread = threading.Thread(target=self._send_loop, name="ddp-events", daemon=True)
         self._thread.start()
 
     def emit(self, kind: type[_E], **fields: Any) -> None:
-        """Say an event of `kind` about this rank."""
+        """Send an event of `kind` about this rank, soon."""
         if self._append(kind, fields):
             self._wake.set()
 
     def emit_now(self, kind: type[_E], **fields: Any) -> None:
-        """Like `emit`, and send it from this thread: nobody has to be woken for it."""
+        """Like `emit`, but from this thread: waking the sending thread would cost a cell more."""
         if self._append(kind, fields):
             self._send_pending()
 
@@ -79,12 +79,12 @@ class Beacon:
             )
         return True
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Have the sending thread collect output soon."""
         self._wake.set()
 
     def flush(self, timeout_s: float = 1.0) -> bool:
-        """Wait until everything said so far was handed to the socket."""
+        """Wait until all events so far were handed to the socket; False if it took too long."""
         target = self._seq
         self._wake.set()
         with self._flushed:
@@ -110,17 +110,17 @@ class Beacon:
                         self.emit(Pulse, **self.pulse())
                         self._wake.clear()
                         pulse_at = time.monotonic() + PULSE_S
-                except Exception as error:  # noqa: BLE001  # the one boundary: see _take_out
+                except Exception as error:  # noqa: BLE001  # the one boundary: see _disable
                     again_s = None
-                    self._take_out(error)
+                    self._disable(error)
                 self._send_pending()
         finally:
             with self._sending:
                 self._socket.close()
             self._context.term()
 
-    def _take_out(self, error: Exception) -> None:
-        """A defect of ours must not hurt the rank: stop observing, say so, go on sending."""
+    def _disable(self, error: Exception) -> None:
+        """A defect of ours must not hurt the rank: collect no more, say so, go on sending."""
         self.collect = lambda: None
         self.pulse = lambda: {"doing": f"(its observer failed and took itself out: {error!r})"}
 
@@ -138,19 +138,3 @@ class Beacon:
         with self._flushed:
             self._sent_seq = events[-1].seq
             self._flushed.notify_all()
-
-
-_beacon: Beacon | None = None
-
-
-def start(rank: int, url: str, key: str) -> None:
-    """Start this process's beacon."""
-    global _beacon
-    _beacon = Beacon(rank, url, key)
-
-
-def current() -> Beacon:
-    """This process's beacon. Raises RuntimeError before `start`."""
-    if _beacon is None:
-        raise RuntimeError("this process is not a rank of a ddp_notebook session")
-    return _beacon

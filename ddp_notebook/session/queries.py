@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Ranks, Status
 from ddp_notebook.model.ddp import RankFailure
+from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.record import Record
 
@@ -32,12 +33,12 @@ _STOP_WITHIN_S = 0.7
 
 
 @dataclass
-class Answers:
+class Answers(Generic[Answer]):
     """What came back from the ranks, and what did not."""
 
     pending: Ranks
     """Ranks that have not answered."""
-    values: dict[int, dict[str, Any]] = field(default_factory=dict)
+    values: dict[int, Answer] = field(default_factory=dict)
     failed: dict[int, RankFailure] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
     """Exit codes of ranks that died meanwhile."""
@@ -53,21 +54,20 @@ def ask(
     cluster: RankCluster,
     record: Record,
     ranks: Ranks,
-    function: str,
-    arguments: Mapping[str, Any],
+    call: Call[Request, Answer | RankFailure],
+    request: Request,
     give_up: Callable[[], bool] = lambda: False,
     cancelled: Callable[[], bool] = lambda: False,
     interrupt_grace_s: float = _STOP_WITHIN_S,
-) -> Answers:
-    """Call ``module:function`` on ranks; its answer is a dict, ``{"failed": kind, "text": why}``
-    from a rank that cannot.
+) -> Answers[Answer]:
+    """Call ranks, all with the same request.
 
     Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
     `give_up` says so; or when the user interrupts, for which `cancelled` stands too: then the
     ranks are interrupted, and have `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
-        sent = cluster.call(ranks, function, lambda _: arguments)
+        sent = cluster.call(ranks, call, lambda _: request)
         gathering = _Gathering(cluster, record, sent)
         answers = gathering.answers
         gathering.wait(lambda: give_up() or interrupted() or cancelled())
@@ -84,13 +84,13 @@ def ask(
     return answers
 
 
-class _Gathering:
+class _Gathering(Generic[Answer]):
     """Answers as they come in."""
 
     def __init__(
-        self, cluster: RankCluster, record: Record, sent: Mapping[int, Future[Any]]
+        self, cluster: RankCluster, record: Record, sent: Mapping[int, Future[Answer | RankFailure]]
     ) -> None:
-        self.answers = Answers(pending=tuple(sent))
+        self.answers: Answers[Answer] = Answers(pending=tuple(sent))
         self._cluster = cluster
         self._record = record
         self._sent = sent
@@ -160,7 +160,7 @@ class _Gathering:
         except UsageMistake as error:  # it raised what it should have answered
             self.answers.failed[rank] = RankFailure("error", str(error))
             return
-        if "failed" in value:
-            self.answers.failed[rank] = RankFailure(value["failed"], value["text"])
+        if isinstance(value, RankFailure):
+            self.answers.failed[rank] = value
         else:
             self.answers.values[rank] = value

@@ -12,7 +12,9 @@ from ddp_notebook.session import InitOptions, Session
 
 COMPARE = """
 import statistics, time
-from ddp_notebook.rank.training.replicas import tracker
+from ddp_notebook.rank import runtime
+
+tracker = runtime.current().tracker
 
 def in_turns(one, other, rounds, count, clock=time.perf_counter_ns):
     \"\"\"Times of a call of each, in us, a pair for each round; they take turns.\"\"\"

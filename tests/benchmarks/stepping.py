@@ -25,8 +25,7 @@ LATE_RANK = 1
 
 BARE = """
 import time
-from ddp_notebook.rank.collectives import observer
-from ddp_notebook.rank.training import hooks as training
+from ddp_notebook.rank import runtime
 from ddp_notebook.rank.bench import steps_data, steps_models
 
 def bare(model, batches, steps):
@@ -47,7 +46,7 @@ def bare(model, batches, steps):
         found[size] = times[3:]
     return found
 
-with observer.observer.paused(), training.paused():
+with runtime.current().observer.suspended(), runtime.current().hooks.suspended():
     bare_us = bare(model, batches, 30)
 """
 

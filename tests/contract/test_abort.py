@@ -48,14 +48,14 @@ while True:
 NEVER_COMES = """
 from ddp_notebook.rank.setup import connecting
 from ddp_notebook.rank.setup.errors import StageError
-await_keys = connecting.await_keys
-def never(store, keys, plan):
-    while not connecting.state.current.give_up.wait(0.02):
+await_keys = connecting.StoreClient.await_keys
+def never(self, store, keys, plan):
+    while not self._main_thread.abort.wait(0.02):
         pass
-    raise StageError("given up", "")
-connecting.await_keys = never
+    raise StageError("aborted", "")
+connecting.StoreClient.await_keys = never
 """
-COMES_AGAIN = "connecting.await_keys = await_keys"
+COMES_AGAIN = "connecting.StoreClient.await_keys = await_keys"
 
 
 @pytest.fixture(scope="module")

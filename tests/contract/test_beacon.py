@@ -12,7 +12,7 @@ from support import eventually
 
 from ddp_notebook.cluster.event_receiver import Listener
 from ddp_notebook.model import CellStarted, Event, EventsLost, Pulse
-from ddp_notebook.rank.events import Beacon
+from ddp_notebook.rank.events import EventSender
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def listener(tmp_path: Path, heard: list[Event]) -> Iterator[Listener]:
 
 
 @pytest.fixture
-def beacon(listener: Listener) -> Iterator[Beacon]:
-    made = Beacon(3, listener.url, listener.key)
+def sender(listener: Listener) -> Iterator[EventSender]:
+    made = EventSender(3, listener.url, listener.key)
     yield made
     made.close()
 
 
-def test_events_arrive_in_order_with_their_rank(beacon: Beacon, heard: list[Event]) -> None:
+def test_events_arrive_in_order_with_their_rank(sender: EventSender, heard: list[Event]) -> None:
     for cell in range(1, 101):
-        beacon.emit(CellStarted, cell=cell)
-    assert beacon.flush()
+        sender.emit(CellStarted, cell=cell)
+    assert sender.flush()
     eventually(lambda: len([e for e in heard if isinstance(e, CellStarted)]) == 100, 5)
     cells = [event.cell for event in heard if isinstance(event, CellStarted)]
     assert cells == list(range(1, 101))
@@ -45,55 +45,59 @@ def test_events_arrive_in_order_with_their_rank(beacon: Beacon, heard: list[Even
     assert not [event for event in heard if isinstance(event, EventsLost)]
 
 
-def test_a_rank_with_nothing_to_say_gives_signs_of_life(beacon: Beacon, heard: list[Event]) -> None:
+def test_a_rank_with_nothing_to_say_gives_signs_of_life(
+    sender: EventSender, heard: list[Event]
+) -> None:
     eventually(lambda: len([e for e in heard if isinstance(e, Pulse)]) >= 2, 5)
 
 
 def test_a_gap_in_the_counting_is_a_loss_that_is_said(
-    beacon: Beacon, heard: list[Event], listener: Listener
+    sender: EventSender, heard: list[Event], listener: Listener
 ) -> None:
-    beacon.emit(CellStarted, cell=1)
+    sender.emit(CellStarted, cell=1)
     eventually(lambda: any(isinstance(event, CellStarted) for event in heard), 5)
-    with beacon._lock:
-        beacon._seq += 5  # five events that were never sent
-    beacon.emit(CellStarted, cell=2)
+    with sender._lock:
+        sender._seq += 5  # five events that were never sent
+    sender.emit(CellStarted, cell=2)
     eventually(lambda: any(isinstance(event, EventsLost) for event in heard), 5)
     assert [event.count for event in heard if isinstance(event, EventsLost)] == [5]
 
 
 def test_an_observer_that_fails_takes_itself_out_and_the_rank_goes_on(
-    beacon: Beacon, heard: list[Event]
+    sender: EventSender, heard: list[Event]
 ) -> None:
     def broken() -> float | None:
         raise RuntimeError("a defect of ours")
 
-    beacon.collect = broken
-    beacon.nudge()
+    sender.collect = broken
+    sender.wake()
     eventually(
         lambda: any(isinstance(e, Pulse) and "a defect of ours" in e.doing for e in heard), 5
     )
-    beacon.emit(CellStarted, cell=9)
+    sender.emit(CellStarted, cell=9)
     eventually(lambda: any(isinstance(event, CellStarted) for event in heard), 5)
 
 
 def test_what_is_not_signed_with_the_sessions_key_is_dropped(
     listener: Listener, heard: list[Event]
 ) -> None:
-    stranger = Beacon(1, listener.url, "00" * 32)
+    stranger = EventSender(1, listener.url, "00" * 32)
     stranger.emit(CellStarted, cell=1)
     assert stranger.flush()
     stranger.close()
-    known = Beacon(2, listener.url, listener.key)
+    known = EventSender(2, listener.url, listener.key)
     known.emit(CellStarted, cell=1)
     eventually(lambda: heard, 5)
     known.close()
     assert {event.rank for event in heard} == {2}
 
 
-def test_values_that_are_not_json_do_not_stop_the_voice(beacon: Beacon, heard: list[Event]) -> None:
+def test_values_that_are_not_json_do_not_stop_the_voice(
+    sender: EventSender, heard: list[Event]
+) -> None:
     from ddp_notebook.model import Output, OutputKind
 
     strange: Any = {"application/x": object()}
-    beacon.emit(Output, cell=1, what=OutputKind.DISPLAY, data=strange)
+    sender.emit(Output, cell=1, what=OutputKind.DISPLAY, data=strange)
     eventually(lambda: any(isinstance(event, Output) for event in heard), 5)
     assert json.dumps([event.data for event in heard if isinstance(event, Output)])

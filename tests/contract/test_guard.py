@@ -71,8 +71,8 @@ LATE = """
 import time
 def come_last(late):
     group = dist.group.WORLD
-    slot = group.ddp_notebook_slots[0]
-    words = [theirs for _, _, theirs in group.ddp_notebook_guard._peers]
+    slot = group.ddp_notebook_group.seq_ids[0]
+    words = [theirs for _, _, theirs in group.ddp_notebook_group.checks[0].__self__._peers]
     while rank == late and any(each[slot % 1024 * 2] >> 40 != slot + 1 for each in words):
         time.sleep(0.01)
 """
@@ -173,14 +173,16 @@ def test_a_benchmark_measures_torch_and_not_us(ranks: Session) -> None:
 
 def test_a_defect_of_the_observer_does_not_reach_the_users_code(ranks: Session) -> None:
     ranks.run_cell(
-        "from ddp_notebook.rank.collectives import observer\n"
+        "from ddp_notebook.rank import runtime\n"
+        "observer = runtime.current().observer\n"
         "def broken(*_):\n"
         "    raise KeyError('a defect of ours')\n"
-        "kept, observer.call_sites.site = observer.call_sites.site, broken\n"
+        "log, observer.call_sites.site = observer.log, broken\n"
         "try:\n"
         "    x = torch.ones(1)\n"
         "    dist.all_reduce(x)\n"
-        "    assert x == 4 and 'a defect of ours' in observer.observer.broken\n"
+        "    assert x == 4 and 'a defect of ours' in observer.broken\n"
         "finally:\n"
-        "    observer.call_sites.site, observer.observer.broken = kept, ''"
+        "    del observer.call_sites.site\n"
+        "    observer.log, observer.broken = log, ''"
     ).raise_for_error()

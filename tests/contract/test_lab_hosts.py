@@ -22,6 +22,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.network_namespaces import INTERFACE, address
 from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.rank import calls
 from ddp_notebook.rank.inspect import host as place
 from ddp_notebook.rank.inspect import reachability
 from ddp_notebook.session import InitOptions, Session
@@ -162,13 +163,13 @@ def test_knocking_at_ranks_that_connect_does_not_disturb_them() -> None:
         session.step(to="rendezvous")
         session.step((0, 2))
         cluster = cluster_of(session)
-        found = cluster.ask((0, 2), "evidence", 5.0)
-        targets = [each for rank in (0, 2) for each in found[rank]["listens"]]
+        found = cluster.ask((0, 2), calls.REPORT, calls.Nothing(), 5.0)
+        targets = [each for rank in (0, 2) for each in found[rank].listens]
         assert len(targets) == 2
         for _ in range(5):
-            knocked = cluster.ask((0, 1, 2), "reach", 5.0, {"targets": targets})
-            assert [len(knocked[rank]["reach"]) for rank in range(3)] == [1, 2, 1]
-            assert {p["state"] for each in knocked.values() for p in each["reach"]} == {"open"}
+            knocked = cluster.ask((0, 1, 2), calls.REACH, calls.Targets(tuple(targets)), 5.0)
+            assert [len(knocked[rank].probes) for rank in range(3)] == [1, 2, 1]
+            assert {p.state for each in knocked.values() for p in each.probes} == {"open"}
         session.step((1,))
         session.step(to="verified")
         assert session.ready

@@ -133,8 +133,8 @@ send(torch.ones(1))
 w = torch.ones(1, requires_grad=True)
 w.register_hook(lambda _: send(torch.ones(1)))
 w.sum().backward()
-from ddp_notebook.rank.collectives import observer
-assert not observer.observer.broken
+from ddp_notebook.rank import runtime
+assert not runtime.current().observer.broken
 """
 
 

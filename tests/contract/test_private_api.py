@@ -17,6 +17,7 @@ from support import eventually
 
 from ddp_notebook.cluster.ipyparallel_private import has_private_api
 from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.testing import cluster_of
 
@@ -138,11 +139,18 @@ def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: 
     assert client._control_stream is not None
     assert isinstance(client._engines[0], str), "a rank's address on the control channel"
     session.run_cell(
-        "from ddp_notebook.rank import control\n"
+        "from ddp_notebook.rank import control, engine_private\n"
         "kernel = get_ipython().kernel\n"
+        "def attach(kernel):\n"
+        "    names = control.REQUEST, control.REPLY\n"
+        "    handlers = getattr(kernel, 'control_handlers', {})\n"
+        "    before = dict(handlers)\n"
+        "    done = engine_private.answer(kernel, *names, lambda question, about: {})\n"
+        "    handlers.update(before)\n"
+        "    return done\n"
         "there = [isinstance(kernel.control_handlers, dict), callable(kernel.session.send),\n"
         "         control.REQUEST in kernel.control_handlers,\n"
-        "         control.attach(kernel), control.attach(None), control.attach(object())]"
+        "         attach(kernel), attach(None), attach(object())]"
     ).raise_for_error()
     assert session.pull("there")[0] == [True, True, True, True, False, False]
 
@@ -153,35 +161,40 @@ def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         started = time.monotonic()
-        found = cluster.ask((0, 1), "evidence", 1.0)
+        found = cluster.ask((0, 1), calls.REPORT, calls.Nothing(), 1.0)
         assert time.monotonic() - started < scaled_for_load(3.0)
         assert set(found) == {0}
     finally:
         os.kill(pid, signal.SIGCONT)
-    eventually(lambda: 1 in cluster.ask((1,), "evidence", 1.0), 10, "an answer of rank 1")
+    eventually(
+        lambda: 1 in cluster.ask((1,), calls.REPORT, calls.Nothing(), 1.0),
+        10,
+        "an answer of rank 1",
+    )
 
 
 def test_a_rank_answers_while_its_main_thread_is_blocked_and_is_freed_from_there(
     ranks2: Session,
 ) -> None:
     cluster = cluster_of(ranks2)
+    unknown = calls.Question("no such question", calls.Nothing, calls.Nothing)
     with ThreadPoolExecutor(1) as pool:
         blocked = pool.submit(ranks2.run_cell, "dist.all_reduce(torch.ones(1))", (0,))
 
         def evidence() -> Any:
-            found = cluster.ask((0, 1), "evidence", 5.0)
-            return found if found[0]["activity"] == "waiting" else None
+            found = cluster.ask((0, 1), calls.REPORT, calls.Nothing(), 5.0)
+            return found if found[0].activity == "waiting" else None
 
         try:
             found = eventually(evidence, 10, "rank 0 in the all_reduce")
-            assert (found[0]["inside"], found[0]["initialized"]) == ("collective", True)
-            assert (found[1]["activity"], found[1]["rank"]) == ("idle", 1)
-            assert cluster.ask((0,), "facts", 5.0)[0]
-            assert "cannot be asked" in cluster.ask((0,), "no such question", 5.0)[0]["error"]
+            assert (found[0].inside, found[0].initialized) == ("collective", True)
+            assert (found[1].activity, found[1].rank) == ("idle", 1)
+            assert cluster.ask((0,), calls.SOFTWARE, calls.Nothing(), 5.0)[0].facts
+            assert "cannot be asked" in cluster.ask((0,), unknown, calls.Nothing(), 5.0)[0].why
             assert not blocked.done(), "asking changed nothing"
         finally:
-            freed = cluster.ask((0,), "free", 5.0)
-        assert freed[0]["closed"] > 0
+            freed = cluster.ask((0,), calls.FREE, calls.Nothing(), 5.0)
+        assert freed[0].closed > 0
         assert "rank 0 raised" in str(blocked.result(10).error)
 
 
@@ -199,12 +212,18 @@ def test_a_rank_formats_no_traceback_that_nobody_reads(ranks2: Session) -> None:
 IN_USE = """
 import sys, torch, torch.distributed as dist, torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from pathlib import Path
+from types import SimpleNamespace
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.training import ddp, hooks
-from ddp_notebook.rank.training.replicas import tracker
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.runtime import RankRuntime
+from ddp_notebook.rank.training import ddp
 
 assert not ddp.missing_in_use()
-assert hooks.attach() and not hooks.attach()
+process = RankProcess(0, SimpleNamespace(), Path(sys.argv[1]), Path(sys.argv[1]), frozenset())
+runtime = RankRuntime(process, None)
+hooks, tracker = runtime.hooks, runtime.tracker
+hooks.attach()
 
 def make():
     store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
@@ -258,7 +277,7 @@ print("ok")
 def test_torch_still_has_what_telling_of_ddp_objects_in_use_needs(tmp_path: Path) -> None:
     script = tmp_path / "in_use.py"  # torch.jit reads the source
     script.write_text(IN_USE)
-    command = [sys.executable, "-W", "ignore", str(script)]
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip() == "ok", done.stderr
 

@@ -14,7 +14,8 @@ from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Category
+from ddp_notebook.model import Category, RankReport
+from ddp_notebook.rank import calls
 from ddp_notebook.session import Session
 from ddp_notebook.testing import cluster_of
 
@@ -102,8 +103,10 @@ def test_a_rank_that_computes_in_python_answers_each_time(ranks: Session, tmp_pa
     ranks.run_cell(source, detach=True)
     try:
         for _ in range(10):
-            (answer,) = cluster.ask((1,), "evidence", scaled_for_load(1.0)).values()
-            assert "path" in answer
+            (answer,) = cluster.ask(
+                (1,), calls.REPORT, calls.Nothing(), scaled_for_load(1.0)
+            ).values()
+            assert isinstance(answer, RankReport)
     finally:
         enough.touch()
         ranks.wait()
@@ -183,9 +186,9 @@ def test_a_rank_that_does_not_answer_is_not_taken_for_one_that_waits(
     cluster, answered = ranks2._need("a test").cluster, []
     ask = cluster.ask
 
-    def counted(ranks: Any, question: str, *more: Any) -> Any:
+    def counted(ranks: Any, question: Any, *more: Any) -> Any:
         answers = ask(ranks, question, *more)
-        if question == "evidence" and set(ranks) == {0, 1}:
+        if question is calls.REPORT and set(ranks) == {0, 1}:
             answered.append(set(answers))
         return answers
 

@@ -16,6 +16,7 @@ from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
 from ddp_notebook.errors import Stuck, UsageMistake
 from ddp_notebook.model import Status
+from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.testing import cluster_of, processes_of
 
@@ -222,6 +223,6 @@ def test_a_store_process_that_was_killed_is_replaced_at_the_next_restart(session
 
 def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) -> None:
     cluster = cluster_of(session)
-    assert cluster.ask((0,), "evidence", 5.0)
+    assert cluster.ask((0,), calls.REPORT, calls.Nothing(), 5.0)
     session.shutdown()
-    assert cluster.ask((0, 1), "evidence", 5.0) == {}
+    assert cluster.ask((0, 1), calls.REPORT, calls.Nothing(), 5.0) == {}

@@ -15,6 +15,7 @@ from support import eventually
 
 from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Diagnosis
+from ddp_notebook.rank import calls
 from ddp_notebook.session import Session
 from ddp_notebook.testing import cluster_of
 
@@ -68,8 +69,8 @@ def test_a_healthy_cell_is_left_alone(ranks2: Session, name: str) -> None:
     result = ranks2.run_cell(cell(RIGHT[name]))
     assert result.error is None, result.tracebacks
     assert result.diagnosis is None, result.diagnosis
-    facts: Any = cluster_of(ranks2).ask(BOTH, "facts of the run", 5.0)
-    assert all("notes" not in each for each in facts.values()), facts
+    facts: Any = cluster_of(ranks2).ask(BOTH, calls.RUN_FACTS, calls.Nothing(), 5.0)
+    assert all(not each.notes for each in facts.values()), facts
 
 
 def test_what_a_scripts_main_function_trained_is_known_when_it_is_over(
@@ -135,8 +136,8 @@ def test_after_an_abort_a_live_model_trains_on_with_right_gradients(ranks2: Sess
 
 def test_counting_costs_some_microseconds_a_step(ranks2: Session) -> None:
     ranks2.run_cell(
-        NET + "from ddp_notebook.rank.training.replicas import tracker\n"
-        "from ddp_notebook.rank.training.samplers import sources\n"
+        NET + "from ddp_notebook.rank import runtime\n"
+        "tracker = runtime.current().tracker\n"
         "import time\n"
         "for _ in range(20): step()\n"
         "replica = tracker.replica(net)\n"

@@ -14,6 +14,7 @@ from support import eventually, spared
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Status
+from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.testing import cluster_of
 
@@ -174,8 +175,13 @@ def test_an_interrupt_ends_a_set_up_that_waits_and_the_next_one_works(session: S
 def test_a_blocked_rank_answers_while_its_main_thread_cannot(session: Session) -> None:
     session.step((0,), to="rendezvous")
     began = time.monotonic()
-    answers = cluster_of(session).ask((0, 1, 2), "evidence", 5.0)
+    answers = cluster_of(session).ask((0, 1, 2), calls.REPORT, calls.Nothing(), 5.0)
     assert time.monotonic() - began < scaled_for_load(WITHIN_S)
-    assert [answers[rank]["activity"] for rank in range(3)] == ["waiting", "held", "held"]
-    unknown = cluster_of(session).ask((0,), "what is not asked", 5.0)
-    assert "cannot be asked" in unknown[0]["error"]
+    assert [answers[rank].activity for rank in range(3)] == ["waiting", "held", "held"]
+    unknown = cluster_of(session).ask(
+        (0,),
+        calls.Question("what is not asked", calls.Nothing, calls.Nothing),
+        calls.Nothing(),
+        5.0,
+    )
+    assert "cannot be asked" in unknown[0].why

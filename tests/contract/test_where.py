@@ -15,7 +15,8 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import NoSession, UsageMistake
-from ddp_notebook.model import Activity, RankStack, StackTree
+from ddp_notebook.model import Activity, RankStack, StackTree, codec
+from ddp_notebook.rank import calls
 from ddp_notebook.rank.inspect.stacks import MOST_BYTES
 from ddp_notebook.session import Session
 from ddp_notebook.testing import cluster_of
@@ -237,7 +238,7 @@ def test_a_deep_stack_with_long_variables_is_told_in_16_kb(session: Session) -> 
     cluster = cluster_of(session)
     with running(session, lambda: session.run_cell(DEEP)):
         tree = where(session, waits_in("all_reduce", "", ""), locals=True)
-        told = cluster.ask((0,), "stacks with locals", 5.0)[0]
+        told = codec.encode(cluster.ask((0,), calls.STACK, calls.StackRequest(True), 5.0)[0])
         assert MOST_BYTES // 2 < len(json.dumps(told)) <= MOST_BYTES
         frames = tree.stack(0).frames
         assert frames[0].function == "<module>"

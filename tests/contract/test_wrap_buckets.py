@@ -150,7 +150,7 @@ def test_a_rank_that_dies_in_the_broadcast_is_named(session: Session) -> None:
         session,
         "import os\n"
         "from ddp_notebook.rank.training import ddp as agent\n"
-        "agent._sync = lambda *_: os.kill(os.getpid(), 9)",
+        "agent.sync = lambda *_: os.kill(os.getpid(), 9)",
         (1,),
     )
     made = begin(session)
@@ -165,7 +165,7 @@ def test_a_rank_that_dies_in_the_broadcast_is_named(session: Session) -> None:
 BLOCK = (
     "import time\n"
     "from ddp_notebook.rank.training import ddp as agent\n"
-    "agent._sync = lambda *_: time.sleep(1000)"
+    "agent.sync = lambda *_: time.sleep(1000)"
 )
 
 
@@ -215,16 +215,16 @@ def test_torch_still_makes_the_parameters_and_the_buckets_that_are_foretold(
         "found = agent.reduced(model)\n"
         "checks = []\n"
         "for cap_mb, unused in ((None, False), (None, True), (0.001, True), (2, True)):\n"
-        "    plan = agent.buckets(name='model', cap_mb=cap_mb, find_unused=unused)\n"
+        "    plan = agent.bucket_plan(model, cap_mb, unused)\n"
         "    options = {} if cap_mb is None else {'bucket_cap_mb': cap_mb}\n"
         "    made = DDP(model, init_sync=False, find_unused_parameters=unused, **options)\n"
         "    parameters, sparse = made._build_params_for_reducer()\n"
         "    checks.append([id(p) for p in parameters] == [id(p) for p in found[1]])\n"
         "    checks.append(sparse == found[2])\n"
-        "    sizes = [bucket['size_bytes'] for bucket in plan['first']]\n"
+        "    sizes = [bucket.size_bytes for bucket in plan.first]\n"
         "    checks.append(str(made._get_ddp_logging_data()['bucket_sizes'])\n"
         "                  == ', '.join(map(str, sizes)))\n"
-        "    checks.append(agent._limits_of(made) == plan['limits_bytes'])\n"
+        "    checks.append(tuple(agent._limits_of(made)) == plan.limits_bytes)\n"
         "    del made",
     )
     assert all(ranks2.pull("checks")[0])
@@ -292,12 +292,12 @@ def test_where_ddp_cannot_skip_it_everything_is_synchronised_once_more(ranks2: S
     run(
         ranks2,
         NET + "from ddp_notebook.rank.training import ddp as agent\n"
-        "can_skip = agent._can_skip_sync\n"
-        "agent._can_skip_sync = lambda: False",
+        "can_skip = agent.can_skip_sync\n"
+        "agent.can_skip_sync = lambda: False",
     )
     try:
         made = begin(ranks2)
     finally:
-        run(ranks2, "agent._can_skip_sync = can_skip")
+        run(ranks2, "agent.can_skip_sync = can_skip")
     assert made.done
     assert has_line(made, "compared and broadcast everything once more")

@@ -11,13 +11,14 @@ import pytest
 
 from ddp_notebook.model import OutputKind
 from ddp_notebook.rank.cells.output import (
-    FLOOD_POLL_S,
-    FLOOD_WRITES,
+    FAST_PATH_POLL_S,
+    FAST_PATH_WRITES,
     LIMIT_BYTES,
     TAIL_BYTES,
+    OutputForwarder,
     RankStream,
-    Relay,
 )
+from ddp_notebook.rank.component import Run
 
 
 class Voice:
@@ -31,7 +32,7 @@ class Voice:
     def emit(self, kind: type, **fields: Any) -> None:
         self.said.append(fields)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Nobody sends here."""
 
     @property
@@ -45,22 +46,24 @@ def voice() -> Voice:
 
 
 @pytest.fixture
-def relay(voice: Voice, tmp_path: Path) -> Relay:
+def forwarder(voice: Voice, tmp_path: Path) -> OutputForwarder:
     (tmp_path / "rank.log").touch()
-    return Relay(voice, tmp_path / "rank.log", tmp_path)  # type: ignore[arg-type]
+    return OutputForwarder(voice, tmp_path / "rank.log", tmp_path)  # type: ignore[arg-type]
 
 
-def stream(relay: Relay, what: OutputKind = OutputKind.STDOUT) -> RankStream:
-    return RankStream(relay, what, io.StringIO(), 1)
+def stream(forwarder: OutputForwarder, what: OutputKind = OutputKind.STDOUT) -> RankStream:
+    return RankStream(forwarder, what, io.StringIO(), 1)
 
 
-def test_what_is_printed_in_a_cell_is_sent_in_order(relay: Relay, voice: Voice) -> None:
-    out, err = stream(relay), stream(relay, OutputKind.STDERR)
-    relay.begin(3)
+def test_what_is_printed_in_a_cell_is_sent_in_order(
+    forwarder: OutputForwarder, voice: Voice
+) -> None:
+    out, err = stream(forwarder), stream(forwarder, OutputKind.STDERR)
+    forwarder.run_begins(Run(3))
     print("one", file=out)
     print("two", file=err)
     print("three", file=out)
-    relay.end()
+    forwarder.run_ends()
     assert [(f["what"], f["text"]) for f in voice.said] == [
         (OutputKind.STDOUT, "one\n"),
         (OutputKind.STDERR, "two\n"),
@@ -69,34 +72,37 @@ def test_what_is_printed_in_a_cell_is_sent_in_order(relay: Relay, voice: Voice) 
     assert {f["cell"] for f in voice.said} == {3}
 
 
-def test_what_is_printed_outside_of_a_cell_goes_where_it_went_before(relay: Relay) -> None:
+def test_what_is_printed_outside_of_a_cell_goes_where_it_went_before(
+    forwarder: OutputForwarder,
+) -> None:
     idle = io.StringIO()
-    out = RankStream(relay, OutputKind.STDOUT, idle, 1)
+    out = RankStream(forwarder, OutputKind.STDOUT, idle, 1)
     print("hello", file=out)
     assert idle.getvalue() == "hello\n"
 
 
 def test_what_c_code_and_subprocesses_write_is_found_in_the_log(
-    relay: Relay, voice: Voice, tmp_path: Path
+    forwarder: OutputForwarder, voice: Voice, tmp_path: Path
 ) -> None:
     with (tmp_path / "rank.log").open("a") as log:
         log.write("before the cell\n")
-    relay.begin(1)
+    forwarder.run_begins(Run(1))
     with (tmp_path / "rank.log").open("a") as log:
         log.write("from C\n")
-    relay.end()
+    forwarder.run_ends()
     assert voice.text == "from C\n"
 
 
 def test_a_flood_is_cut_and_all_of_it_is_kept_in_a_file(
-    relay: Relay, voice: Voice, tmp_path: Path
+    forwarder: OutputForwarder, voice: Voice, tmp_path: Path
 ) -> None:
-    out = stream(relay)
-    relay.begin(7)
+    out = stream(forwarder)
+    forwarder.run_begins(Run(7))
     lines = [f"line {number}\n" for number in range(400_000)]
     for line in lines:
         out.write(line)
-    withheld = relay.end()
+    forwarder.run_ends()
+    withheld = forwarder.withheld_bytes
     whole = "".join(lines)
     sent = voice.text
     assert len(sent.encode()) <= LIMIT_BYTES + 100
@@ -107,58 +113,63 @@ def test_a_flood_is_cut_and_all_of_it_is_kept_in_a_file(
     assert (tmp_path / "rank-0-cell-7.txt").read_text() == whole
 
 
-def test_output_below_the_limit_touches_no_disk(relay: Relay, tmp_path: Path) -> None:
-    out = stream(relay)
-    relay.begin(1)
+def test_output_below_the_limit_touches_no_disk(forwarder: OutputForwarder, tmp_path: Path) -> None:
+    out = stream(forwarder)
+    forwarder.run_begins(Run(1))
     out.write("x" * (LIMIT_BYTES - TAIL_BYTES))
-    assert relay.end() == 0
+    forwarder.run_ends()
+    assert forwarder.withheld_bytes == 0
     assert [path.name for path in tmp_path.iterdir()] == ["rank.log"]
 
 
-def test_a_flood_keeps_the_order_of_both_streams(relay: Relay, voice: Voice) -> None:
-    out, err = stream(relay), stream(relay, OutputKind.STDERR)
-    relay.begin(1)
-    for _ in range(FLOOD_WRITES + 1):
+def test_a_flood_keeps_the_order_of_both_streams(forwarder: OutputForwarder, voice: Voice) -> None:
+    out, err = stream(forwarder), stream(forwarder, OutputKind.STDERR)
+    forwarder.run_begins(Run(1))
+    for _ in range(FAST_PATH_WRITES + 1):
         out.write(".")
-    assert relay.collect() == FLOOD_POLL_S
+    assert forwarder.collect() == FAST_PATH_POLL_S
     written = ""
     for number in range(300):
         print(number, file=out)
         written += f"{number}\n"
         if number % 100 == 50:
             print("now", number, file=err)
-            relay.collect()
-    relay.end()
+            forwarder.collect()
+    forwarder.run_ends()
     texts = dict.fromkeys((OutputKind.STDOUT, OutputKind.STDERR), "")
     for fields in voice.said:
         texts[fields["what"]] += fields["text"]
-    assert texts[OutputKind.STDOUT] == "." * (FLOOD_WRITES + 1) + written
+    assert texts[OutputKind.STDOUT] == "." * (FAST_PATH_WRITES + 1) + written
     assert texts[OutputKind.STDERR] == "now 50\nnow 150\nnow 250\n"
 
 
-def test_after_a_flood_a_single_line_is_sent_at_once_again(relay: Relay, voice: Voice) -> None:
-    out = stream(relay)
-    relay.begin(1)
-    for _ in range(FLOOD_WRITES + 1):
+def test_after_a_flood_a_single_line_is_sent_at_once_again(
+    forwarder: OutputForwarder, voice: Voice
+) -> None:
+    out = stream(forwarder)
+    forwarder.run_begins(Run(1))
+    for _ in range(FAST_PATH_WRITES + 1):
         out.write(".")
     polls = 0
-    while relay.collect() is not None:
+    while forwarder.collect() is not None:
         polls += 1
         assert polls < 100
     out.write("calm")
-    assert relay.nudged
-    relay.end()
+    assert forwarder.woken
+    forwarder.run_ends()
     assert voice.text.endswith("calm")
 
 
-def test_writers_in_two_threads_lose_nothing_in_a_flood(relay: Relay, voice: Voice) -> None:
-    out = stream(relay)
-    relay.begin(1)
+def test_writers_in_two_threads_lose_nothing_in_a_flood(
+    forwarder: OutputForwarder, voice: Voice
+) -> None:
+    out = stream(forwarder)
+    forwarder.run_begins(Run(1))
     done = threading.Event()
 
     def collector() -> None:
         while not done.is_set():
-            relay.collect()
+            forwarder.collect()
 
     thread = threading.Thread(target=collector)
     thread.start()
@@ -166,10 +177,10 @@ def test_writers_in_two_threads_lose_nothing_in_a_flood(relay: Relay, voice: Voi
         out.write(f"{number}\n")
     done.set()
     thread.join()
-    relay.end()
+    forwarder.run_ends()
     assert voice.text == "".join(f"{number}\n" for number in range(60_000))
 
 
-def test_only_text_can_be_written(relay: Relay) -> None:
+def test_only_text_can_be_written(forwarder: OutputForwarder) -> None:
     with pytest.raises(TypeError, match="must be str, not bytes"):
-        stream(relay).write(b"x")  # type: ignore[arg-type]
+        stream(forwarder).write(b"x")  # type: ignore[arg-type]

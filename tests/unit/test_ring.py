@@ -149,11 +149,9 @@ def test_a_text_that_is_not_there_is_empty() -> None:
 
 
 def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Path) -> None:
-    from ddp_notebook.rank.collectives.log_writer import (
-        RingWriter,  # only what runs in a rank may write
-    )
+    from ddp_notebook.rank.collectives.log_writer import LogWriter  # of ranks alone
 
-    writer = RingWriter(tmp_path / "ring")
+    writer = LogWriter(tmp_path / "ring")
     stop = threading.Event()
     group = writer.text("g", {"group": "default", "members": [0]})
 
@@ -182,9 +180,9 @@ def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Pa
 
 
 def test_a_mark_on_a_record_that_is_gone_changes_nothing(tmp_path: Path) -> None:
-    from ddp_notebook.rank.collectives.log_writer import RingWriter
+    from ddp_notebook.rank.collectives.log_writer import LogWriter
 
-    writer = RingWriter(tmp_path / "ring")
+    writer = LogWriter(tmp_path / "ring")
     rest = collective_log.REST.pack(*(0,) * 11, 0, 0, 1, -1, -1, 0, *(0,) * 8)
     for number in range(collective_log.CAPACITY + 3):
         writer.write(number, number, rest)

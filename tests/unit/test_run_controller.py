@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     RankState,
     Status,
 )
+from ddp_notebook.rank import calls
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs import controller as controlling
@@ -86,7 +87,7 @@ def test_a_cell_that_finishes_is_claimed_until_it_is_released(setting: Setting) 
     assert states == [RunState.RUNNING] * 2
     assert setting.controller.state is RunState.ENDED
     assert not setting.controller.state.claimed
-    assert setting.cluster.sent == [(BOTH, "ddp_notebook.rank.cells.runner:run")]
+    assert setting.cluster.sent == [(BOTH, calls.RUN_CELL.name)]
 
 
 def test_a_rank_that_dies_without_a_word_gets_the_last_line_that_it_wrote(

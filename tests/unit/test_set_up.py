@@ -21,7 +21,6 @@ from ddp_notebook.model import (
     StageFailed,
     StageFinished,
     StageStarted,
-    codec,
 )
 from ddp_notebook.session.setup import bring_up
 from ddp_notebook.testing import FakeCluster, FakeProcesses, fake_session
@@ -46,8 +45,8 @@ def fails_at_the_store(rank: int, arguments: Mapping[str, Any]) -> Iterable[Even
 
 def ready(folder: Path) -> tuple[Any, FakeCluster, FakeProcesses]:
     session, cluster, processes = fake_session(folder)
-    cluster.answers["bring_up"] = {0: None, 1: None}
-    cluster.calls["bring_up"] = comes_up
+    cluster.answers["bring up"] = {0: None, 1: None}
+    cluster.calls["bring up"] = comes_up
     session.set_up(processes.options)
     return session, cluster, processes
 
@@ -56,15 +55,15 @@ def test_ranks_that_pass_every_stage_are_ready(tmp_path: Path) -> None:
     session, cluster, _ = ready(tmp_path)
     assert session.ready
     assert session.record.snapshot.init_method == "env://127.0.0.1:29500"
-    assert cluster.called == ["bring_up"]
+    assert cluster.called == ["bring up"]
     with pytest.raises(UsageMistake, match="2 ranks are running already"):
         session.init(session.options)
 
 
 def test_a_rank_that_fails_is_named_with_its_remedy_and_the_board(tmp_path: Path) -> None:
     session, cluster, processes = fake_session(tmp_path)
-    cluster.answers["bring_up"] = {0: None, 1: None}
-    cluster.calls["bring_up"] = fails_at_the_store
+    cluster.answers["bring up"] = {0: None, 1: None}
+    cluster.calls["bring up"] = fails_at_the_store
     report = RankReport(
         1,
         Activity.FAILED,
@@ -73,12 +72,12 @@ def test_a_rank_that_fails_is_named_with_its_remedy_and_the_board(tmp_path: Path
         error_category=Category.STORE_GONE.value,
         error_remedy="Start it.",
     )
-    cluster.answers["evidence"] = {1: codec.encode(report)}
+    cluster.answers["report"] = {1: report}
     with pytest.raises(SetupFailed, match=r"Rank 1: (?s:.*)What to do: Start it\.") as caught:
         session.set_up(processes.options)
     assert caught.value.board is not None
     assert not session.ready
-    cluster.calls["bring_up"] = comes_up
+    cluster.calls["bring up"] = comes_up
     assert session.init(processes.options).snapshot.ready, "once more, in place"
     assert processes.launched == [(0, 1)]
 
@@ -87,7 +86,7 @@ def test_a_restart_gives_new_processes_and_builds_the_group_anew(tmp_path: Path)
     session, cluster, processes = ready(tmp_path)
     assert session.restart((1,)).snapshot.ready
     assert processes.launched == [(0, 1), (1,)]
-    assert cluster.called == ["bring_up"] * 2
+    assert cluster.called == ["bring up"] * 2
     assert session.record.snapshot.generation == 2
 
 

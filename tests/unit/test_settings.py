@@ -117,6 +117,7 @@ from types import SimpleNamespace
 from ddp_notebook.rank.setup import settings
 from ddp_notebook.rank.setup.errors import StageError
 
+changes = settings.Settings()
 os.environ["RANK"], os.environ["KEPT"] = "of the shell", "kept"
 found = []
 for change in json.loads(sys.argv[1]):
@@ -124,7 +125,7 @@ for change in json.loads(sys.argv[1]):
         "rank": 1, "world_size": 3, "backend": "gloo", "init_method": "env", "timeout_s": 60.0,
         "master_addr": "127.0.0.1", "master_port": 29500, "store_path": "/tmp/p",
         "store": "session", "settings": {}, **change})
-    settings.apply(plan)
+    changes.apply(plan)
     came = settings.read(plan, settings.backend(plan))
     try:
         settings.check(came, plan)

@@ -94,7 +94,7 @@ VICTIMS = (
     "failed to recv, got 0 bytes",
     "Broken pipe",
     "Rank 1 did not join within 60 s.",
-    "given up (%ddp_abort)",
+    "aborted (%ddp_abort)",
 )
 
 

@@ -10,9 +10,13 @@ import pytest
 
 from ddp_notebook.model import Part
 from ddp_notebook.rank.collectives import call_sites
+from ddp_notebook.rank.collectives.call_sites import CallSite, CallSites
+from ddp_notebook.rank.inspect.frames import UserCode
+
+SITES = CallSites(UserCode())
 
 
-def _torchs() -> tuple[Callable[[], call_sites.Site], Callable[[], call_sites.Site]]:
+def _torchs() -> tuple[Callable[[], CallSite], Callable[[], CallSite]]:
     """Functions of a module that is no user's: one asks like the observer, one like autograd."""
     source = (
         "import sys\n"
@@ -20,7 +24,7 @@ def _torchs() -> tuple[Callable[[], call_sites.Site], Callable[[], call_sites.Si
         "def wrapper(): return all_reduce()\n"
         "def engine(): return sites.site(sys._getframe())\n"
     )
-    names = {"__name__": "torch.autograd.graph", "sites": call_sites}
+    names = {"__name__": "torch.autograd.graph", "sites": SITES}
     exec(compile(source, "/site-packages/torch/some.py", "exec"), names)
     return names["wrapper"], names["engine"]
 
@@ -28,10 +32,14 @@ def _torchs() -> tuple[Callable[[], call_sites.Site], Callable[[], call_sites.Si
 WRAPPER, ENGINE = _torchs()
 
 
-def _wrapped(name: str) -> Callable[[], call_sites.Site]:
+def _wrapped(name: str) -> Callable[[], CallSite]:
     """A function of torch.distributed's in the wrapper they all have, asked by an observer."""
-    inner = {"__name__": "torch.distributed.distributed_c10d", "sites": call_sites, "sys": sys}
-    code = f"def observed(): return sites.site(sys._getframe(1))\ndef {name}(): return observed()\n"
+    inner = {"__name__": "torch.distributed.distributed_c10d", "sites": SITES, "sys": sys}
+    code = (
+        "def record(): return sites.site(sys._getframe(2))\n"
+        "def observed(): return record()\n"
+        f"def {name}(): return observed()\n"
+    )
     exec(compile(code, "/site-packages/torch/distributed/some.py", "exec"), inner)
     logger = {"__name__": "torch.distributed.c10d_logger", "inner": inner[name]}
     code = "def wrapper(): return inner()\n"
@@ -42,19 +50,19 @@ def _wrapped(name: str) -> Callable[[], call_sites.Site]:
 ALL_REDUCE, BROADCAST = _wrapped("all_reduce"), _wrapped("broadcast")
 
 
-def lines(site: call_sites.Site) -> list[str]:
+def lines(site: CallSite) -> list[str]:
     return [function for _, _, function, _ in site.path[-2:]]
 
 
-def reduce_it() -> call_sites.Site:
+def reduce_it() -> CallSite:
     return WRAPPER()
 
 
-def one() -> call_sites.Site:
+def one() -> CallSite:
     return reduce_it()
 
 
-def other() -> call_sites.Site:
+def other() -> CallSite:
     return reduce_it()
 
 
@@ -68,7 +76,7 @@ def test_a_line_that_is_reached_in_two_ways_is_two_sites() -> None:
     assert found[0] is found[2] is found[3] is found[6]
 
 
-def recursive(depth: int) -> call_sites.Site:
+def recursive(depth: int) -> CallSite:
     return recursive(depth - 1) if depth else reduce_it()
 
 
@@ -78,41 +86,41 @@ def test_recursion_of_another_depth_is_another_site() -> None:
     assert first[1] is first[3] and first[0] is first[4]
 
 
-def backward(inner: Callable[[], object] = lambda: None) -> tuple[call_sites.Site, call_sites.Site]:
-    outer = call_sites.backward_begins(sys._getframe())
+def backward(inner: Callable[[], object] = lambda: None) -> tuple[CallSite, CallSite]:
+    outer = SITES.backward_begins(sys._getframe())
     try:
         before = ENGINE()
         inner()
         return before, ENGINE()
     finally:
-        call_sites.backward_ends(outer)
+        SITES.backward_ends(outer)
 
 
 def test_what_the_engine_reduces_belongs_to_the_backward_that_is_under_way() -> None:
     ENGINE()  # its code is known from now on
     before, after = backward()
     assert before is after and (before.api, before.part) == ("backward", Part.BACKWARD)
-    assert lines(before)[-1] == "backward" and not before.labels
+    assert lines(before)[-1] == "backward" and not before.variables
     assert ENGINE().part is None, "it is over"
 
 
 def test_a_backward_within_a_backward_does_not_take_its_place() -> None:
     ENGINE()
-    within: list[call_sites.Site] = []
+    within: list[CallSite] = []
     before, after = backward(lambda: within.extend(backward()))
     assert before is after and within[0] is within[1] is not before
 
 
 def test_a_thread_without_frames_has_the_site_of_the_backward() -> None:
-    seen: list[call_sites.Site] = []
-    before, _ = backward(lambda: seen.append(call_sites.site(None)))
+    seen: list[CallSite] = []
+    before, _ = backward(lambda: seen.append(SITES.site(None)))
     assert seen == [before]
-    assert call_sites.site(None).path == ()
+    assert SITES.site(None).path == ()
 
 
 def test_another_threads_backward_is_not_taken_for_ones_own() -> None:
     ENGINE()
-    found: list[call_sites.Site] = []
+    found: list[CallSite] = []
 
     def elsewhere() -> None:
         thread = threading.Thread(target=lambda: found.append(ENGINE()))
@@ -124,21 +132,21 @@ def test_another_threads_backward_is_not_taken_for_ones_own() -> None:
 
 
 def test_a_name_that_is_never_a_text_is_not_asked_for_any_more() -> None:
-    def log(value: object) -> tuple[call_sites.Site, str]:
+    def log(value: object) -> tuple[CallSite, str]:
         site = reduce_it()
-        return site, call_sites.label(sys._getframe(), site) if site.labels else ""
+        return site, SITES.metric_name(sys._getframe(), site) if site.variables else ""
 
     found = [log(value) for value in (1, 2, 3, 4, 5)]
     assert {text for _, text in found} == {""}
-    assert found[0][0] is found[4][0] and found[4][0].labels == ()
+    assert found[0][0] is found[4][0] and found[4][0].variables == ()
 
 
 def test_code_that_is_made_anew_all_the_time_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_sites, "_MOST_KNOWN", 50)
     for _ in range(200):
-        names: dict[str, object] = {"ask": reduce_it, "path": call_sites.users_path, "sys": sys}
+        names: dict[str, object] = {"ask": reduce_it, "path": SITES.users_path, "sys": sys}
         exec("found = ask(), path(sys._getframe())", names)
-        assert len(call_sites._kinds) < 100 and len(call_sites._sites) < 100
+        assert len(SITES._codes) < 100 and len(SITES._sites) < 100
     first, second = [one() for _ in range(2)]
     assert first is second
 
@@ -149,11 +157,11 @@ def test_what_a_wrapper_calls_is_told_from_what_else_comes_from_the_same_place()
     assert found[0] is found[2] and found[1] is found[3]
 
 
-def through_a() -> call_sites.Site:
+def through_a() -> CallSite:
     return ALL_REDUCE()
 
 
-def through_b() -> call_sites.Site:
+def through_b() -> CallSite:
     return ALL_REDUCE()
 
 

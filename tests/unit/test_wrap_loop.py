@@ -10,7 +10,15 @@ import pytest
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Category, RankExited, RankSpawned
-from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.model.ddp import (
+    BucketPlan,
+    Fingerprint,
+    RankFailure,
+    Synced,
+    TensorInfo,
+    WrapStage,
+)
+from ddp_notebook.rank import calls
 from ddp_notebook.session import queries
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
@@ -19,13 +27,13 @@ from ddp_notebook.testing import FakeCluster
 # -- waiting ---------------------------------------------------------------------------
 
 
-MODULE = {"kind": "module", "type": "Net", "problem": ""}
+MODULE = calls.Described("module", "Net")
 
-PRINT = {"parameters": [], "buffers": [], "hashes": []}
+SAME = calls.Compared(Fingerprint(), ())
 
-NOTHING_LACKS: dict[str, Any] = {"lacks": []}
+VERIFIED = calls.Verified()
 
-HASHES = {"before": ["a"], "after": ["a"], "size_bytes": 4, "lacks": []}
+BROADCASTED = calls.Broadcasted(Synced(("a",), ("a",), 4))
 
 
 def record_of(world_size: int) -> Record:
@@ -40,10 +48,10 @@ def scripted(
 ) -> tuple[Wrap, FakeCluster]:
     everyone = range(world_size)
     usual = {
-        "look": dict.fromkeys(everyone, MODULE),
-        "fingerprint": dict.fromkeys(everyone, PRINT),
-        "verify": dict.fromkeys(everyone, NOTHING_LACKS),
-        "broadcast": dict.fromkeys(everyone, HASHES),
+        "describe": dict.fromkeys(everyone, MODULE),
+        "compare": dict.fromkeys(everyone, SAME),
+        "verify": dict.fromkeys(everyone, VERIFIED),
+        "broadcast": dict.fromkeys(everyone, BROADCASTED),
     }
     cluster = FakeCluster(record, {**usual, **answers})
     ranks = tuple(everyone)
@@ -57,12 +65,12 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_differ_never_begin_a_collective() -> None:
-    tensor = {"name": "w", "shape": [1], "dtype": "float32", "requires_grad": True}
-    other = {**PRINT, "buffers": [{**tensor, "stride": [], "device": "cpu"}]}
-    made, cluster = scripted(3, record_of(3), fingerprint={0: PRINT, 1: other, 2: PRINT})
+    tensor = TensorInfo("w", (1,), "float32", requires_grad=True)
+    other = calls.Compared(Fingerprint(buffers=(tensor,)), ())
+    made, cluster = scripted(3, record_of(3), compare={0: SAME, 1: other, 2: SAME})
     assert made.begin()
     made.step()
-    assert cluster.called == ["look", "fingerprint"]
+    assert cluster.called == ["describe", "compare"]
     assert made.diagnosis is not None
     assert made.diagnosis.findings[0].ranks == (1,)
     assert [row.state for row in made.table.rows] == ["paused", "failed"]
@@ -72,7 +80,7 @@ def test_ranks_that_differ_never_begin_a_collective() -> None:
 
 @pytest.mark.usefixtures("short_grace")
 def test_a_rank_out_of_memory_ends_the_wait_for_the_others() -> None:
-    memory = {"failed": "memory", "text": "MemoryError"}
+    memory = RankFailure("memory", "MemoryError")
     made, _ = scripted(3, record_of(3), broadcast={0: memory})
     made.step(WrapStage.BROADCAST)
     assert made.diagnosis is not None
@@ -115,7 +123,7 @@ def test_a_rank_that_dies_in_a_stage_ends_the_wait_for_the_others() -> None:
 def test_a_stage_can_be_given_up() -> None:
     began = time.monotonic()
     made, _ = scripted(
-        2, record_of(2), lambda: time.monotonic() - began > 0.1, broadcast={0: HASHES}
+        2, record_of(2), lambda: time.monotonic() - began > 0.1, broadcast={0: BROADCASTED}
     )
     made.step()
     made.step()
@@ -143,7 +151,7 @@ def test_a_session_that_is_lost_ends_the_wait() -> None:
 
 def test_what_a_rank_raised_where_no_stage_could_catch_it_is_told() -> None:
     raised = UsageMistake("The rank could not answer: ImportError")
-    made, _ = scripted(2, record_of(2), buckets={0: {}, 1: raised})
+    made, _ = scripted(2, record_of(2), **{"plan buckets": {0: BucketPlan((), None), 1: raised}})
     made.step(WrapStage.BROADCAST)
     table = made.step()
     assert "ImportError" in table.rows[-1].text
@@ -168,8 +176,8 @@ def test_a_wrap_needs_a_name_unless_it_asks_for_the_last_ones_buckets() -> None:
 
 
 def test_what_cannot_be_wrapped_is_said_with_its_ranks() -> None:
-    absent = {"kind": "absent", "type": "", "problem": ""}
-    made, cluster = scripted(3, record_of(3), look={0: MODULE, 1: absent, 2: MODULE})
+    absent = calls.Described("absent", "")
+    made, cluster = scripted(3, record_of(3), describe={0: MODULE, 1: absent, 2: MODULE})
     with pytest.raises(UsageMistake, match=r"\(rank 1: there is no such variable\).*%%ddp"):
         made.begin()
-    assert cluster.called == ["look"]
+    assert cluster.called == ["describe"]

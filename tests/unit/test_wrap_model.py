@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,17 +183,17 @@ def test_a_rank_that_lost_its_connection_is_no_mystery() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "why"),
+    ("described", "why"),
     [
-        ({"kind": "module", "type": "Net", "problem": ""}, ""),
-        ({"kind": "module", "type": "Net", "problem": "lazy"}, "lazy"),
-        ({"kind": "absent", "type": "", "problem": ""}, "there is no such variable"),
-        ({"kind": "other", "type": "int", "problem": ""}, "it is of type int, not a torch.nn"),
-        ({"kind": "ddp", "type": "X", "problem": ""}, "it is a DistributedDataParallel already"),
+        (("module", "Net", ""), ""),
+        (("module", "Net", "lazy"), "lazy"),
+        (("absent", "", ""), "there is no such variable"),
+        (("other", "int", ""), "it is of type int, not a torch.nn"),
+        (("ddp", "X", ""), "it is a DistributedDataParallel already"),
     ],
 )
-def test_why_a_variable_cannot_be_wrapped(found: Mapping[str, str], why: str) -> None:
-    assert why_not(found, "net").startswith(why)
+def test_why_a_variable_cannot_be_wrapped(described: tuple[str, str, str], why: str) -> None:
+    assert why_not(*described, "net").startswith(why)
 
 
 # -- options ---------------------------------------------------------------------------

@@ -81,16 +81,16 @@ def blamed_rows(
     return rows({rank: state[rank in culprits] for rank in ranks})
 
 
-def why_not(found: Mapping[str, str], name: str) -> str:
+def why_not(kind: str, type_name: str, problem: str, name: str) -> str:
     """Why what a rank has by that name cannot be wrapped; empty when it can.
 
-    `found` is what `agent.ddp.look` gives.
+    `kind` is absent, other, module or ddp; `problem` is that of a module.
     """
     return {
         "absent": "there is no such variable",
-        "other": f"it is of type {found['type']}, not a torch.nn.Module",
+        "other": f"it is of type {type_name}, not a torch.nn.Module",
         "ddp": f"it is a DistributedDataParallel already, of {name}.module",
-    }.get(found["kind"], found["problem"])
+    }.get(kind, problem)
 
 
 def size(model: Fingerprint) -> str:

@@ -16,26 +16,63 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
-from ddp_notebook.rank import events
+from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank.bench import floors, loop, memory
 from ddp_notebook.rank.bench.host_load import Meter
-from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.calls import BenchDevice, BenchRequest
+from ddp_notebook.rank.collectives.observer import Observer, unobserved
+from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.training import ddp
 
 PROGRESS_STEPS = 1000
 """A run's progress is told in thousandths."""
 
 
-def bench_facts(device: str) -> dict[str, Any]:
-    """What must be known before memory is taken: this rank's host, and what is free there."""
-    return {
-        "host": socket.gethostname(),
-        "free_bytes": memory.free_bytes(torch.device(device)),
-        "backend": dist.get_backend_config(),
-        "buckets_bytes": _buckets_bytes(),
-        # A plain str: its own type would bring torch into the notebook.
-        "versions": {"torch": str(torch.__version__)},
-    }
+class CollectivesBench:
+    """The benchmark of collectives, as the session calls for it."""
+
+    def __init__(self, sender: EventSender, observer: Observer) -> None:
+        self._sender = sender
+        self._observer = observer
+
+    def facts(self, request: BenchDevice) -> dict[str, Any]:
+        """What must be known before memory is taken: this rank's host, and what is free there."""
+        return {
+            "host": socket.gethostname(),
+            "free_bytes": memory.free_bytes(torch.device(request.device)),
+            "backend": dist.get_backend_config(),
+            "buckets_bytes": _buckets_bytes(),
+            # A plain str: its own type would bring torch into the notebook.
+            "versions": {"torch": str(torch.__version__)},
+        }
+
+    def run(self, request: BenchRequest) -> dict[str, Any] | RankFailure:
+        """Run the benchmark's loop on this rank; a failure: the backend cannot do it."""
+        plan, members = codec.decode(Plan, request.plan), request.members
+        sender = self._sender
+
+        def report(done: float, visit: dict[str, Any]) -> None:
+            thousandths = round(done * PROGRESS_STEPS)
+            sender.emit(Progress, task="bench", done=thousandths, total=PROGRESS_STEPS, value=visit)
+
+        outcome = "error"
+        try:
+            with self._observer.suspended(), _interrupts_noted() as stopped:
+                sender.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
+                on_device = torch.device(request.device)
+                with _groups(members, request.backend, plan.world_sizes) as (control, groups):
+                    rank = control.rank()
+                    started = Meter.read()
+                    run = loop.Bench(plan, on_device, rank, control, groups, report, stopped)
+                    visits = loop.measure(run)
+                    spent = started.until(Meter.read())
+                    measured = [] if stopped() else floors.measure(control, rank, on_device)
+            outcome = "ok"
+        except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
+            return RankFailure("error", f"{type(error).__name__}: {error}")
+        finally:
+            sender.emit(CellFinished, cell=0, outcome=outcome)
+        return {"visits": visits, "floors": measured, "host": socket.gethostname(), **spent}
 
 
 def _buckets_bytes() -> list[int]:
@@ -44,43 +81,8 @@ def _buckets_bytes() -> list[int]:
     names: Mapping[str, Any] = shell.user_ns if shell is not None else {}
     for name, value in tuple(names.items()):
         if isinstance(value, DistributedDataParallel) and not name.startswith("_"):
-            return [bucket.size_bytes for bucket in ddp.reduction_of(name).buckets or ()]
+            return [bucket.size_bytes for bucket in ddp.reduction(value).buckets or ()]
     return []
-
-
-def bench(
-    plan: Mapping[str, Any], members: Sequence[int], backend: str, device: str
-) -> dict[str, Any]:
-    """Run the benchmark's loop on this rank, one of `members`.
-
-    `backend` is that of the group it makes for it; empty for the one that is there, if all of
-    its ranks take part. Returns ``{"failed": ...}`` when the backend cannot do what was asked.
-    """
-    planned = codec.decode(Plan, plan)
-    sender = events.current()
-
-    def report(done: float, visit: dict[str, Any]) -> None:
-        thousandths = round(done * PROGRESS_STEPS)
-        sender.emit(Progress, task="bench", done=thousandths, total=PROGRESS_STEPS, value=visit)
-
-    outcome = "error"
-    try:
-        with observer.observer.paused(), _interrupts_noted() as stopped:
-            sender.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
-            on_device = torch.device(device)
-            with _groups(members, backend, planned.world_sizes) as (control, groups):
-                rank = control.rank()
-                started = Meter.read()
-                run = loop.Bench(planned, on_device, rank, control, groups, report, stopped)
-                visits = loop.measure(run)
-                spent = started.until(Meter.read())
-                measured = [] if stopped() else floors.measure(control, rank, on_device)
-        outcome = "ok"
-    except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
-        return {"failed": "error", "text": f"{type(error).__name__}: {error}"}
-    finally:
-        sender.emit(CellFinished, cell=0, outcome=outcome)
-    return {"visits": visits, "floors": measured, "host": socket.gethostname(), **spent}
 
 
 @contextlib.contextmanager
@@ -101,7 +103,7 @@ def _groups(
 
     whole = len(members) == dist.get_world_size()
     try:
-        control = observer.unobserved(dist.group.WORLD) if whole and not backend else make(members)
+        control = unobserved(dist.group.WORLD) if whole and not backend else make(members)
         groups = {len(members): control}
         for size in world_sizes:
             if size not in groups:

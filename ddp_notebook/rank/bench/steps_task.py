@@ -20,12 +20,14 @@ from IPython.core.getipython import get_ipython
 
 from ddp_notebook.bench.steps.plan import StepPlan
 from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, format_bytes
-from ddp_notebook.rank import events, torch_private
+from ddp_notebook.model.ddp import RankFailure
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import memory, steps_data, steps_loop, steps_models
-from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.calls import Nothing, StepsMeasurement, StepsRequest
+from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.training import ddp
-from ddp_notebook.rank.training import hooks as training
-from ddp_notebook.rank.training.ddp_stage import is_out_of_memory
+from ddp_notebook.rank.training.hooks import TrainingHooks
 
 TASK = "steps"
 _COPIES = 4
@@ -41,83 +43,132 @@ class _Ready:
     feed: steps_data.Feed
 
 
-_ready: _Ready | None = None
+class StepsBench:
+    """The benchmark of training steps, as the session calls for it."""
 
+    def __init__(self, sender: EventSender, observer: Observer, hooks: TrainingHooks) -> None:
+        self._sender = sender
+        self._observer = observer
+        self._hooks = hooks
+        self._ready: _Ready | None = None
 
-def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Copy or make the model, feed it, and find out what it needs. Without communication.
+    def prepare(self, request: StepsRequest) -> dict[str, Any] | RankFailure:
+        """Copy or make the model, feed it, and find out what it needs. Without communication.
 
-    Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents`` as
-    a `Fingerprint`), ``memory`` as `bench.steps.plan.Memory` has it,
-    the batches that ``work``, and what was ``raised`` with the next one. ``communicates`` is
-    True for a model whose own forward or backward calls collectives.
-    """
-    global _ready
-    forget()
-    return _answer(lambda _: _prepare(plan, device))
+        Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents``
+        as a `Fingerprint`), ``memory`` as `bench.steps.plan.Memory` has it, the batches that
+        ``work``, and what was ``raised`` with the next one. ``communicates`` is True for a model
+        whose own forward or backward calls collectives.
+        """
+        self._ready = None
+        return self._answer(lambda _: self._prepare(request))
 
+    def measure(self, request: StepsMeasurement) -> dict[str, Any] | RankFailure:
+        """Measure what was prepared, with these of its batches. All ranks must call it.
 
-def measure(batches: list[int], alone: bool) -> dict[str, Any]:
-    """Measure what was prepared, with these of its batches. All ranks must call it.
+        Sends each block as a Progress event, and gives ``{"finished": bool, "blocks": how many}``.
+        """
 
-    With `alone` rank 0 by itself too. Sends each block as a Progress event, and gives
-    ``{"finished": bool, "blocks": how many}``.
-    """
+        def work(stopped: Callable[[], bool]) -> dict[str, Any] | RankFailure:
+            with self._observer.suspended():
+                return self._measure(request, stopped)
 
-    def work(stopped: Callable[[], bool]) -> dict[str, Any]:
-        with observer.observer.paused():
-            return _measure(batches, alone, stopped)
+        return self._answer(work)
 
-    return _answer(work)
+    def forget(self, _: Nothing) -> None:
+        """Let go of what was prepared."""
+        self._ready = None
 
+    def _prepare(self, request: StepsRequest) -> dict[str, Any] | RankFailure:
+        names, device = get_ipython().user_ns, request.device
+        plan = codec.decode(StepPlan, request.plan)
+        value = names.get(plan.model)
+        ranks = dist.get_world_size()
+        if isinstance(value, torch.nn.Module):
+            copies = _COPIES * memory.model_bytes(value)
+            free = memory.allowed_bytes(torch.device(device), ranks)
+            if copies > free:
+                text = f"to train a copy of it takes {format_bytes(copies)}"
+                return RankFailure("memory", f"{text}, and {format_bytes(free)} are free")
+        subject = steps_models.prepare(plan.model, names, device)
+        feed = steps_data.feed(subject, plan.loss, plan.data, names)
+        before = self._collectives()
+        needs = memory.memory(subject, feed, ranks, min(plan.batches))
+        fits = [batch for batch in plan.batches if needs.needs(batch) <= needs.available_bytes]
+        works, raised = steps_loop.try_batches(subject, feed, fits)
+        self._ready = _Ready(plan, subject, feed)
+        return {
+            "communicates": self._collectives() > before,
+            "title": subject.title,
+            "parameters": subject.parameters(),
+            "gradient_bytes": subject.gradient_bytes(),
+            "inputs": feed.text,
+            "contents": ddp.contents(subject.module),
+            "memory": [needs.available_bytes, needs.fixed_bytes, needs.sample_bytes],
+            "works": works,
+            "raised": raised,
+            "notes": _notes(value, plan.model),
+            "threads": torch.get_num_threads(),
+            "backend": str(dist.get_backend()),
+            "device": subject.device.type,
+        }
 
-def forget() -> dict[str, Any]:
-    """Let go of what was prepared."""
-    global _ready
-    _ready = None
-    return {}
+    def _collectives(self) -> int:
+        """How many this rank has issued in its run, as far as they are observed."""
+        log = self._observer.log
+        return log.written if log is not None else 0
 
+    def _measure(
+        self, request: StepsMeasurement, stopped: Callable[[], bool]
+    ) -> dict[str, Any] | RankFailure:
+        ready, self._ready = self._ready, None
+        if ready is None:
+            return RankFailure("error", "nothing was prepared")
+        plan = replace(ready.plan, batches=request.batches)
+        sender, alone = self._sender, request.alone
 
-def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
-    global _ready
-    names = get_ipython().user_ns
-    planned = codec.decode(StepPlan, plan)
-    value = names.get(planned.model)
-    ranks = dist.get_world_size()
-    if isinstance(value, torch.nn.Module):
-        copies = _COPIES * memory.model_bytes(value)
-        free = memory.allowed_bytes(torch.device(device), ranks)
-        if copies > free:
-            text = f"to train a copy of it takes {format_bytes(copies)}"
-            return {"failed": "memory", "text": f"{text}, and {format_bytes(free)} are free"}
-    subject = steps_models.prepare(planned.model, names, device)
-    feed = steps_data.feed(subject, planned.loss, planned.data, names)
-    before = _collectives()
-    needs = memory.memory(subject, feed, ranks, min(planned.batches))
-    fits = [batch for batch in planned.batches if needs.needs(batch) <= needs.available_bytes]
-    works, raised = steps_loop.try_batches(subject, feed, fits)
-    _ready = _Ready(planned, subject, feed)
-    return {
-        "communicates": _collectives() > before,
-        "title": subject.title,
-        "parameters": subject.parameters(),
-        "gradient_bytes": subject.gradient_bytes(),
-        "inputs": feed.text,
-        "contents": codec.encode(ddp.contents(subject.module)),
-        "memory": [needs.available_bytes, needs.fixed_bytes, needs.sample_bytes],
-        "works": works,
-        "raised": raised,
-        "notes": _notes(value, planned.model),
-        "threads": torch.get_num_threads(),
-        "backend": str(dist.get_backend()),
-        "device": subject.device.type,
-    }
+        def report(done: int, total: int, value: Mapping[str, Any]) -> None:
+            sender.emit(Progress, task=TASK, done=done, total=total, value=dict(value))
 
+        try:
+            return steps_loop.measure(plan, ready.subject, ready.feed, report, stopped, alone=alone)
+        finally:
+            sender.flush()
 
-def _collectives() -> int:
-    """How many this rank has issued in its run, as far as they are observed."""
-    ring = observer.observer.ring
-    return ring.written if ring is not None else 0
+    # -- around it -----------------------------------------------------------------------
+
+    def _answer(
+        self, work: Callable[[Callable[[], bool]], dict[str, Any] | RankFailure]
+    ) -> dict[str, Any] | RankFailure:
+        """What `work` gives; what it raises is an answer too, or the session would wait for one.
+
+        An interrupt is noted and not raised: ranks that stop at different places would wait for
+        each other. `work` gets what tells whether there was one.
+        """
+        with self._busy() as stopped:
+            try:
+                with self._hooks.suspended(), _random_kept(), torch.enable_grad():
+                    return work(stopped)
+            except Exception as error:  # noqa: BLE001  # the user's model may raise anything
+                kind = "memory" if ddp.is_out_of_memory(error.__cause__ or error) else "error"
+                known = isinstance(error, steps_models.Unusable)
+                return RankFailure(kind, str(error) if known else steps_models.on_a_line(error))
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[Callable[[], bool]]:
+        """Meanwhile the board shows what the rank does; the value tells of an interrupt."""
+        received: list[int] = []
+        sender = self._sender
+        pulse = sender.pulse
+        previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+        sender.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
+        sender.emit_now(CellStarted, cell=0)
+        try:
+            yield lambda: bool(received)
+        finally:
+            sender.pulse = pulse
+            sender.emit_now(CellFinished, cell=0, outcome="ok")
+            signal.signal(signal.SIGINT, previous)
 
 
 def _notes(value: Any, name: str) -> list[str]:
@@ -125,59 +176,6 @@ def _notes(value: Any, name: str) -> list[str]:
     if not hooks:
         return []
     return [f"{name} has a communication hook, {', '.join(hooks)}: it was measured without it."]
-
-
-def _measure(batches: list[int], alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
-    global _ready
-    ready, _ready = _ready, None
-    if ready is None:
-        return {"failed": "error", "text": "nothing was prepared"}
-    plan = replace(ready.plan, batches=tuple(batches))
-    sender = events.current()
-
-    def report(done: int, total: int, value: Mapping[str, Any]) -> None:
-        sender.emit(Progress, task=TASK, done=done, total=total, value=dict(value))
-
-    try:
-        return steps_loop.measure(plan, ready.subject, ready.feed, report, stopped, alone=alone)
-    finally:
-        sender.flush()
-
-
-# -- around it -------------------------------------------------------------------------
-
-
-def _answer(work: Callable[[Callable[[], bool]], dict[str, Any]]) -> dict[str, Any]:
-    """What `work` gives; what it raises is an answer too, or the session would not learn of it.
-
-    An interrupt is noted and not raised: ranks that stop at different places would wait for
-    each other. `work` gets what tells whether there was one.
-    """
-    with _busy() as stopped:
-        try:
-            with training.paused(), _random_kept(), torch.enable_grad():
-                return work(stopped)
-        except Exception as error:  # noqa: BLE001  # the user's model may raise anything
-            kind = "memory" if is_out_of_memory(error.__cause__ or error) else "error"
-            known = isinstance(error, steps_models.Unusable)
-            return {"failed": kind, "text": str(error) if known else steps_models.on_a_line(error)}
-
-
-@contextlib.contextmanager
-def _busy() -> Iterator[Callable[[], bool]]:
-    """Meanwhile the board shows what the rank does; the value tells of an interrupt."""
-    received: list[int] = []
-    sender = events.current()
-    pulse = sender.pulse
-    previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    sender.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
-    sender.emit_now(CellStarted, cell=0)
-    try:
-        yield lambda: bool(received)
-    finally:
-        sender.pulse = pulse
-        sender.emit_now(CellFinished, cell=0, outcome="ok")
-        signal.signal(signal.SIGINT, previous)
 
 
 @contextlib.contextmanager

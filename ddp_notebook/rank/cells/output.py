@@ -1,9 +1,10 @@
 """What the user's code on a rank prints and displays, on its way to the notebook.
 
-`RankStream` stands in for sys.stdout and sys.stderr. A write costs an append; the
-beacon's thread joins what was written meanwhile and sends it, so a print arrives within
-milliseconds without a flush. Per cell, `LIMIT_BYTES` go to the notebook; everything
-beyond is kept in a file, and its last part is sent when the cell ends.
+`RankStream` stands in for sys.stdout and sys.stderr. A write costs an append; the event
+sender's thread joins what was written meanwhile and sends it, so a print arrives within
+milliseconds without a flush. Where there are thousands of writes they take a fast path in C.
+Per cell, `LIMIT_BYTES` go to the notebook; everything beyond is kept in the output file, and
+its last part is sent when the cell ends.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ddp_notebook.model import Output, OutputKind
-from ddp_notebook.rank.events import Beacon
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.events import EventSender
 
 LIMIT_BYTES = 1_000_000
 """Output of one cell on one rank that is sent to the notebook."""
 TAIL_BYTES = 16_000
 """Of that, how much is kept back for the end of a longer output."""
-SPOOL_LIMIT_BYTES = 1 << 30
-FLOOD_WRITES = 2000
-"""With so many writes between two sendings, writes are collected in C."""
-FLOOD_POLL_S = 0.02
+FILE_LIMIT_BYTES = 1 << 30
+FAST_PATH_WRITES = 2000
+"""With so many writes between two sendings, writes take the fast path."""
+FAST_PATH_POLL_S = 0.02
 _CALM_POLLS = 10
 
 
 class _Sink:
-    """The buffer under a flood's TextIOWrapper. Its `write` is deque.append itself: C code that
-    keeps the interpreter lock, so that pieces of two threads cannot change places."""
+    """The buffer under the fast path's TextIOWrapper.
+
+    Its `write` is deque.append itself: C code that keeps the interpreter lock, so that pieces of
+    two threads cannot change places.
+    """
 
     closed = False
 
@@ -55,12 +60,12 @@ class _Sink:
 class RankStream(io.TextIOBase):
     """sys.stdout or sys.stderr of a rank. Outside of cells it writes to `idle`."""
 
-    def __init__(self, relay: Relay, what: OutputKind, idle: TextIO, fd: int) -> None:
-        self._relay = relay
+    def __init__(self, forwarder: OutputForwarder, what: OutputKind, idle: TextIO, fd: int) -> None:
+        self._forwarder = forwarder
         self._what = what
         self._idle = idle
         self._fd = fd
-        self._append = relay.written.append
+        self._append = forwarder.written.append
         self._pieces: deque[bytes] = deque()
         self._wrapper = io.TextIOWrapper(
             _Sink(self._pieces),  # type: ignore[type-var]
@@ -69,7 +74,7 @@ class RankStream(io.TextIOBase):
             newline="",
         )
         self._calm_polls = 0
-        relay.streams.append(self)
+        forwarder.streams.append(self)
 
     def __getattr__(self, name: str) -> Any:
         # ipykernel tells its own stream which request it serves.
@@ -86,48 +91,48 @@ class RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        relay = self._relay
-        if not relay.cell:
+        forwarder = self._forwarder
+        if not forwarder.cell:
             return self._write_elsewhere(text)
-        if relay.flooded:
-            relay.settle()  # what the other stream wrote before comes before
+        if forwarder.fast:
+            forwarder.settle()  # what the other stream wrote before comes before
         self._append((self._what, text))
-        if not relay.nudged:
-            relay.nudged = True
-            relay.nudge()
+        if not forwarder.woken:
+            forwarder.woken = True
+            forwarder.wake()
         return len(text)
 
     def _write_elsewhere(self, text: str) -> int:
-        if self._relay.forked:  # a worker of the user's: its output reaches us through the log
+        if self._forwarder.forked:  # a worker of the user's: its output reaches us through the log
             os.write(self._fd, text.encode("utf-8", "replace"))
             return len(text)
         return self._idle.write(text)
 
-    def begin_flood(self) -> None:
-        """From now on `write` is C code; `settle` has to be called to see what it wrote."""
+    def begin_fast_path(self) -> None:
+        """From now on `write` is C code; only `settle` shows what it wrote."""
         self._calm_polls = 0
         self.write = self._wrapper.write  # type: ignore[method-assign, assignment]
 
-    def end_flood(self) -> None:
+    def end_fast_path(self) -> None:
         """`write` is our own again."""
         self.__dict__.pop("write", None)
 
     def settle(self) -> None:
-        """Move what a flood wrote to where everything else is."""
+        """Move what was written on the fast path to where everything else is."""
         self._wrapper.flush()
         pieces = self._pieces
         while pieces:
             self._append((self._what, pieces.popleft()))
 
     def calm_down(self) -> bool:
-        """End the flood when it was quiet for some time; True while it goes on."""
+        """Leave the fast path when it was quiet for some time; True while it is used."""
         self._calm_polls = 0 if self._pieces else self._calm_polls + 1
         if self._calm_polls > _CALM_POLLS:
-            self.end_flood()
+            self.end_fast_path()
         return "write" in self.__dict__
 
     def flush(self) -> None:
-        if not self._relay.cell and not self._relay.forked:
+        if not self._forwarder.cell and not self._forwarder.forked:
             self._idle.flush()
 
     def writable(self) -> bool:
@@ -140,75 +145,84 @@ class RankStream(io.TextIOBase):
         return self._fd
 
 
-class Relay:
-    """Collects one cell's output and hands it to the beacon as `Output` events."""
+class OutputForwarder(Component):
+    """Collects one cell's output and hands it to the event sender as `Output` events."""
 
-    def __init__(self, beacon: Beacon, log: Path, spool: Path) -> None:
+    def __init__(self, events: EventSender, log: Path, folder: Path) -> None:
         self.cell = 0
+        """The session's number of the run whose output it is; 0 between runs."""
         self.forked = False
-        self.nudged = False
-        self.flooded = False
+        self.woken = False
+        self.fast = False
         self.written: deque[tuple[OutputKind, str | bytes]] = deque()
         self.streams: list[RankStream] = []
         self.withheld_bytes = 0
-        self._beacon = beacon
+        self._events = events
         self._log = log
         self._log_offset = 0
-        self._spool_folder = spool
-        self._spool: io.BufferedWriter | None = None
+        self._folder = folder
+        self._file: io.BufferedWriter | None = None
         self._sent_bytes = 0
-        self._kept: list[bytes] = []
+        self._sent: list[bytes] = []
         self._tail = bytearray()
         self._lock = threading.RLock()
 
-    def nudge(self) -> None:
-        """Have the sending thread look."""
-        self._beacon.nudge()
+    def attach(self) -> None:
+        """In a forked child there is nobody to forward to: it is a worker of the user's."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_child_alone)
 
-    def begin(self, cell: int) -> None:
-        """From now on, output belongs to `cell`."""
+    def _leave_child_alone(self) -> None:
+        self.cell = 0
+        self.forked = True
+
+    def wake(self) -> None:
+        """Have the sending thread look."""
+        self._events.wake()
+
+    def run_begins(self, run: Run) -> None:
+        """From now on, output belongs to this run."""
         with self._lock:
             self._sent_bytes = self.withheld_bytes = 0
             self._tail.clear()
-            self._kept.clear()
+            self._sent.clear()
             self._log_offset = self._log_size()
-            self.cell = cell
+            self.cell = run.number
 
-    def end(self) -> int:
-        """The cell is over: send the rest; the bytes that were not sent."""
+    def run_ends(self) -> None:
+        """The run is over: send the rest."""
         with self._lock:
             for stream in self.streams:
-                stream.end_flood()
+                stream.end_fast_path()
             self.collect()
-            self.flooded = False
+            self.fast = False
             if self.withheld_bytes:
                 self.withheld_bytes -= len(self._tail)
                 notice = f"\n[... {self.withheld_bytes:,} bytes not shown ...]\n"
                 self._emit(OutputKind.STDOUT, notice.encode() + bytes(self._tail))
-            if self._spool is not None:
-                self._spool.close()
-                self._spool = None
+            if self._file is not None:
+                self._file.close()
+                self._file = None
             self.cell = 0
-            return self.withheld_bytes
 
     def collect(self) -> float | None:
         """Turn what was written since the last call into events (any thread).
 
-        Seconds after which it should be called again without a nudge, or None.
+        Seconds after which it should be called again without a wake-up, or None.
         """
         if not self.cell:
             return None
         with self._lock:
-            self.nudged = False
-            if len(self.written) > FLOOD_WRITES and not self.flooded:
-                self.flooded = True
+            self.woken = False
+            if len(self.written) > FAST_PATH_WRITES and not self.fast:
+                self.fast = True
                 for stream in self.streams:
-                    stream.begin_flood()
-            if self.flooded:
-                self._collect_flood()
+                    stream.begin_fast_path()
+            if self.fast:
+                self._collect_fast()
             self._collect_written()
             self._collect_log()
-            return FLOOD_POLL_S if self.flooded else None
+            return FAST_PATH_POLL_S if self.fast else None
 
     def settle(self) -> None:
         """Have everything written so far in `written`, in order."""
@@ -228,13 +242,13 @@ class Relay:
                 self.withheld_bytes += size
                 return
             self._sent_bytes += size
-            self._beacon.emit(Output, cell=self.cell, **fields)
+            self._events.emit(Output, cell=self.cell, **fields)
 
-    def _collect_flood(self) -> None:
+    def _collect_fast(self) -> None:
         for stream in self.streams:
             stream._wrapper.flush()
-        going_on = [stream.calm_down() for stream in self.streams]
-        self.flooded = any(going_on)
+        still_fast = [stream.calm_down() for stream in self.streams]
+        self.fast = any(still_fast)
         self.settle()
 
     def _collect_written(self) -> None:
@@ -269,17 +283,17 @@ class Relay:
     def _send(self, what: OutputKind, data: bytes) -> None:
         room = max(0, LIMIT_BYTES - TAIL_BYTES - self._sent_bytes)
         if self.withheld_bytes == 0 and len(data) <= room:
-            self._kept.append(data)
+            self._sent.append(data)
             self._emit(what, data)
             return
         if self.withheld_bytes == 0:
-            self._open_spool()
+            self._open_file()
             head = data[:room].decode("utf-8", "ignore").encode()  # no half character
             self._emit(what, head)
-            self._write_spool(head)
+            self._write_file(head)
             data = data[len(head) :]
         self.withheld_bytes += len(data)
-        self._write_spool(data)
+        self._write_file(data)
         self._tail += data[-TAIL_BYTES:]
         del self._tail[:-TAIL_BYTES]
 
@@ -287,24 +301,24 @@ class Relay:
         self._sent_bytes += len(data)
         if data:
             text = data.decode("utf-8", "replace")
-            self._beacon.emit(Output, cell=self.cell, what=what, text=text)
+            self._events.emit(Output, cell=self.cell, what=what, text=text)
 
-    def _open_spool(self) -> None:
-        path = self._spool_folder / f"rank-{self._beacon.rank}-cell-{self.cell}.txt"
+    def _open_file(self) -> None:
+        path = self._folder / f"rank-{self._events.rank}-cell-{self.cell}.txt"
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            self._spool = os.fdopen(descriptor, "wb")
-            self._spool.writelines(self._kept)
-        self._kept.clear()
+            self._file = os.fdopen(descriptor, "wb")
+            self._file.writelines(self._sent)
+        self._sent.clear()
 
-    def _write_spool(self, data: bytes) -> None:
-        if self._spool is None:
+    def _write_file(self, data: bytes) -> None:
+        if self._file is None:
             return
         try:
-            if self._spool.tell() < SPOOL_LIMIT_BYTES:
-                self._spool.write(data)
+            if self._file.tell() < FILE_LIMIT_BYTES:
+                self._file.write(data)
         except OSError:  # the disk is full: the notebook still has the head and the tail
-            self._spool = None
+            self._file = None
 
 
 def as_text(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A process that is like new for a script, and as it was before when the script has ended."""
+"""The process state of a script: like new when it begins; afterwards as it was before."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank import boot
-
 
 @contextlib.contextmanager
-def process(folder: Path) -> Iterator[None]:
+def process(folder: Path, loaded_before: frozenset[str]) -> Iterator[None]:
     """Within, what torchrun would find in a new process; the script lies in `folder`.
+
+    `loaded_before` are top-level modules that are not the user's: they stay.
 
     Its random numbers are its own, its folder's modules are imported anew, so that changes in
     them count, and no start method of processes was chosen. Afterwards the environment, the
@@ -34,7 +34,7 @@ def process(folder: Path) -> Iterator[None]:
         for part in (_environment, _random_numbers, _torch, _signals, _logging, _start_method):
             stack.enter_context(part())
         stack.enter_context(warnings.catch_warnings())
-        stack.enter_context(_modules_of(folder))
+        stack.enter_context(_modules_of(folder, loaded_before))
         yield
 
 
@@ -120,21 +120,21 @@ def _start_method() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _modules_of(folder: Path) -> Iterator[None]:
+def _modules_of(folder: Path, loaded_before: frozenset[str]) -> Iterator[None]:
     """Modules that lie in the script's folder: cells keep theirs, and so does the script."""
     importlib.invalidate_caches()
-    before = _take_out(folder)
+    before = _take_out(folder, loaded_before)
     try:
         yield
     finally:
-        _take_out(folder)
+        _take_out(folder, loaded_before)
         sys.modules.update(before)
 
 
-def _take_out(folder: Path) -> dict[str, types.ModuleType]:
+def _take_out(folder: Path, loaded_before: frozenset[str]) -> dict[str, types.ModuleType]:
     """Remove the folder's modules, and what is in its packages, from those that are loaded."""
-    ours = boot.loaded_at_start()  # no script's, wherever it lies
-    loaded = [each for each in list(sys.modules.items()) if each[0].partition(".")[0] not in ours]
+    modules = list(sys.modules.items())
+    loaded = [each for each in modules if each[0].partition(".")[0] not in loaded_before]
     there = {name for name, module in loaded if _lies_in(folder, name, module)}
     return {name: sys.modules.pop(name) for name, _ in loaded if name.partition(".")[0] in there}
 
@@ -144,7 +144,6 @@ def _lies_in(folder: Path, name: str, module: types.ModuleType) -> bool:
     if "." in name:
         return False
     file = getattr(module, "__file__", None)
-    places = (
-        [Path(file)] if file else [Path(each) / "_" for each in getattr(module, "__path__", ())]
-    )
-    return any(each.parent in (folder, folder / name) for each in places)
+    packages = getattr(module, "__path__", ())
+    files = [Path(file)] if file else [Path(package) / "_" for package in packages]
+    return any(path.parent in (folder, folder / name) for path in files)

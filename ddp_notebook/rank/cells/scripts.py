@@ -13,61 +13,50 @@ import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
-from ddp_notebook.rank import control, state, torch_private
-from ddp_notebook.rank.cells import runner as cells
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import script_state
-from ddp_notebook.rank.collectives import observer, pause
-from ddp_notebook.rank.inspect import data_workers, frames, host
-from ddp_notebook.rank.setup import rendezvous, sockets, subgroups
-from ddp_notebook.rank.training import hooks
+from ddp_notebook.rank.cells.runner import CellRunner
+from ddp_notebook.rank.component import Lifecycle
+from ddp_notebook.rank.inspect import host
+from ddp_notebook.rank.inspect.frames import UserCode
 
 
-def run(
-    cell: int,
-    number: int,
-    path: str,
-    folder: str,
-    arguments: Sequence[str],
-    environments: Mapping[str, Mapping[str, str]],
-    hosts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    hold: bool = False,
-) -> None:
-    """Run the script at `path` to its end; reports through the beacon as a cell does.
+class ScriptRunner:
+    """Runs scripts, in the way that `runner` runs cells."""
 
-    `folder` is the notebook's: relative paths mean there what they mean to torchrun.
-    `environments` has for each rank what its environment must have; an empty value unsets.
-    `hosts` has for a rank the host that its main thread is on meanwhile (see `place`). With `hold`
-    it stops before each collective until it is stepped on.
-    """
-    runner = cells.attach()
-    pause.begin(hold)
-    control.attach(getattr(runner.shell, "kernel", None))
-    rendezvous.watch()
-    observer.attach()
-    hooks.attach()
-    data_workers.attach()
-    frames.is_a_script(path)
-    with runner.running(cell, number, path) as outcome, _as_main(path, arguments) as module:
-        subgroups.before_all_are_forgotten()
-        torch_private.forget_groups()
-        sockets.setup_begins()
-        rank = str(state.current.rank)
-        _set_environment(environments[rank])
-        runner.shell.user_ns["main"] = module
-        try:
-            os.chdir(folder)
-            source = Path(path).read_bytes()
-            with host.on(hosts.get(rank, {})):
-                exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102
-        except SystemExit as stop:
-            outcome.error = _failed(stop)
-        except BaseException as error:  # noqa: BLE001  # shown, and told to the session
-            # The first frame is this one; the user's begins after it.
-            trace = error.__traceback__
-            outcome.error = error.with_traceback(trace.tb_next if trace is not None else None)
-            runner.shell.showtraceback((type(error), error, error.__traceback__))
+    def __init__(
+        self, process: RankProcess, life: Lifecycle, runner: CellRunner, user_code: UserCode
+    ) -> None:
+        self._process = process
+        self._life = life
+        self._runner = runner
+        self._user_code = user_code
+
+    def run(self, script: Script) -> None:
+        """Run a script to its end; reports as a cell does."""
+        runner, path, rank = self._runner, script.path, self._process.rank
+        shell = runner.shell.shell
+        self._user_code.add_script(path)
+        main = _as_main(path, script.arguments, self._process.modules)
+        with runner.running(script, path) as outcome, main as module:
+            # A script makes its own process group, as a new process does.
+            self._life.setup_begins()
+            _set_environment(script.environments[rank])
+            shell.user_ns["main"] = module
+            try:
+                os.chdir(script.folder)
+                source = Path(path).read_bytes()
+                with host.on(script.hosts.get(rank, {})):
+                    exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+            except SystemExit as stop:
+                outcome.error = _failed(stop)
+            except BaseException as error:  # noqa: BLE001  # shown, and told to the session
+                # The first frame is this one; the user's begins after it.
+                trace = error.__traceback__
+                outcome.error = error.with_traceback(trace.tb_next if trace is not None else None)
+                shell.showtraceback((type(error), error, error.__traceback__))
 
 
 def _failed(stop: SystemExit) -> SystemExit | None:
@@ -76,14 +65,16 @@ def _failed(stop: SystemExit) -> SystemExit | None:
 
 
 @contextlib.contextmanager
-def _as_main(path: str, arguments: Sequence[str]) -> Iterator[types.ModuleType]:
+def _as_main(
+    path: str, arguments: Sequence[str], loaded_before: frozenset[str]
+) -> Iterator[types.ModuleType]:
     """A fresh `__main__`, with the script's arguments and folder, for the time it runs."""
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__dict__["__builtins__"] = __builtins__
     folder = Path(path).parent
     main, argv = sys.modules["__main__"], list(sys.argv)
-    with script_state.process(folder):
+    with script_state.process(folder, loaded_before):
         sys.modules["__main__"] = module
         sys.argv[:] = [path, *arguments]
         sys.path.insert(0, str(folder))

@@ -1,4 +1,4 @@
-"""Writes this rank's collectives into its ring; `model.ring` says how it looks.
+"""Writes this rank's collectives into its collective log; `model.collective_log` is the format.
 
 Everything here runs before each collective: it must cost a microsecond and raise nothing.
 """
@@ -20,7 +20,7 @@ _PHASE = {phase: number for number, phase in enumerate(collective_log.PHASES)}
 _DONE = _PHASE[Phase.DONE]
 _RECORD = struct.Struct(f"{collective_log.HEAD.format}{collective_log.REST.size}s")
 _WRITTEN = collective_log.WRITTEN_AT // 8
-# Names of this module are found faster than those of another.
+# Names of this module are looked up faster than attributes of another.
 _FROM, _CAPACITY, _BYTES = (
     collective_log.RECORDS_FROM,
     collective_log.CAPACITY,
@@ -32,8 +32,8 @@ _MOST_TEXTS = 0xFFFF
 """Operations and groups are named by two bytes."""
 
 
-class RingWriter:
-    """One file, of one run at a time."""
+class LogWriter:
+    """One file, of one run at a time, mapped by this rank and the session."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -52,7 +52,7 @@ class RingWriter:
         self._texts: dict[Hashable, int] = {}
         self._text_bytes = 0
         self.prepared: dict[Hashable, Any] = {}
-        """What records have in common: it names texts by their numbers, and goes with them."""
+        """What records have in common, packed. It names texts by number, so it ends with them."""
         collective_log.HEADER.pack_into(self._map, 0, collective_log.MAGIC, run, 0, 0)
 
     @property
@@ -85,16 +85,16 @@ class RingWriter:
             self.prepared.clear()
         self.prepared[key] = prepared
 
-    def write(self, slot: int, issued_ns: int, rest: bytes, backwards: int = 0) -> int:
-        """Write a record, its `rest` packed as `model.ring.REST`; its number."""
+    def write(self, seq_id: int, issued_ns: int, rest: bytes, backwards: int = 0) -> int:
+        """Write a record, its `rest` packed as `collective_log.REST`; its number."""
         number = next(self._counter)
         at = _FROM + number % _CAPACITY * _BYTES
-        self._pack(self._map, at, number + 1, slot, issued_ns, 0, backwards, rest)
+        self._pack(self._map, at, number + 1, seq_id, issued_ns, 0, backwards, rest)
         self._words[_WRITTEN] = number + 1
         return number
 
     def done(self, number: int, done_ns: int) -> None:
-        """Mark it as done: `mark` for what nearly every collective comes to."""
+        """Mark it as done: as `mark`, and quicker, since nearly every collective gets there."""
         at = _FROM + number % _CAPACITY * _BYTES
         words = self._words
         if words[at >> 3] == number + 1:
@@ -102,7 +102,7 @@ class RingWriter:
             self._map[at + _PHASE_AT] = _DONE
 
     def mark(self, number: int, phase: Phase, done_ns: int) -> None:
-        """A record has come to `phase`; a record that was overwritten since is left alone."""
+        """A record is in `phase` now; one that was overwritten since is left alone."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
             self._words[(at + _DONE_NS) // 8] = done_ns

@@ -1,8 +1,8 @@
-"""A process group around torch's own that writes down, guards and can hold each collective.
+"""A process group around torch's own that records, checks and can pause each collective.
 
 torch, DDP's reducer included, calls it as any group; what it returns is torch's own work. It
 adds no communication and no synchronisation. When something of ours fails here, the observer
-takes itself out and the collective goes on without it.
+disables itself and the collective goes on without it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -22,37 +21,84 @@ import torch.distributed as dist
 from ddp_notebook.model import DEFAULT_GROUP, Part, Phase
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives import call_sites, guard, operations, pause
-from ddp_notebook.rank.collectives.log_writer import RingWriter
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.collectives import guard, operations
+from ddp_notebook.rank.collectives.call_sites import CallSite, CallSites
+from ddp_notebook.rank.collectives.guard import Guard
+from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
-from ddp_notebook.rank.setup import sockets, subgroups
-from ddp_notebook.rank.training.replicas import tracker
+from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.setup.sockets import TorchSockets
+from ddp_notebook.rank.setup.subgroups import Subgroups
+from ddp_notebook.rank.training.replicas import Tracker
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
 _MOST_PENDING = 2048
 _BACKWARD = Part.BACKWARD
-_numbers = itertools.count()
+# Names of this module are looked up faster than attributes of another.
 _now_ns = time.monotonic_ns
+_getframe = sys._getframe
+
+_Prepared = tuple[bytes, int, bool, Facts]
+"""What records of calls that are alike have in common, packed; its hash for the guard, whether
+the call waits for its end, and the facts for an explanation."""
 
 
-class Observer:
-    """What this rank issued. One per process."""
+class Observer(Component):
+    """What this rank issued, and where it is recorded."""
 
-    def __init__(self) -> None:
-        self.ring: RingWriter | None = None
+    def __init__(
+        self,
+        process: RankProcess,
+        call_sites: CallSites,
+        gate: PauseGate,
+        tracker: Tracker,
+        sockets: TorchSockets,
+        subgroups: Subgroups,
+    ) -> None:
+        self.process = process
+        self.call_sites = call_sites
+        self.gate = gate
+        self.tracker = tracker
+        self.sockets = sockets
+        self.subgroups = subgroups
+        self.log: LogWriter | None = None
+        """Where collectives are recorded now; None while none are, as after a defect of ours."""
         self.broken = ""
-        """Why it took itself out; empty while it works."""
+        """Why it disabled itself; empty while it works."""
         self.pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
         """Number and work of what was not seen to be done yet."""
-        self._settling = threading.Lock()
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
-        self.on_bucket: Callable[[Any], None] | None = None
-        """Told the gradients of each bucket before they are reduced. Raises nothing."""
-
+        self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
+        """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
         self.outlived: list[Any] = []
         """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
+        self._file: LogWriter | None = None
+        self._settling = threading.Lock()
+        self._group_numbers = itertools.count()
+        self._guard_numbers = itertools.count()
+        self._group_type: type[ObservedGroup] = ObservedGroup
+
+    def attach(self) -> None:
+        """Have every group that is made from now on observed, if torch has not changed."""
+        self.log = self._file = LogWriter(self.process.collective_log)
+        self._group_type = _group_type(self)
+        torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
+        torch_private.watch_groups(lambda new: _Making(self, new))
+
+    def run_begins(self, run: Run) -> None:
+        """The records of the last run are forgotten."""
+        self.run = run.number
+        self.pending.clear()
+        if self._file is not None:
+            self._file.begin(run.number)
+
+    def run_ends(self) -> None:
+        """What is done by now is marked so."""
+        self.settle()
 
     def hold_until_the_next(self, group: Any) -> None:
         """Keep a destroyed group until another one is made.
@@ -63,36 +109,25 @@ class Observer:
         """
         self.outlived.append(group)
 
-    def open(self, path: Path) -> None:
-        """Write to the ring at `path` from now on."""
-        self.ring = RingWriter(path)
-
-    def begin(self, run: int) -> None:
-        """A cell, a script or a set-up begins."""
-        self.run = run
-        self.pending.clear()
-        if self.ring is not None:
-            self.ring.begin(run)
-
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Within, collectives go straight to torch: what they take is measured."""
-        ring, self.ring = self.ring, None
+        log, self.log = self.log, None
         try:
             yield
         finally:
-            self.ring = ring
+            self.log = None if self.broken else log
 
     def settle(self) -> None:
-        """Mark what is done by now. From any thread; nobody waits for another one that does it."""
-        pending, ring = self.pending, self.ring
+        """Mark what is done by now. From any thread; nobody waits for another that does it."""
+        pending, log = self.pending, self.log
         if not pending or not self._settling.acquire(False):
             return
         try:
             while pending and pending[0][1].is_completed():
                 number, _ = pending.popleft()
-                if ring is not None:
-                    ring.done(number, _now_ns())
+                if log is not None:
+                    log.done(number, _now_ns())
         except IndexError:  # a cell has begun, and what was pending is forgotten
             pass
         finally:
@@ -106,44 +141,70 @@ class Observer:
         except IndexError:
             return None
 
-    def take_out(self, error: BaseException) -> None:
+    def disable(self, error: BaseException) -> None:
         """Observe no more in this process."""
         self.broken = f"{type(error).__name__}: {error}"
+        self.log = None
+
+    def new_guard(self) -> Guard | None:
+        """A guard for a group that is about to be made; None while nothing is recorded."""
+        return None if self.log is None else Guard(self.process, next(self._guard_numbers))
+
+    def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
+        """The observed group around `inner`, which torch has just made of `new`."""
+        members = new.members or tuple(range(new.size))
+        name = str(new.name) if new.members else DEFAULT_GROUP
+        group = self._group_type(_Group(inner, name, members, next(self._group_numbers)))
+        torch_private.take_place(group, inner)
+        if new.members:
+            self.subgroups.keep(group, new)
+        return group
 
 
-observer = Observer()
+class _Group:
+    """What is known of an observed group. A plain object: it is read before each collective, and
+    attributes of one of torch's own objects take three times as long."""
+
+    __slots__ = ("checks", "inner", "members", "number", "seq_ids", "title", "waits")
+
+    def __init__(self, inner: Any, title: str, members: Sequence[int], number: int) -> None:
+        self.inner = inner
+        """torch's own group."""
+        self.title = title
+        self.members = tuple(members)
+        self.number = number
+        """Names it on this rank; another one after `%ddp_abort`."""
+        self.seq_ids = [0, 0]
+        """How many collectives, and sends and receives, were issued so far."""
+        self.checks: list[Callable[..., None] | None] = [None, None]
+        """What compares with the other ranks: collectives, and never sends and receives."""
+        self.waits = torch_private.group_backend(inner) == "gloo"
+        """A collective that is waited for is waited for in here, so that its end is seen."""
+
+    def text(self, log: LogWriter) -> int:
+        """The number by which records name the group."""
+        value = {"group": self.title, "members": list(self.members)}
+        return log.text(("group", self.title), value)
 
 
 class ObservedGroup(dist.ProcessGroup):
-    """Torch's group `inner`, observed. Names of ours begin with ddp_notebook."""
+    """torch's group `inner`, observed. Names of ours begin with ddp_notebook.
 
-    def __init__(self, inner: dist.ProcessGroup, name: str, members: Sequence[int]) -> None:
-        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # torch's stub
-        self.ddp_notebook_inner = inner
-        self.ddp_notebook_members = tuple(members)
-        self.ddp_notebook_title = name
-        self.ddp_notebook_guard: guard.Guard | None = None
-        self.ddp_notebook_number = next(_numbers)
-        self.ddp_notebook_slots = [0, 0]
-        """Collectives, and sends and receives, issued so far."""
-        self.ddp_notebook_waits = torch_private.group_backend(inner) == "gloo"
-        """A collective that is waited for is waited for in here, so that its end is seen."""
+    A subclass (see `_group_type`) has the methods that issue collectives.
+    """
 
-    def ddp_notebook_name(self) -> int:
-        """The number by which records name the group."""
-        assert observer.ring is not None
-        value = {"group": self.ddp_notebook_title, "members": list(self.ddp_notebook_members)}
-        return observer.ring.text(("group", self.ddp_notebook_title), value)
+    def __init__(self, group: _Group) -> None:
+        super().__init__(group.inner.rank(), group.inner.size())  # type: ignore[call-arg]  # torch's stub
+        self.ddp_notebook_group = group
+
+    @property
+    def ddp_notebook_inner(self) -> Any:
+        """torch's own group."""
+        return self.ddp_notebook_group.inner
 
     def ddp_notebook_become(self, new: ObservedGroup) -> None:
         """Go on as `new`, which has the same members, wherever this group is referred to."""
-        self.ddp_notebook_inner = new.ddp_notebook_inner
-        self.ddp_notebook_title, self.ddp_notebook_guard = (
-            new.ddp_notebook_title,
-            new.ddp_notebook_guard,
-        )
-        self.ddp_notebook_slots = [0, 0]
-        self.ddp_notebook_number = new.ddp_notebook_number
+        self.ddp_notebook_group = new.ddp_notebook_group
         torch_private.take_place(self, new)
 
     def _get_backend(self, device: Any) -> Any:
@@ -151,11 +212,11 @@ class ObservedGroup(dist.ProcessGroup):
         return self.ddp_notebook_inner._get_backend(device)
 
     def _start_coalescing(self, device: Any) -> None:
-        """What comes until `_end_coalescing` goes as one."""
+        """What is issued until `_end_coalescing` is sent as one."""
         self.ddp_notebook_inner._start_coalescing(device)
 
     def _end_coalescing(self, device: Any) -> Any:
-        """The work of all that came."""
+        """The work of all that was issued."""
         return self.ddp_notebook_inner._end_coalescing(device)
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
@@ -164,120 +225,95 @@ class ObservedGroup(dist.ProcessGroup):
 
 
 def unobserved(group: Any) -> Any:
-    """Torch's own group in an observed one; `group` itself when it is not observed."""
+    """torch's own group in an observed one; `group` itself when it is not observed."""
     return getattr(group, "ddp_notebook_inner", group)
-
-
-def attach() -> bool:
-    """Have every group that is made from now on observed; False when torch has changed."""
-    if observer.ring is None:
-        observer.open(guard.ring_path())
-    torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
-    return torch_private.watch_groups(_Making)
 
 
 class _Making:
     """A group that is being made: `before` and `after` torch makes it."""
 
-    def __init__(self, new: torch_private.NewGroup) -> None:
+    def __init__(self, observer: Observer, new: torch_private.NewGroup) -> None:
+        self.observer = observer
         self.new = new
-        self.guard: guard.Guard | None = None
+        self.guard: Guard | None = None
 
     def before(self) -> None:
-        """Tell the others where this rank's words are."""
-        observer.outlived.clear()
-        sockets.group_begins()
-        if observer.ring is not None and not observer.broken:
-            self.guard = guard.Guard()
-            self.guard.tell(self.new.store, self.new.name, self.new.rank)
+        """Publish where the others find this rank's words."""
+        self.observer.outlived.clear()
+        self.observer.sockets.group_begins()
+        self.guard = self.observer.new_guard()
+        if self.guard is not None:
+            self.guard.publish(self.new.store, self.new.name, self.new.rank)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
-        if observer.ring is None or observer.broken:
+        if self.observer.log is None:
             return inner
         new = self.new
-        members = new.members or tuple(range(new.size))
-        group = ObservedGroup(inner, str(new.name) if new.members else DEFAULT_GROUP, members)
-        torch_private.take_place(group, inner)
+        group = self.observer.observed(inner, new)
         if self.guard is not None:
-            self.guard.meet(new.store, new.name, new.rank, new.size)
-            group.ddp_notebook_guard = self.guard
-        if new.members:
-            subgroups.keep(group, new)
+            self.guard.find_peers(new.store, new.name, new.rank, new.size)
+            group.ddp_notebook_group.checks[0] = self.guard.check
         return group
 
     def ended(self) -> None:
-        """Torch has made the group, or could not."""
-        sockets.group_ended()
+        """torch has made the group, or could not."""
+        self.observer.sockets.group_ended()
 
 
-_Prepared = tuple[bytes, int, bool, Facts]
-"""What records of calls that are alike have in common, packed; its hash for the guard, and whether
-the end is waited for."""
+# -- before and after each collective ------------------------------------------------------
+#
+# What follows runs on every collective of the user's: microseconds count. The functions are
+# closures, made once per operation: what they use is found in their cells, which is quicker than
+# an attribute of `self` or of a module. They are two and not ten, because calling a function of
+# Python's costs about as much as a whole section of them does.
 
 
-def _method(operation: Operation) -> Callable[..., Any]:
-    """The observed form of one of torch's methods."""
-    name, key_of = operation.method, operation.key
-    kind = 1 if operation.to_peer else 0
+def _group_type(observer: Observer) -> type[ObservedGroup]:
+    """The type of this rank's groups: each method of torch's that issues something, observed."""
+    methods = {
+        operation.method: _method(observer, operation)
+        for operation in operations.OPERATIONS
+        if hasattr(dist.ProcessGroup, operation.method)
+    }
+    return type("ObservedGroup", (ObservedGroup,), methods)
+
+
+def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
+    """One of torch's methods: recorded before, issued, marked after."""
+    name = operation.method
+    record = _recorder(observer, operation)
+    gate, pending = observer.gate, observer.pending
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
-        # In one piece: to call a function of Python's costs about as much as what one does here.
-        call = getattr(self.ddp_notebook_inner, name)
-        ring = observer.ring
-        if ring is None or observer.broken:
+        group = self.ddp_notebook_group
+        call = getattr(group.inner, name)
+        log = observer.log
+        if log is None:
             return call(*args, **named)
         try:
-            try:
-                frame = sys._getframe(1)
-            except ValueError:  # a thread of torch's own calls
-                frame = None
-            site = call_sites.site(frame)
-            label = call_sites.label(frame, site) if site.labels and operation.labelled else ""
-            try:
-                about = None if named else key_of(args)
-            except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
-                about = None
-            key = (about, site.number, label, name, self.ddp_notebook_number)
-            ready = ring.prepared.get(key)
-            if ready is None:
-                ready = _prepare(self, operation, operation.facts(args, named), site, label)
-                if about is not None:
-                    ring.keep_prepared(key, ready)
-            rest, alike, waited, facts = ready
-            if site.part is _BACKWARD and args and observer.on_bucket is not None:
-                observer.on_bucket(args[0])
-            slots = self.ddp_notebook_slots
-            slot = slots[kind]
-            slots[kind] = slot + 1
-            number = ring.write(slot, _now_ns(), rest, tracker.backwards)
-            its_guard = self.ddp_notebook_guard
-            if its_guard is not None and not kind:
-                its_guard.check(slot, number, alike, operation, facts)
+            number, waited = record(group, log, args, named)
         except guard.Mismatch:
-            # It is not issued: what this rank issues next is what meets the others in the slot.
-            slots[kind] = slot
-            ring.mark(number, Phase.REFUSED, _now_ns())
             raise
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
-            observer.take_out(error)
+            observer.disable(error)
             return call(*args, **named)
-        if pause.on:
-            ring.mark(number, Phase.HELD, 0)
-            pause.hold(number)
-            ring.mark(number, Phase.ISSUED, 0)
+        if gate.paused:
+            log.mark(number, Phase.HELD, 0)
+            gate.wait(number)
+            log.mark(number, Phase.ISSUED, 0)
         try:
             work = call(*args, **named)
             if waited and work is not None:
                 work.wait()
         except BaseException:
-            ring.mark(number, Phase.FAILED, _now_ns())
+            log.mark(number, Phase.FAILED, _now_ns())
             raise
         if waited or work is None:
-            ring.done(number, _now_ns())
+            log.done(number, _now_ns())
         else:
             observer.settle()
-            observer.pending.append((number, work))
+            pending.append((number, work))
         return work
 
     observed.__name__ = name
@@ -286,23 +322,76 @@ def _method(operation: Operation) -> Callable[..., Any]:
     return observed
 
 
+def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[int, bool]]:
+    """What records a call of `operation` and compares it with the other ranks'.
+
+    It gives the number of the record, and whether the call is waited for. Raises Mismatch.
+    """
+    name, key_of, has_metric = operation.method, operation.key, operation.has_metric
+    kind = 1 if operation.to_peer else 0
+    call_sites, tracker = observer.call_sites, observer.tracker
+
+    def record(
+        group: _Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
+    ) -> tuple[int, bool]:
+        try:
+            frame = _getframe(2)  # torch's function: `call_sites` counts on this depth
+        except ValueError:  # a thread of torch's own calls
+            frame = None
+        site = call_sites.site(frame)
+        metric = call_sites.metric_name(frame, site) if site.variables and has_metric else ""
+        try:
+            about = None if named else key_of(args)
+        except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
+            about = None
+        key = (about, site, metric, name, group.number)
+        try:
+            ready = log.prepared[key]  # a subscript is quicker than a call of `get`
+        except KeyError:
+            ready = _prepare(group, log, operation, operation.facts(args, named), key)
+        rest, alike, waited, facts = ready
+        if site.part is _BACKWARD:
+            observer.on_bucket(args)
+        seq_ids = group.seq_ids
+        seq_id = seq_ids[kind]
+        seq_ids[kind] = seq_id + 1
+        number = log.write(seq_id, _now_ns(), rest, tracker.backwards)
+        check = group.checks[kind]
+        if check is not None:
+            try:
+                check(seq_id, number, alike, operation, facts)
+            except guard.Mismatch:
+                # It is not issued: what this rank issues next meets the others there instead.
+                seq_ids[kind] = seq_id
+                log.mark(number, Phase.REFUSED, _now_ns())
+                raise
+        return number, waited
+
+    torch_private.keep_from_compiler(record)
+    return record
+
+
 def _prepare(
-    group: ObservedGroup, operation: Operation, facts: Facts, site: call_sites.Site, label: str
+    group: _Group,
+    log: LogWriter,
+    operation: Operation,
+    facts: Facts,
+    key: tuple[Hashable, CallSite, str, str, int],
 ) -> _Prepared:
-    ring = observer.ring
-    assert ring is not None
+    """What records of such calls have in common; kept under `key` where its first part is known."""
+    about, site, metric, _, _ = key
     shape = facts.shape[:DIMENSIONS]
-    members = group.ddp_notebook_members
+    members = group.members
     rest = REST.pack(
         facts.numel,
         facts.bytes,
-        ring.text(site.path, site.path),
-        ring.text(site.api or operation.name, site.api or operation.name),
-        ring.text(("label", label), label) if label else 0,
-        group.ddp_notebook_name(),
-        ring.text(operation.name, operation.name),
-        ring.text(facts.dtype, facts.dtype),
-        ring.text(facts.reduce_op, facts.reduce_op) if facts.reduce_op else 0,
+        log.text(site.path, site.path),
+        log.text(site.api or operation.name, site.api or operation.name),
+        log.text(("label", metric), metric) if metric else 0,
+        group.text(log),
+        log.text(operation.name, operation.name),
+        log.text(facts.dtype, facts.dtype),
+        log.text(facts.reduce_op, facts.reduce_op) if facts.reduce_op else 0,
         _PARTS[site.part],
         _PHASES[Phase.ISSUED],
         len(shape),
@@ -314,9 +403,7 @@ def _prepare(
         *(*shape, *(0,) * DIMENSIONS)[:DIMENSIONS],
     )
     alike = guard.hash_of((operation.name, facts.alike))
-    return rest, alike, facts.waited and group.ddp_notebook_waits, facts
-
-
-for _operation in operations.OPERATIONS:
-    if hasattr(dist.ProcessGroup, _operation.method):
-        setattr(ObservedGroup, _operation.method, _method(_operation))
+    prepared = rest, alike, facts.waited and group.waits, facts
+    if about is not None:
+        log.keep_prepared(key, prepared)
+    return prepared

@@ -48,8 +48,8 @@ class Operation:
     facts: _Reader
     key: _Key
     to_peer: bool = False
-    labelled: bool = False
-    """The name of what is reduced is looked for: it tells metrics apart."""
+    has_metric: bool = False
+    """The user's code may name what is reduced, a metric: the name is looked for."""
 
 
 @lru_cache(maxsize=64)
@@ -200,39 +200,39 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
 
 
 OPERATIONS = (
-    Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), labelled=True),
+    Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), has_metric=True),
     Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
     Operation(
         "broadcast",
         "broadcast",
         _same(0, "tensors"),
         _key_of_moved(0, rooted=True),
-        labelled=True,
+        has_metric=True,
     ),
     Operation(
-        "reduce", "reduce", _same(0, "tensors"), _key_of_reduced(0, rooted=True), labelled=True
+        "reduce", "reduce", _same(0, "tensors"), _key_of_reduced(0, rooted=True), has_metric=True
     ),
-    Operation("allgather", "all_gather", _gathered, _no_key, labelled=True),
+    Operation("allgather", "all_gather", _gathered, _no_key, has_metric=True),
     Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list"), _no_key),
     Operation(
         "all_gather_single",
         "all_gather_into_tensor",
         _same(1, "input"),
         _key_of_moved(1),
-        labelled=True,
+        has_metric=True,
     ),
     Operation(
         "_allgather_base",
         "all_gather_into_tensor",
         _same(1, "input"),
         _key_of_moved(1),
-        labelled=True,
+        has_metric=True,
     ),
     Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key),
     Operation(
         "allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key
     ),
-    Operation("gather", "gather", _same(1, "input_tensors"), _no_key, labelled=True),
+    Operation("gather", "gather", _same(1, "input_tensors"), _no_key, has_metric=True),
     Operation("scatter", "scatter", _same(0, "output_tensors"), _no_key),
     Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors"), _no_key),
     Operation(

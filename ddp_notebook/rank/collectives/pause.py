@@ -1,53 +1,55 @@
-"""Holds this rank before each collective, until it is stepped on."""
+"""Pauses this rank before each collective, until it is stepped."""
 
 from __future__ import annotations
 
 import threading
 
-from ddp_notebook.rank import state
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.main_thread import Aborted, MainThread
 
-on = False
-"""True while collectives are held."""
-at: int | None = None
-"""The number of the collective before which the rank is held; None when it is not."""
-_go = threading.Semaphore(0)
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
+"""How often a paused rank looks whether it was aborted."""
 
 
-class GivenUp(RuntimeError):
-    """The rank waited in code of ours, and what it ran was given up."""
+class PauseGate(Component):
+    """The gate that collectives pass. Only `paused` is read before each one."""
 
+    def __init__(self, main_thread: MainThread) -> None:
+        self._main_thread = main_thread
+        self.paused = False
+        """True while collectives are paused."""
+        self.at: int | None = None
+        """The number of the collective before which the rank is paused; None when it is not."""
+        self._steps = threading.Semaphore(0)
 
-def begin(hold: bool) -> None:
-    """A cell begins, with its collectives held or not."""
-    global on, at, _go
-    on, at = hold, None
-    _go = threading.Semaphore(0)
+    def run_begins(self, run: Run) -> None:
+        """Pause in this run, or do not; a step that came late does not count for it."""
+        self.paused, self.at = run.paused, None
+        self._steps = threading.Semaphore(0)
 
+    def run_ends(self) -> None:
+        """Collectives outside of a run are not paused."""
+        self.run_begins(Run(0))
 
-def let_go() -> dict[str, int | None]:
-    """Let the rank go on to its next collective; before which it was held. From any thread."""
-    was = at
-    if was is not None:
-        _go.release()
-    return {"at": was}
+    def step(self) -> int | None:
+        """Let the rank go on to its next collective; before which it was paused. Any thread."""
+        at = self.at
+        if at is not None:
+            self._steps.release()
+        return at
 
+    def resume(self) -> int | None:
+        """Pause the rank no more; before which collective it was paused. Any thread."""
+        self.paused = False
+        return self.step()
 
-def let_go_for_good() -> dict[str, int | None]:
-    """Hold the rank no more."""
-    global on
-    on = False
-    return let_go()
-
-
-def hold(number: int) -> None:
-    """Wait before collective `number`. Raises GivenUp, KeyboardInterrupt."""
-    global at
-    gate = _go
-    at = number
-    try:
-        while not gate.acquire(timeout=_LOOK_EVERY_S):
-            if state.current.give_up.is_set():
-                raise GivenUp("given up (%ddp_abort)")
-    finally:
-        at = None
+    def wait(self, number: int) -> None:
+        """Wait before collective `number`. Raises Aborted, KeyboardInterrupt."""
+        steps = self._steps
+        self.at = number
+        try:
+            while not steps.acquire(timeout=_POLL_S):
+                if self._main_thread.abort.is_set():
+                    raise Aborted("aborted (%ddp_abort)")
+        finally:
+            self.at = None

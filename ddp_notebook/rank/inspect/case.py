@@ -1,24 +1,17 @@
-"""What this rank knows about its own set-up, gathered when asked; also while main is blocked.
+"""What this rank knows about itself and its set-up, gathered when it is asked.
 
-Called on the engine's control thread: nothing here may wait long, or for the main thread.
+Called on the engine's control thread, also while the main thread is blocked: nothing here may
+wait long, or for the main thread.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import importlib.metadata
 import linecache
-import os
-import platform
 import re
-import sys
-import threading
-import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,152 +24,199 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     StoreFile,
-    codec,
 )
 from ddp_notebook.model.ddp import Fingerprint
-from ddp_notebook.rank import state, torch_private
-from ddp_notebook.rank.collectives import call_sites, observer, pause
-from ddp_notebook.rank.inspect import data_workers, host, reachability
-from ddp_notebook.rank.inspect import frames as where
-from ddp_notebook.rank.setup import rendezvous, sockets, store_process
-from ddp_notebook.rank.training import ddp, facts
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.inspect import frames, host
+from ddp_notebook.rank.inspect.data_workers import DataWorkers
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.polled_file import polled_file
+from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
+from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
+from ddp_notebook.rank.main_thread import Failure, MainThread
+from ddp_notebook.rank.setup import store_process
+from ddp_notebook.rank.setup.rendezvous import InitCalls
+from ddp_notebook.rank.setup.sockets import TorchSockets
+from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training.facts import RunSummary
 
-_LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._tensor")
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 
 
-def gather() -> dict[str, Any]:
-    """This rank's evidence as JSON."""
-    observer.observer.settle()
-    runnable = is_runnable()  # before anything here wakes the store's thread
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = where.frames_of(frame)
-    inside = waiting_in(frames, runnable)
-    call = rendezvous.log
-    error = state.current.error
-    arguments = call.arguments
-    probe, addresses = host.as_main(lambda: _store_and_name(arguments, bool(call.entered)))
-    wire: dict[str, Any] = codec.encode(
-        RankReport(
-            rank=state.current.rank,
-            activity=activity_of(inside),
+class Waiting:
+    """What the main thread is at: it runs, waits in torch, is paused, or does nothing."""
+
+    def __init__(
+        self, main_thread: MainThread, gate: PauseGate, observer: Observer, user_code: UserCode
+    ) -> None:
+        self._main_thread = main_thread
+        self._gate = gate
+        self._observer = observer
+        self._is_users = user_code.is_users
+
+    def activity(self, inside: str) -> Activity:
+        """What it is at; `inside` is the part of set-up that it is in, empty for none."""
+        if self._main_thread.paused_before or self._gate.at is not None:
+            return Activity.HELD
+        if inside:
+            return Activity.WAITING
+        if self._main_thread.running:
+            return Activity.BUSY
+        return Activity.FAILED if self._main_thread.error else Activity.IDLE
+
+    def inside(self, stack: Sequence[FrameType], runnable: bool) -> str:
+        """What it waits in, empty for nothing; `runnable` when it uses the CPU."""
+        inside = self._main_thread.waiting_in or self._inside_torch(stack)
+        if not inside and not runnable and self._awaits_work(stack):
+            return "collective"
+        return inside
+
+    def _inside_torch(self, stack: Sequence[FrameType]) -> str:
+        """The part of set-up that these frames are in, by the names of torch's functions."""
+        collective = ""
+        for frame in stack:
+            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            if module == "torch.distributed.rendezvous" and name in torch_private.STORE_FUNCTIONS:
+                return "store"
+            if module == "torch.distributed.distributed_c10d":
+                if name in torch_private.GROUP_FUNCTIONS:
+                    return "process-group"
+                if not collective and name in frames.WAITING_IN and name != "init_process_group":
+                    collective = "collective"
+            if is_ddp_constructor(frame):
+                return "ddp"
+            if self._is_users(frame.f_code.co_filename):
+                break
+        return collective
+
+    def _awaits_work(self, stack: Sequence[FrameType]) -> bool:
+        """True in torch's C++, or in ``work.wait()``, while a collective is not done."""
+        if not stack or self._observer.waits_for() is None:
+            return False
+        innermost = stack[0]
+        if self._is_users(innermost.f_code.co_filename):
+            line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
+            return ".wait(" in line
+        return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
+
+
+class Reporter:
+    """Makes this rank's report."""
+
+    def __init__(
+        self,
+        process: RankProcess,
+        main_thread: MainThread,
+        waiting: Waiting,
+        observer: Observer,
+        call_sites: CallSites,
+        user_code: UserCode,
+        init_calls: InitCalls,
+        sockets: TorchSockets,
+        resolver: Resolver,
+        reachability: Reachability,
+        data_workers: DataWorkers,
+        summary: RunSummary,
+    ) -> None:
+        self._rank = process.rank
+        self._main_thread = main_thread
+        self._waiting = waiting
+        self._observer = observer
+        self._call_sites = call_sites
+        self._user_code = user_code
+        self._init_calls = init_calls
+        self._sockets = sockets
+        self._resolver = resolver
+        self._reachability = reachability
+        self._data_workers = data_workers
+        self._summary = summary
+
+    def report(self) -> RankReport:
+        """This rank, as it is now."""
+        self._observer.settle()
+        runnable = is_runnable()  # before anything here wakes the store's thread
+        frame = frames.main_frame()
+        stack = frames.frames_of(frame)
+        inside = self._waiting.inside(stack, runnable)
+        calls, error = self._init_calls.calls, self._main_thread.error
+        arguments = calls.arguments
+        probe, addresses = host.as_main(lambda: self._store_and_name(arguments, calls.entered > 0))
+        return RankReport(
+            rank=self._rank,
+            activity=self._waiting.activity(inside),
             inside=inside,
-            doing=state.current.doing or where.describe(frame),
-            entered=call.entered,
-            left=call.left,
+            doing=self._main_thread.doing or self._user_code.describe(frame),
+            entered=calls.entered,
+            left=calls.returned,
             initialized=dist.is_initialized(),
             arguments=arguments,
             error_type=error.type if error else "",
             error_text=error.text if error else "",
             error_category=error.category if error else "",
             error_remedy=error.remedy if error else "",
-            holder=_holder(error),
-            polls_for=_polled_file(frame) if not inside else "",
-            workers=data_workers.watch.workers(frames) if not inside else (),
+            holder=_holder(error, arguments.master_port),
+            polls_for="" if inside else polled_file(frame, self._user_code),
+            workers=() if inside else self._data_workers.owing(stack),
             probe=probe,
             file=_store_file(arguments.path),
-            host=call.host or host.host(),
-            network=call.network or host.network(),
+            host=calls.host or host.host(),
+            network=calls.network or host.network(),
             versions=versions(),
             addresses=addresses,
-            listens=_listens(inside, arguments),
+            listens=self._listens(inside, arguments),
             runnable=runnable,
-            main_cpu_s=_main_cpu_s(),
-            model=_wrapped_model(frames),
-            path=tuple(Place(*each) for each in call_sites.users_path(frame)),
-            waits_for=observer.observer.waits_for() if inside else None,
-            run=observer.observer.run,
-            replicas=facts.counts(),
+            main_cpu_s=main_cpu_s(),
+            model=_wrapped_model(stack),
+            path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
+            waits_for=self._observer.waits_for() if inside else None,
+            run=self._observer.run,
+            replicas=self._summary.counts(),
         )
-    )
-    return wire
+
+    def _store_and_name(
+        self, arguments: InitArguments, entered: bool
+    ) -> tuple[Probe, dict[str, tuple[str, ...]]]:
+        """Whether the store answers this rank, and what its name resolves to here."""
+        address = arguments.master_addr, arguments.master_port
+        probe = self._reachability.store(*address) if entered else Probe()
+        return probe, self._resolver.resolved(arguments.master_addr)
+
+    def _listens(self, inside: str, arguments: InitArguments) -> tuple[str, ...]:
+        """Where the group that is being made listens; a store that this rank hosts left out."""
+        if inside != "process-group":
+            return ()
+        store = f":{arguments.master_port}"
+        return tuple(each for each in self._sockets.listening() if not each.endswith(store))
 
 
-def _holder(error: state.Failure | None) -> str:
-    """Who holds the port that this rank could not have."""
-    port = rendezvous.log.arguments.master_port
-    if error is None or not port:
-        return ""
-    ours = error.category == Category.PORT_IN_USE
-    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
-    return store_process.holder(port) if in_use else ""
+def is_ddp_constructor(frame: FrameType) -> bool:
+    """True for the frame of ``DistributedDataParallel.__init__``."""
+    module = frame.f_globals.get("__name__", "")
+    return module == "torch.nn.parallel.distributed" and frame.f_code.co_name == "__init__"
 
 
-def activity_of(inside: str) -> Activity:
-    """What the main thread is at; `inside` is the part of set-up that it is in, empty for none."""
-    if state.current.held or pause.at is not None:
-        return Activity.HELD
-    if inside:
-        return Activity.WAITING
-    if state.current.running:
-        return Activity.BUSY
-    return Activity.FAILED if state.current.error else Activity.IDLE
-
-
-def waiting_in(frames: list[FrameType], runnable: bool) -> str:
-    """What the main thread waits in, empty for nothing; `runnable` when it uses the CPU."""
-    inside = state.current.waiting_in or _inside_of(frames)
-    if not inside and not runnable and _awaits_work(frames):
-        return "collective"
-    return inside
-
-
-def _inside_of(frames: list[FrameType]) -> str:
-    """The part of set-up that these frames are in, by the names of torch's functions."""
-    collective = ""
-    for frame in frames:
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module == "torch.distributed.rendezvous" and name in torch_private.STORE_FUNCTIONS:
-            return "store"
-        if module == "torch.distributed.distributed_c10d":
-            if name in torch_private.GROUP_FUNCTIONS:
-                return "process-group"
-            if not collective and name in where.WAITING_IN and name != "init_process_group":
-                collective = "collective"
-        if module == "torch.nn.parallel.distributed" and name == "__init__":
-            return "ddp"
-        if where.is_users(frame.f_code.co_filename):
-            break
-    return collective
-
-
-def _awaits_work(frames: list[FrameType]) -> bool:
-    """True in torch's C++, or in ``work.wait()``, while a collective is not done."""
-    if not frames or observer.observer.waits_for() is None:
-        return False
-    innermost = frames[0]
-    if where.is_users(innermost.f_code.co_filename):
-        line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
-        return ".wait(" in line
-    return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
-
-
-def _wrapped_model(frames: list[FrameType]) -> Fingerprint | None:
+def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
     """What the model is made of whose DDP is being constructed on these frames."""
-    for frame in frames:
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module == "torch.nn.parallel.distributed" and name == "__init__":
+    for frame in stack:
+        if is_ddp_constructor(frame):
             model = frame.f_locals.get("module")
             if isinstance(model, torch.nn.Module):
                 return ddp.contents(model)
     return None
 
 
-# -- the store, and where others find this rank ------------------------------------------
-
-
-def _store_and_name(came: InitArguments, entered: bool) -> tuple[Probe, dict[str, tuple[str, ...]]]:
-    """Whether the store answers this rank, and what its name means here."""
-    probe = reachability.store(came.master_addr, came.master_port) if entered else Probe()
-    return probe, reachability.resolved(came.master_addr)
-
-
-def _listens(inside: str, came: InitArguments) -> tuple[str, ...]:
-    """Where the group that is being made listens; a store that this rank hosts left out."""
-    if inside != "process-group":
-        return ()
-    return tuple(each for each in sockets.listening() if not each.endswith(f":{came.master_port}"))
+def _holder(error: Failure | None, port: int | None) -> str:
+    """Who holds the port that this rank could not have."""
+    if error is None or not port:
+        return ""
+    ours = error.category == Category.PORT_IN_USE
+    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
+    return store_process.holder(port) if in_use else ""
 
 
 def _store_file(path: str) -> StoreFile:
@@ -192,99 +232,3 @@ def _store_file(path: str) -> StoreFile:
     for (_, rank), count in keys.items():  # a group of its own has keys of its own
         claims[rank] = max(count, claims.get(rank, 0))
     return StoreFile(path, True, claims)
-
-
-# -- what the user's code waits for ------------------------------------------------------
-
-
-def _polled_file(frame: FrameType | None) -> str:
-    """A file that does not exist and whose coming the user's code awaits in a loop, or ""."""
-    while frame is not None and not where.is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    source = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    with contextlib.suppress(SyntaxError, ValueError):
-        for loop in ast.walk(ast.parse("".join(source))):
-            if isinstance(loop, ast.While) and loop.lineno <= frame.f_lineno <= _last(loop):
-                for path in _paths_asked_for(loop.test, frame):
-                    if path and not Path(path).exists():
-                        return path
-    return ""
-
-
-def _last(loop: ast.While) -> int:
-    return loop.end_lineno or loop.lineno
-
-
-def _paths_asked_for(test: ast.expr, frame: FrameType) -> list[str]:
-    """The values of ``x`` in each ``exists(x)`` and ``x.exists()`` of a loop's condition."""
-    found = []
-    for node in ast.walk(test):
-        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            if name not in ("exists", "isfile", "is_file"):
-                continue
-            asked: ast.expr | None = node.args[0] if node.args else None
-            if asked is None and isinstance(node.func, ast.Attribute):
-                asked = node.func.value
-            found.append(_value(asked, frame))
-    return found
-
-
-def _value(node: ast.expr | None, frame: FrameType) -> str:
-    """The value of a name or a text in `frame`; nothing is called or computed."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.Name):
-        value = frame.f_locals.get(node.id, frame.f_globals.get(node.id))
-        return str(value) if isinstance(value, (str, Path)) else ""
-    return ""
-
-
-# -- the process -------------------------------------------------------------------------
-
-
-def versions() -> dict[str, str]:
-    """What must be the same on all ranks."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["ddp_notebook"] = importlib.metadata.version("ddp_notebook")
-    return found
-
-
-def is_runnable() -> bool:
-    """True when main, or a thread that Python does not know (one of torch's), wants a CPU.
-
-    A thread that polls, or answers a knock at the store, does so for a moment; one that lacks
-    a CPU does so at every look.
-    """
-    main = threading.main_thread().native_id
-    ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
-    wanting: set[str] | None = None
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_BETWEEN_LOOKS_S)
-        now = _threads_that_run() - ours
-        wanting = now if wanting is None else wanting & now
-        if not wanting:
-            return False
-    return True
-
-
-def _threads_that_run() -> set[str]:
-    found = set()
-    for task in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            if task.read_text().rpartition(")")[2].split()[0] == "R":
-                found.add(task.parent.name)
-    return found
-
-
-def _main_cpu_s() -> float:
-    """CPU time of the main thread; where it cannot be had, of the process."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return time.process_time()

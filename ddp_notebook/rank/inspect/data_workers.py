@@ -1,7 +1,7 @@
-"""The workers of the DataLoader in which the main thread waits for a batch: do they get on?
+"""The workers of the DataLoader in which the main thread waits for a batch: do they make progress?
 
-What /proc tells of a worker costs it nothing. Only one whose threads all wait for ever is sent
-a signal, to which Python's faulthandler answers with its stack.
+Reading /proc costs a worker nothing. Only one whose threads all wait for ever is sent a signal,
+to which Python's faulthandler answers with its stack.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_notebook.model import Place, Worker
-from ddp_notebook.rank import boot, torch_private
-from ddp_notebook.rank.inspect import frames as where
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.component import Component
+from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 from ddp_notebook.rank.torch_private import Loading
 
 _X86_64, _GENERIC = (202, (43, 288)), (98, (202, 242))
@@ -35,47 +37,46 @@ _WRITTEN_WITHIN_S, _LOOK_EVERY_S = 0.2, 0.005
 _LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 
-_stacks = -1
-"""The file to which forked children write their stacks; -1 where they cannot."""
 
+class DataWorkers(Component):
+    """Since when each worker has not run, and where: kept from report to report."""
 
-def attach() -> None:
-    """Have processes that are forked from this one tell their stack when they are asked; once."""
-    global _stacks
-    if _stacks >= 0 or not _FUTEX > 0 or not hasattr(faulthandler, "register"):
-        return
-    path = boot.spool_folder() / f"stacks-{os.getpid()}"
-    _stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    path.unlink()
-    faulthandler.register(_SIGNAL, file=_stacks, all_threads=True, chain=False)
-
-
-class Watch:
-    """Since when each worker has not run, and where: kept from look to look."""
-
-    def __init__(self) -> None:
+    def __init__(self, process: RankProcess, user_code: UserCode) -> None:
+        self._folder = process.folder
+        self._is_users = user_code.is_users
+        self._stacks = -1
+        """The file to which forked children write their stacks; -1 where they cannot."""
         self._batch: object = None
         self._ran: dict[int, tuple[int, float]] = {}
         """By pid, for how long (ns) its threads have run, and since when (s) that is so."""
         self._places: dict[int, Place | None] = {}
 
-    def workers(self, frames: Iterable[FrameType]) -> tuple[Worker, ...]:
+    def attach(self) -> None:
+        """Have processes that are forked from this one tell their stack when they are asked."""
+        if not _FUTEX > 0 or not hasattr(faulthandler, "register"):
+            return
+        path = self._folder / f"stacks-{os.getpid()}"
+        self._stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        path.unlink()
+        faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True, chain=False)
+
+    def owing(self, frames: Iterable[FrameType]) -> tuple[Worker, ...]:
         """The workers that owe the batch in which these frames of the main thread wait."""
-        found = torch_private.loading(frames, awaited=True)
-        if found is None or not found.due:
+        loading = torch_private.loading(frames, awaited=True)
+        if loading is None or not loading.due:
             return ()
-        if found.batch != self._batch:
-            self._batch = found.batch
+        if loading.batch != self._batch:
+            self._batch = loading.batch
             self._ran.clear()
             self._places.clear()
-        return tuple(self._worker(found, pid) for pid in found.owing)
+        return tuple(self._worker(loading, pid) for pid in loading.owing)
 
     def _worker(self, loading: Loading, pid: int) -> Worker:
         still_s = self._still_s(pid)
         locked = still_s > 0 and _waits_for_ever(pid)
-        forked = _answers(pid)
+        forked = self._stacks >= 0 and _catches_signal(pid)
         if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
-            self._places[pid] = _place_of(pid)
+            self._places[pid] = self._place_of(pid)
             self._ran[pid] = _ran_ns(pid), self._ran[pid][1]  # it ran to answer
         return Worker(
             pid,
@@ -95,18 +96,48 @@ class Watch:
         self._ran[pid] = ran, since_s
         return now_s - since_s
 
+    def _place_of(self, pid: int) -> Place | None:
+        """Where a forked worker is: the user's innermost line, else the innermost of any."""
+        os.ftruncate(self._stacks, 0)
+        with contextlib.suppress(OSError):
+            os.kill(pid, _SIGNAL)
+            text = self._written_stacks()
+            for thread in re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE):
+                if "_worker_loop" in thread:
+                    return self._innermost(thread)
+        return None
 
-watch = Watch()
+    def _written_stacks(self) -> str:
+        """What a worker has written, once it writes no more."""
+        deadline, text = time.monotonic() + _WRITTEN_WITHIN_S, b""
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+            before, text = text, os.pread(self._stacks, 1 << 16, 0)
+            if text and text == before:
+                break
+        return text.decode("utf-8", "replace")
+
+    def _innermost(self, thread: str) -> Place | None:
+        lines = _LINE.findall(thread)
+        users = (line for line in lines if self._is_users(line[0]))
+        shown = next(users, next(iter(lines), None))
+        if shown is None:
+            return None
+        path, line, function = shown[0], int(shown[1]), shown[2]
+        cell = CELL_NAME.fullmatch(path)
+        file = f"cell {cell[1]}" if cell else path.rpartition("/")[2]
+        text = linecache.getline(path, line).strip()[:200]
+        return Place(file, line, "" if function == "<module>" else function, text)
 
 
 def end(frames: Iterable[FrameType]) -> int:
     """End the workers of the DataLoader that these frames are in; how many there were.
 
-    A rank that is given up would else wait some seconds for each that does not get on.
+    A rank that is aborted would else wait some seconds for each that makes no progress.
     """
-    found = torch_private.loading(frames)
+    loading = torch_private.loading(frames)
     ended = 0
-    for pid in found.everyone if found is not None else ():
+    for pid in loading.everyone if loading is not None else ():
         if _parent(pid) == os.getpid():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
@@ -164,47 +195,10 @@ def _parent(pid: int) -> int:
     return int(fields[1]) if len(fields) > 1 else 0
 
 
-def _answers(pid: int) -> bool:
+def _catches_signal(pid: int) -> bool:
     """True of a process that will tell its stack: the signal would end any other."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
-                return _stacks >= 0 and bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
+                return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
     return False
-
-
-# -- the stack of a worker ------------------------------------------------------------
-
-
-def _place_of(pid: int) -> Place | None:
-    """Where a forked worker is: the user's innermost line, else the innermost of any."""
-    os.ftruncate(_stacks, 0)
-    with contextlib.suppress(OSError):
-        os.kill(pid, _SIGNAL)
-        for thread in re.split(r"^(?:Current t|T)hread .*$", _answer(), flags=re.MULTILINE):
-            if "_worker_loop" in thread:
-                return _innermost(thread)
-    return None
-
-
-def _answer() -> str:
-    """What a worker has written, once it writes no more."""
-    deadline, text = time.monotonic() + _WRITTEN_WITHIN_S, b""
-    while time.monotonic() < deadline:
-        time.sleep(_LOOK_EVERY_S)
-        before, text = text, os.pread(_stacks, 1 << 16, 0)
-        if text and text == before:
-            break
-    return text.decode("utf-8", "replace")
-
-
-def _innermost(thread: str) -> Place | None:
-    lines = _LINE.findall(thread)
-    mine = next((each for each in lines if where.is_users(each[0])), next(iter(lines), None))
-    if mine is None:
-        return None
-    path, line, function = mine[0], int(mine[1]), mine[2]
-    cell = where.CELL_NAME.fullmatch(path)
-    file = f"cell {cell[1]}" if cell else path.rpartition("/")[2]
-    text = linecache.getline(path, line).strip()[:200]
-    return Place(file, line, "" if function == "<module>" else function, text)

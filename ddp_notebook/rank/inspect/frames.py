@@ -1,4 +1,4 @@
-"""Where the rank's main thread is, in words a user knows: ``all_reduce (cell 4, line 7)``."""
+"""Frames told apart and described in words a user knows: ``all_reduce (cell 4, line 7)``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ _OBSERVING = tuple(
         "training/hooks.py",
     )
 )
-_scripts: set[str] = set()
-"""Files that were run as scripts: the user's, also in a folder of libraries."""
-# What a rank is found in when it waits for others, by torch's own function names.
+"""Files of ours that a frame of the user's may call without knowing: left out of its stack."""
 WAITING_IN = (
     "all_reduce",
     "all_gather",
@@ -59,6 +57,7 @@ WAITING_IN = (
     "monitored_barrier",
     "destroy_process_group",
 )
+"""torch's functions in which a rank waits for others."""
 
 
 def cell_file(number: int) -> str:
@@ -66,24 +65,9 @@ def cell_file(number: int) -> str:
     return f"<ddp cell {number}>"
 
 
-def is_a_script(filename: str) -> None:
-    """From now on `filename` is the user's, wherever it lies."""
-    _scripts.add(filename)
-
-
-def describe_main_thread() -> str:
-    """What the main thread does now, empty when it runs none of the user's code."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return describe(frame)
-
-
-def describe_task(task: asyncio.Task[None] | None) -> str:
-    """Where a cell with top-level `await` waits: nothing of it is on the main thread's stack."""
-    place = ""
-    for frame in task_frames(task):
-        if is_users(frame.f_code.co_filename):
-            place = f"await ({_place(frame.f_code.co_filename, frame.f_lineno)})"
-    return place
+def main_frame() -> FrameType | None:
+    """The innermost frame of the main thread, as it is now."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def task_frames(task: asyncio.Task[None] | None) -> Iterator[FrameType]:
@@ -96,52 +80,73 @@ def task_frames(task: asyncio.Task[None] | None) -> Iterator[FrameType]:
 
 def frames_of(frame: FrameType | None) -> list[FrameType]:
     """A thread's frames, innermost first, without those that observe a collective."""
-    found = []
+    frames = []
     while frame is not None:
         if frame.f_code.co_filename not in _OBSERVING:
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
-def describe(frame: FrameType | None) -> str:
-    """The innermost user frame, and the torch call it is in."""
-    user, operation = innermost(frames_of(frame))
-    if user is None:
-        return ""
-    place = _place(user.f_code.co_filename, user.f_lineno)
-    return f"{operation} ({place})" if operation else place
-
-
-def innermost(frames: Iterable[FrameType]) -> tuple[FrameType | None, str]:
-    """The user's innermost frame, if any, and the call of torch that it is in.
-
-    `frames` are a thread's, innermost first.
-    """
-    operation = ""
-    for frame in frames:
-        code = frame.f_code
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("torch.distributed") and code.co_name in WAITING_IN:
-            operation = code.co_name
-        elif module == "torch.autograd" and code.co_name == "backward":
-            operation = operation or "backward"
-        elif module.startswith("torch.nn.parallel.distributed") and code.co_name == "__init__":
-            operation = "the DDP constructor"
-        if is_users(code.co_filename):
-            return frame, operation
-    return None, operation
-
-
-def is_users(filename: str) -> bool:
-    """True for cells and for files that are not part of Python or an installed library."""
-    if CELL_NAME.fullmatch(filename) or filename in _scripts:
-        return True
-    return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
-
-
-def _place(filename: str, line: int) -> str:
+def _line_of(filename: str, line: int) -> str:
     match = CELL_NAME.fullmatch(filename)
     if match:
         return f"cell {match[1]}, line {line}"
     return f"{filename.rpartition('/')[2]}:{line}"
+
+
+class UserCode:
+    """Tells the user's code from that of libraries, and describes frames by the user's lines."""
+
+    def __init__(self) -> None:
+        self._scripts: set[str] = set()
+        """Files that were run as scripts: the user's, also in a folder of libraries."""
+
+    def add_script(self, filename: str) -> None:
+        """From now on `filename` is the user's, wherever it lies."""
+        self._scripts.add(filename)
+
+    def is_users(self, filename: str) -> bool:
+        """True for cells and for files that are not part of Python or an installed library."""
+        if CELL_NAME.fullmatch(filename) or filename in self._scripts:
+            return True
+        return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
+
+    def describe_main_thread(self) -> str:
+        """What the main thread does now, empty when it runs none of the user's code."""
+        return self.describe(main_frame())
+
+    def describe_task(self, task: asyncio.Task[None] | None) -> str:
+        """Where a cell with top-level `await` waits: none of it is on the main thread's stack."""
+        text = ""
+        for frame in task_frames(task):
+            if self.is_users(frame.f_code.co_filename):
+                text = f"await ({_line_of(frame.f_code.co_filename, frame.f_lineno)})"
+        return text
+
+    def describe(self, frame: FrameType | None) -> str:
+        """The innermost user frame, and the torch call it is in."""
+        user, operation = self.innermost(frames_of(frame))
+        if user is None:
+            return ""
+        line = _line_of(user.f_code.co_filename, user.f_lineno)
+        return f"{operation} ({line})" if operation else line
+
+    def innermost(self, frames: Iterable[FrameType]) -> tuple[FrameType | None, str]:
+        """The user's innermost frame, if any, and the call of torch that it is in.
+
+        `frames` are a thread's, innermost first.
+        """
+        operation = ""
+        for frame in frames:
+            code = frame.f_code
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith("torch.distributed") and code.co_name in WAITING_IN:
+                operation = code.co_name
+            elif module == "torch.autograd" and code.co_name == "backward":
+                operation = operation or "backward"
+            elif module.startswith("torch.nn.parallel.distributed") and code.co_name == "__init__":
+                operation = "the DDP constructor"
+            if self.is_users(code.co_filename):
+                return frame, operation
+        return None, operation

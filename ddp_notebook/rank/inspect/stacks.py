@@ -9,7 +9,6 @@ import inspect
 import json
 import linecache
 import sys
-import threading
 import types
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,10 +16,15 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.model import Activity, Doing, Frame, Local, RankStack, codec
-from ddp_notebook.rank import state
-from ddp_notebook.rank.cells import runner
-from ddp_notebook.rank.inspect import case, safe_repr
-from ddp_notebook.rank.inspect import frames as where
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.calls import StackRequest
+from ddp_notebook.rank.cells.runner import CellRunner
+from ddp_notebook.rank.inspect import frames as stack_frames
+from ddp_notebook.rank.inspect import safe_repr
+from ddp_notebook.rank.inspect.case import Waiting
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.process import is_runnable
+from ddp_notebook.rank.main_thread import MainThread
 
 MOST_BYTES = 16_000
 """Of a rank's answer, as JSON."""
@@ -39,80 +43,106 @@ _NOT_SHOWN = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionT
 """What a module's own names are mostly bound to: imports and definitions."""
 
 
-def gather(with_locals: bool = False) -> dict[str, Any]:
-    """This rank's stack as JSON, of at most `MOST_BYTES`; `with_locals` of the user's frames."""
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    stack = where.frames_of(main)
-    found, operation = _shown(stack)
-    left_out = len(found) - _MOST_FRAMES
-    if left_out > 0:
-        found = [*found[:_HALF], *found[-_HALF:]]
-    # The main thread goes on: first its lines, then its variables, and only then the files.
-    lines = [frame.f_lineno or 0 for frame in found]
-    traced = any(_module(frame) == "bdb" for frame in stack)
-    values = [_locals(frame, traced) if with_locals else () for frame in found]
-    frames = [_frame(frame, line) for frame, line in zip(found, lines, strict=True)]
-    if left_out > 0:
-        frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
-        values.insert(_HALF, ())
-    doing = _doing(stack, operation, bool(frames))
-    stack_of_rank = RankStack(state.current.rank, doing, _fit(frames, values))
-    wire: dict[str, Any] = codec.encode(stack_of_rank)
-    return wire
+class Stacks:
+    """Makes this rank's stack, while its main thread goes on."""
 
+    def __init__(
+        self,
+        process: RankProcess,
+        main_thread: MainThread,
+        waiting: Waiting,
+        user_code: UserCode,
+        runner: CellRunner,
+    ) -> None:
+        self._rank = process.rank
+        self._main_thread = main_thread
+        self._waiting = waiting
+        self._user_code = user_code
+        self._runner = runner
 
-def _doing(frames: list[FrameType], operation: str, runs: bool) -> Doing:
-    """What the main thread is at; `runs` is true when it has frames to show."""
-    inside = case.waiting_in(frames, case.is_runnable())
-    activity = case.activity_of(inside)
-    text = state.current.doing
-    if activity in (Activity.IDLE, Activity.FAILED) and runs:
-        activity = Activity.BUSY
-    if activity is Activity.HELD:
-        text = state.current.held
-    elif activity is Activity.FAILED and (error := state.current.error) is not None:
-        first = error.text.strip().splitlines()[:1]
-        text = ": ".join((error.type, *first))
-    if activity is Activity.WAITING:
-        text = text.removeprefix(f"{inside}: ")
-        operation = operation or inside
-    return Doing(activity, operation, text[:_LONGEST_TEXT])
+    def stack(self, request: StackRequest) -> RankStack:
+        """This rank's stack, of at most `MOST_BYTES` as JSON."""
+        stack = stack_frames.frames_of(stack_frames.main_frame())
+        shown, operation = self._shown(stack)
+        left_out = len(shown) - _MOST_FRAMES
+        if left_out > 0:
+            shown = [*shown[:_HALF], *shown[-_HALF:]]
+        # The main thread goes on: first its lines, then its variables, and only then the files.
+        lines = [frame.f_lineno or 0 for frame in shown]
+        values: list[tuple[Local, ...]] = [()] * len(shown)
+        if request.with_locals:
+            traced = any(_module(frame) == "bdb" for frame in stack)
+            values = [self._locals(frame, traced) for frame in shown]
+        frames = [self._frame(frame, line) for frame, line in zip(shown, lines, strict=True)]
+        if left_out > 0:
+            frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
+            values.insert(_HALF, ())
+        doing = self._doing(stack, operation, bool(frames))
+        return RankStack(self._rank, doing, _fit(frames, values))
 
+    def _doing(self, frames: list[FrameType], operation: str, runs: bool) -> Doing:
+        """What the main thread is at; `runs` is true when it has frames to show."""
+        inside = self._waiting.inside(frames, is_runnable())
+        activity = self._waiting.activity(inside)
+        text = self._main_thread.doing
+        if activity in (Activity.IDLE, Activity.FAILED) and runs:
+            activity = Activity.BUSY
+        if activity is Activity.HELD:
+            text = self._main_thread.paused_before
+        elif activity is Activity.FAILED and (error := self._main_thread.error) is not None:
+            first = error.text.strip().splitlines()[:1]
+            text = ": ".join((error.type, *first))
+        if activity is Activity.WAITING:
+            text = text.removeprefix(f"{inside}: ")
+            operation = operation or inside
+        return Doing(activity, operation, text[:_LONGEST_TEXT])
 
-# -- frames ----------------------------------------------------------------------------
+    def _shown(self, stack: list[FrameType]) -> tuple[list[FrameType], str]:
+        """The frames to show, outermost first, and the call of torch that the innermost are in.
 
+        `stack` is the main thread's, innermost first. A cell that awaits something is not on it.
+        """
+        _, operation = self._user_code.innermost(stack)
+        if frames := self._from_users(stack[::-1]):
+            return frames, operation
+        if frames := self._from_users(list(stack_frames.task_frames(self._runner.task))):
+            return frames, "await"
+        return [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"], operation
 
-def _shown(stack: list[FrameType]) -> tuple[list[FrameType], str]:
-    """The frames to show, outermost first, and the call of torch that the innermost are in.
+    def _from_users(self, frames: list[FrameType]) -> list[FrameType]:
+        """The frames from the first of the user's on; none when there is none."""
+        is_users = self._user_code.is_users
+        users = (i for i, frame in enumerate(frames) if is_users(frame.f_code.co_filename))
+        return frames[next(users, len(frames)) :]
 
-    `stack` is the main thread's, innermost first. A cell that awaits something is not on it.
-    """
-    _, operation = where.innermost(stack)
-    if found := _from_users(stack[::-1]):
-        return found, operation
-    if found := _from_users(list(where.task_frames(runner.awaiting()))):
-        return found, "await"
-    return [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"], operation
+    def _frame(self, frame: FrameType, line: int) -> Frame:
+        code = frame.f_code
+        name = code.co_filename
+        cell = stack_frames.CELL_NAME.fullmatch(name)
+        return Frame(
+            file=f"cell {cell[1]}" if cell else name[-_LONGEST_FILE:],
+            line=line,
+            function=code.co_qualname.rpartition(".<locals>.")[2][-_LONGEST_NAME:],
+            source=_source(name, line),
+            module=_module(frame)[:_LONGEST_NAME],
+            library=not self._user_code.is_users(name),
+        )
 
-
-def _from_users(frames: list[FrameType]) -> list[FrameType]:
-    """The frames from the first of the user's on; none when there is none."""
-    users = (i for i, frame in enumerate(frames) if where.is_users(frame.f_code.co_filename))
-    return frames[next(users, len(frames)) :]
-
-
-def _frame(frame: FrameType, line: int) -> Frame:
-    code = frame.f_code
-    name = code.co_filename
-    cell = where.CELL_NAME.fullmatch(name)
-    return Frame(
-        file=f"cell {cell[1]}" if cell else name[-_LONGEST_FILE:],
-        line=line,
-        function=code.co_qualname.rpartition(".<locals>.")[2][-_LONGEST_NAME:],
-        source=_source(name, line),
-        module=_module(frame)[:_LONGEST_NAME],
-        library=not where.is_users(name),
-    )
+    def _locals(self, frame: FrameType, traced: bool) -> tuple[Local, ...]:
+        """The variables of a frame of the user's; `traced` when a debugger is on the stack."""
+        if not self._user_code.is_users(frame.f_code.co_filename):
+            return ()
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            variables = _of_function(frame, keep=traced or frame.f_trace is not None)
+        else:
+            variables = _of_module(frame)
+        shown = [
+            Local(name[:_LONGEST_NAME], safe_repr.of(value))
+            for name, value in variables[:_MOST_LOCALS]
+        ]
+        if len(variables) > _MOST_LOCALS:
+            shown.append(Local("…", f"{len(variables) - _MOST_LOCALS} more"))
+        return tuple(shown)
 
 
 def _module(frame: FrameType) -> str:
@@ -125,23 +155,6 @@ def _source(filename: str, line: int) -> str:
         linecache.checkcache(filename)  # it may have been edited since it was last shown
     text = linecache.getline(filename, line).strip()
     return text if len(text) <= _LONGEST_SOURCE else f"{text[: _LONGEST_SOURCE - 1]}…"
-
-
-# -- locals ----------------------------------------------------------------------------
-
-
-def _locals(frame: FrameType, traced: bool) -> tuple[Local, ...]:
-    """The variables of a frame of the user's; `traced` when a debugger is on the stack."""
-    if not where.is_users(frame.f_code.co_filename):
-        return ()
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        found = _of_function(frame, keep=traced or frame.f_trace is not None)
-    else:
-        found = _of_module(frame)
-    shown = [Local(name[:_LONGEST_NAME], safe_repr.of(v)) for name, v in found[:_MOST_LOCALS]]
-    if len(found) > _MOST_LOCALS:
-        shown.append(Local("…", f"{len(found) - _MOST_LOCALS} more"))
-    return tuple(shown)
 
 
 def _of_module(frame: FrameType) -> list[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """Notes each call of `init_process_group` on this rank: with what, and whether it returned.
 
-The call itself is torch's own, but for the wait for a MASTER_ADDR that means nothing yet: torch
-could not be brought out of it. A note that fails is left out; the user's call goes on.
+The call itself is torch's own, but for the wait for a MASTER_ADDR that does not resolve yet:
+torch could not be brought out of it. A note that fails is left out; the user's call goes on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ddp_notebook.model import InitArguments
-from ddp_notebook.rank import state
-from ddp_notebook.rank.collectives import pause
-from ddp_notebook.rank.inspect import host as place
-from ddp_notebook.rank.inspect import reachability
-from ddp_notebook.rank.setup import sockets
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect import host as lab_host
+from ddp_notebook.rank.inspect.reachability import Resolver
+from ddp_notebook.rank.main_thread import Aborted, MainThread
+from ddp_notebook.rank.setup.sockets import TorchSockets
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MARK = "__ddp_notebook_notes__"
@@ -34,35 +34,102 @@ _ASK_AGAIN_S = 0.2
 
 
 @dataclass
-class Log:
+class Calls:
     """The calls of one run: a cell, a script, a set-up."""
 
     entered: int = 0
-    left: int = 0
+    returned: int = 0
     arguments: InitArguments = field(default_factory=InitArguments)
+    """Of the last one."""
     inside: bool = False
     host: str = ""
-    """The name of the host it came from, and its network (see `place`)."""
+    """The name of the host it was made on, and its network (see `inspect.host`)."""
     network: str = ""
 
 
-log = Log()
+class InitCalls(Component):
+    """Watches `init_process_group`. `calls` are those of the run that goes on, or was last."""
 
+    def __init__(self, main_thread: MainThread, sockets: TorchSockets, resolver: Resolver) -> None:
+        self._main_thread = main_thread
+        self._sockets = sockets
+        self._resolver = resolver
+        self.calls = Calls()
 
-def begin_run() -> None:
-    """A new run: what was noted before does not count."""
-    global log
-    log = Log()
+    def attach(self) -> None:
+        """Have torch's `init_process_group` noted, under both names it is called by."""
+        if not hasattr(distributed_c10d.init_process_group, _MARK):
+            noted = self._noted(distributed_c10d.init_process_group)
+            distributed_c10d.init_process_group = noted
+            dist.init_process_group = noted
 
+    def setup_begins(self) -> None:
+        """What was noted before does not count."""
+        self.calls = Calls()
 
-def watch() -> None:
-    """Have torch's `init_process_group` noted, under both names it is called by. Once."""
-    torchs = distributed_c10d.init_process_group
-    if hasattr(torchs, _MARK):
-        return
-    noted = _noted(torchs)
-    distributed_c10d.init_process_group = noted
-    dist.init_process_group = noted
+    def run_begins(self, run: Run) -> None:
+        """The same, unless a set-up that is stepped through goes on after this run."""
+        if not self._main_thread.paused_before:
+            self.calls = Calls()
+
+    def enter(self, arguments: InitArguments) -> None:
+        """A call begins."""
+        calls = self.calls
+        calls.entered += 1
+        calls.arguments = arguments
+        calls.inside = True
+        calls.host, calls.network = lab_host.host(), lab_host.network()
+        self._sockets.call_begins()
+
+    def leave(self) -> None:
+        """A call returned: there is a group."""
+        self.calls.returned += 1
+        self.calls.inside = False
+
+    def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(torchs)
+
+        @functools.wraps(torchs)
+        def init_process_group(*args: Any, **options: Any) -> None:
+            calls, arguments = self.calls, InitArguments()
+            with contextlib.suppress(Exception):  # torch itself says what is wrong with a call
+                bound = signature.bind(*args, **options)
+                bound.apply_defaults()
+                arguments = arguments_of(bound.arguments)
+                self.enter(arguments)
+            try:
+                if not dist.is_initialized():
+                    self._await_name(arguments)
+                torchs(*args, **options)
+                if calls is self.calls:
+                    self.leave()
+            finally:
+                calls.inside = False
+
+        setattr(init_process_group, _MARK, True)
+        return init_process_group
+
+    def _await_name(self, arguments: InitArguments) -> None:
+        """Wait here until MASTER_ADDR resolves: torch's client waits for that too, in C++.
+
+        Raises Aborted, and DistNetworkError after the call's time-out, as torch does. A call
+        that torch will refuse anyway goes on at once.
+        """
+        numbers = (arguments.rank, arguments.world_size, arguments.master_port)
+        if None in numbers or not arguments.master_addr:
+            return
+        timeout_s = arguments.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
+        deadline = time.monotonic() + timeout_s
+        try:
+            while isinstance(why := self._resolver.lookup(arguments.master_addr), str):
+                self._main_thread.waiting_in = "store"
+                if self._main_thread.abort.wait(_ASK_AGAIN_S):
+                    raise Aborted("aborted (%ddp_abort)")
+                if time.monotonic() > deadline:
+                    why = why or "the resolver does not answer"
+                    raise dist.DistNetworkError(f"MASTER_ADDR {arguments.master_addr!r}: {why}")
+        finally:
+            self._main_thread.waiting_in = ""
 
 
 def original() -> Callable[..., None]:
@@ -72,70 +139,8 @@ def original() -> Callable[..., None]:
     return torchs
 
 
-def leave() -> None:
-    """A call returned: there is a group."""
-    log.left += 1
-    log.inside = False
-
-
-def _noted(torchs: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(torchs)
-
-    @functools.wraps(torchs)
-    def init_process_group(*args: Any, **options: Any) -> None:
-        mine, came = log, InitArguments()
-        with contextlib.suppress(Exception):  # torch itself says what is wrong with a call
-            bound = signature.bind(*args, **options)
-            bound.apply_defaults()
-            came = arguments_of(bound.arguments)
-            enter(came)
-        try:
-            if not dist.is_initialized():
-                _await_name(came)
-            torchs(*args, **options)
-            if mine is log:
-                leave()
-        finally:
-            mine.inside = False
-
-    setattr(init_process_group, _MARK, True)
-    return init_process_group
-
-
-def _await_name(came: InitArguments) -> None:
-    """Wait here until MASTER_ADDR means something: torch's client waits for that too, deaf to all.
-
-    Raises GivenUp, and DistNetworkError after the call's time-out, as torch does. A call that
-    torch will refuse anyway goes on at once.
-    """
-    complete = None not in (came.rank, came.world_size, came.master_port) and came.master_addr
-    if not complete:
-        return
-    timeout_s = came.timeout_s or distributed_c10d.default_pg_timeout.total_seconds()
-    deadline = time.monotonic() + timeout_s
-    try:
-        while isinstance(found := reachability.lookup(came.master_addr), str):
-            state.current.waiting_in = "store"
-            if state.current.give_up.wait(_ASK_AGAIN_S):
-                raise pause.GivenUp("given up (%ddp_abort)")
-            if time.monotonic() > deadline:
-                why = found or "the resolver does not answer"
-                raise dist.DistNetworkError(f"MASTER_ADDR {came.master_addr!r}: {why}")
-    finally:
-        state.current.waiting_in = ""
-
-
-def enter(arguments: InitArguments) -> None:
-    """A call begins."""
-    log.entered += 1
-    log.arguments = arguments
-    log.inside = True
-    log.host, log.network = place.host(), place.network()
-    sockets.call_begins()
-
-
 def arguments_of(call: Mapping[str, Any]) -> InitArguments:
-    """What a call of `init_process_group` will use, as torch will find it out."""
+    """What a call of `init_process_group` will use, found as torch finds it."""
     timeout = call.get("timeout")
     backend = str(call.get("backend") or "")
     timeout_s = timeout.total_seconds() if timeout is not None else None

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
+from ddp_notebook.launch.environment import torchrun_variables
 from ddp_notebook.model import Category, InitArguments
+from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.rank.setup import rendezvous
 from ddp_notebook.rank.setup.errors import StageError
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.setup.stages import Plan
 
 BACKEND = "BACKEND"
 """Not a variable of torch's: which backend the rank asks for, to set it on one rank."""
 TIMEOUT = "TIMEOUT"
 """Not a variable of torch's: the rank's own time-out in seconds."""
 
-_before: dict[str, str | None] = {}
-"""What earlier settings replaced, to be put back."""
 
+class Settings:
+    """What set-ups have changed in this rank's environment."""
 
-def apply(plan: Plan) -> None:
-    """Put back what an earlier set-up changed, set what torchrun sets, then `plan.settings`."""
-    for name, value in _before.items():
-        _set(name, value)
-    _before.clear()
-    base = {"RANK": str(plan.rank), "LOCAL_RANK": str(plan.rank)}
-    base["WORLD_SIZE"] = base["LOCAL_WORLD_SIZE"] = str(plan.world_size)
-    if plan.init_method != "file":
-        base["MASTER_ADDR"], base["MASTER_PORT"] = plan.master_addr, str(plan.master_port)
-    # Rank 0 of a script's own init must not open a second store beside the session's.
-    agent_store = str(True) if plan.store == "session" else None
-    _set("TORCHELASTIC_USE_AGENT_STORE", agent_store)
-    os.environ.update(base)
-    for name, value in plan.settings.items():
-        _before[name] = os.environ.get(name)
-        _set(name, value or None)
+    def __init__(self) -> None:
+        self._before: dict[str, str | None] = {}
+        """What earlier settings replaced, to be put back."""
+
+    def apply(self, plan: SetUpPlan) -> None:
+        """Put back what an earlier set-up changed, set torchrun's, then `plan.settings`."""
+        for name, value in self._before.items():
+            _set(name, value)
+        self._before.clear()
+        master = (plan.master_addr, plan.master_port) if plan.init_method != "file" else None
+        # Rank 0 of a script's own init must not open a second store beside the session's.
+        agent_store = plan.store == "session"
+        torchruns = torchrun_variables(plan.rank, plan.world_size, master, agent_store=agent_store)
+        for name, value in torchruns.items():
+            _set(name, value or None)
+        for name, value in plan.settings.items():
+            self._before[name] = os.environ.get(name)
+            _set(name, value or None)
 
 
 def _set(name: str, value: str | None) -> None:
@@ -47,13 +47,13 @@ def _set(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def backend(plan: Plan) -> str:
+def backend(plan: SetUpPlan) -> str:
     """The backend this rank asks for."""
     return plan.settings.get(BACKEND) or plan.backend
 
 
-def read(plan: Plan, backend_name: str) -> InitArguments:
-    """With what this rank comes to the rendezvous, by its environment as it is now."""
+def read(plan: SetUpPlan, backend_name: str) -> InitArguments:
+    """The init arguments of this rank, by its environment as it is now."""
     raw = {name: os.environ[name] for name in rendezvous.VARIABLES if name in os.environ}
     tcp = plan.init_method == "tcp"
     rank = rendezvous.number(raw.get("RANK"))
@@ -81,34 +81,36 @@ def read(plan: Plan, backend_name: str) -> InitArguments:
     )
 
 
-def check(came: InitArguments, plan: Plan) -> None:
+def check(arguments: InitArguments, plan: SetUpPlan) -> None:
     """Raises StageError for a value that cannot work on any machine."""
     names = ["RANK", "WORLD_SIZE"]
-    if came.method == "env":
+    if arguments.method == "env":
         names += ["MASTER_PORT", "MASTER_ADDR"]
     for name in names:
-        text = came.raw.get(name, "")
+        text = arguments.raw.get(name, "")
         number = name == "MASTER_ADDR" or re.fullmatch(r"-?\d+", text)
         if not text or not number:
             what = f"{text!r}, which is not a number" if text else "not set"
             raise _invalid(f"{name} is {what}.", name, plan)
-    assert came.rank is not None and came.world_size is not None
-    if came.world_size < 1:
-        raise _invalid(f"WORLD_SIZE is {came.world_size}: it must be 1 or more.", names[1], plan)
-    if not 0 <= came.rank < came.world_size:
+    assert arguments.rank is not None and arguments.world_size is not None
+    if arguments.world_size < 1:
         raise _invalid(
-            f"RANK is {came.rank}, but with WORLD_SIZE {came.world_size} ranks are "
-            f"0 to {came.world_size - 1}.",
+            f"WORLD_SIZE is {arguments.world_size}: it must be 1 or more.", names[1], plan
+        )
+    if not 0 <= arguments.rank < arguments.world_size:
+        raise _invalid(
+            f"RANK is {arguments.rank}, but with WORLD_SIZE {arguments.world_size} ranks are "
+            f"0 to {arguments.world_size - 1}.",
             "RANK",
             plan,
         )
-    if came.method != "file" and not 0 < (came.master_port or 0) < 65536:
+    if arguments.method != "file" and not 0 < (arguments.master_port or 0) < 65536:
         raise _invalid(
-            f"MASTER_PORT is {came.master_port}: ports are 1 to 65535.", "MASTER_PORT", plan
+            f"MASTER_PORT is {arguments.master_port}: ports are 1 to 65535.", "MASTER_PORT", plan
         )
 
 
-def _invalid(cause: str, name: str, plan: Plan) -> StageError:
+def _invalid(cause: str, name: str, plan: SetUpPlan) -> StageError:
     right = {
         "RANK": str(plan.rank),
         "WORLD_SIZE": str(plan.world_size),

@@ -1,4 +1,4 @@
-"""Which of this process's sockets are torch's: those that came while it set up or made a group."""
+"""Which of this process's sockets are torch's: those that were opened while it set up a group."""
 
 from __future__ import annotations
 
@@ -8,47 +8,62 @@ import socket
 import stat
 from pathlib import Path
 
-_torchs: set[int] = set()
-_before: set[int] | None = None
-"""What was open when set-up began, while it goes on."""
-_before_group: set[int] | None = None
-"""What was open when torch began to make a group, while it does."""
-_before_call: set[int] = set()
+from ddp_notebook.rank.component import Component
 
 
-def setup_begins() -> None:
-    """What is open now is not torch's; what comes from now on is."""
-    global _before, _before_group
-    _torchs.clear()
-    _before, _before_group = set(_inodes()), None
+class TorchSockets(Component):
+    """torch tells nobody its sockets, so they are known by the time at which they were opened."""
 
+    def __init__(self) -> None:
+        self._torchs: set[int] = set()
+        self._before_setup: set[int] | None = None
+        """What was open when set-up began, while it goes on."""
+        self._before_group: set[int] | None = None
+        """What was open when torch began to make a group, while it does."""
+        self._before_call: set[int] = set()
 
-def group_begins() -> None:
-    """What comes from now on belongs to a group that torch makes."""
-    global _before_group
-    _before_group = set(_inodes())
+    def setup_begins(self) -> None:
+        """What is open now is not torch's; what is opened from now on is."""
+        self._torchs.clear()
+        self._before_setup, self._before_group = set(_inodes()), None
 
+    def setup_ended(self) -> None:
+        """What is opened from now on is not of this set-up."""
+        if self._before_setup is not None:
+            self._torchs.update(_inodes().keys() - self._before_setup)
+            self._before_setup = None
 
-def group_ended() -> None:
-    """What comes from now on does not belong to that group."""
-    global _before_group
-    if _before_group is not None:
-        _torchs.update(_inodes().keys() - _before_group)
-        _before_group = None
+    def group_begins(self) -> None:
+        """What is opened from now on belongs to a group that torch makes."""
+        self._before_group = set(_inodes())
 
+    def group_ended(self) -> None:
+        """What is opened from now on does not belong to that group."""
+        if self._before_group is not None:
+            self._torchs.update(_inodes().keys() - self._before_group)
+            self._before_group = None
 
-def call_begins() -> None:
-    """What listens from now on, until the call of `init_process_group` returns, is torch's."""
-    _before_call.clear()
-    _before_call.update(_inodes())
+    def call_begins(self) -> None:
+        """What listens from now on, until the call of `init_process_group` returns, is torch's."""
+        self._before_call.clear()
+        self._before_call.update(_inodes())
 
+    def listening(self) -> list[str]:
+        """Where sockets listen that were opened since `call_begins`, as ``address:port``."""
+        addresses = []
+        for inode, fd in sorted(_inodes().items()):
+            if inode not in self._before_call and (address := _listening_at(fd)):
+                addresses.append(address)
+        return addresses
 
-def setup_ended() -> None:
-    """What comes from now on is not of this set-up."""
-    global _before
-    if _before is not None:
-        _torchs.update(_inodes().keys() - _before)
-        _before = None
+    def shut_down(self) -> int:
+        """End the connections of torch's groups and of a set-up that goes on; how many."""
+        befores = [each for each in (self._before_setup, self._before_group) if each is not None]
+        closed = 0
+        for inode, fd in sorted(_inodes().items()):
+            if inode in self._torchs or any(inode not in before for before in befores):
+                closed += _shut_down(fd)
+        return closed
 
 
 def _inodes() -> dict[int, int]:
@@ -63,15 +78,6 @@ def _inodes() -> dict[int, int]:
     return found
 
 
-def listening() -> list[str]:
-    """Where sockets listen that came since `call_begins`, as ``address:port``."""
-    found = []
-    for inode, fd in sorted(_inodes().items()):
-        if inode not in _before_call and (address := _listening_at(fd)):
-            found.append(address)
-    return found
-
-
 def _listening_at(fd: int) -> str:
     """Where the TCP socket behind `fd` listens; empty when it does not."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener:
@@ -80,16 +86,6 @@ def _listening_at(fd: int) -> str:
             host, port = listener.getsockname()[:2]
             return f"{host}:{port}"
     return ""
-
-
-def shut_down_torchs() -> int:
-    """End the connections of torch's groups and of a set-up that goes on; how many there were."""
-    befores = [before for before in (_before, _before_group) if before is not None]
-    closed = 0
-    for inode, fd in sorted(_inodes().items()):
-        if inode in _torchs or any(inode not in before for before in befores):
-            closed += _shut_down(fd)
-    return closed
 
 
 def _shut_down(fd: int) -> bool:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,145 +23,151 @@ from ddp_notebook.model import (
     StagePaused,
     StageStarted,
 )
-from ddp_notebook.rank import control, events, state, torch_private
-from ddp_notebook.rank.cells import runner as cells
-from ddp_notebook.rank.collectives import observer
-from ddp_notebook.rank.inspect import data_workers
-from ddp_notebook.rank.setup import connecting, rendezvous, rescue, settings, sockets, subgroups
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.calls import GROUP_TIMEOUT, SetUpPlan
+from ddp_notebook.rank.component import Lifecycle
+from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.main_thread import Failure, MainThread
+from ddp_notebook.rank.setup import rendezvous, settings
+from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.errors import StageError
-from ddp_notebook.rank.training import hooks
+from ddp_notebook.rank.setup.rendezvous import InitCalls
+from ddp_notebook.rank.setup.settings import Settings
+from ddp_notebook.rank.setup.sockets import TorchSockets
+from ddp_notebook.rank.setup.subgroups import Subgroups
 
-GROUP_TIMEOUT = timedelta(hours=24)
-"""Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
-blocked cell can be interrupted instead."""
 STAGES = tuple(Stage)[1:]
 """Those that a rank goes through itself; it is launched."""
 
 
-@dataclass
-class Plan:
-    """What a rank is told. `settings` is what its environment has beyond what torchrun sets.
+class SetUp:
+    """The set-ups of this rank, one after the other.
 
-    `store` is session, or rank0: the rank whose RANK is 0 hosts it. `patient`: no stage
-    times out, because somebody steps through them.
+    `verified` is called with the names that cells find, once a set-up has passed all stages.
     """
 
-    rank: int
-    world_size: int
-    backend: str
-    device: str
-    init_method: str
-    master_addr: str
-    master_port: int
-    store_path: str
-    generation: int
-    timeout_s: float
-    threads: int
-    store: str = "session"
-    patient: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        life: Lifecycle,
+        events: EventSender,
+        main_thread: MainThread,
+        init_calls: InitCalls,
+        store_client: StoreClient,
+        sockets: TorchSockets,
+        subgroups: Subgroups,
+        verified: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._life = life
+        self._events = events
+        self._main_thread = main_thread
+        self._init_calls = init_calls
+        self._store_client = store_client
+        self._sockets = sockets
+        self._subgroups = subgroups
+        self._verified = verified
+        self._settings = Settings()
+        self._bring_up: BringUp | None = None
 
-    @property
-    def timeout(self) -> timedelta:
-        """How long set-up may wait in one stage."""
-        return GROUP_TIMEOUT if self.patient else timedelta(seconds=self.timeout_s)
+    def bring_up(self, plan: SetUpPlan) -> bool:
+        """Go through the stages after the launch; False when one failed (the session was told)."""
+        self._begin(plan)
+        return self.advance(Stage.VERIFIED)
 
+    def prepare(self, plan: SetUpPlan) -> None:
+        """Begin a set-up, and pause before its first stage."""
+        self._begin(plan)
+        self._pause_before(STAGES[0])
 
-_bringup: Bringup | None = None
-
-
-def bring_up(plan: Mapping[str, Any]) -> bool:
-    """Go through the stages after the launch; False when one failed (the session was told)."""
-    prepare(plan, paused=False)
-    return advance(Stage.VERIFIED.value)
-
-
-def prepare(plan: Mapping[str, Any], paused: bool = True) -> None:
-    """Begin a set-up anew: nothing of an earlier one is left. With `paused`, say it waits."""
-    global _bringup
-    runner = cells.attach()
-    control.attach(getattr(runner.shell, "kernel", None))
-    rendezvous.watch()
-    observer.attach()
-    hooks.attach()
-    data_workers.attach()
-    subgroups.before_all_are_forgotten()
-    torch_private.forget_groups()
-    # A traceback and the frames it shows hold each other, and the group in them its sockets and
-    # threads: without this each `%ddp_abort` left some until Python happened to look for them.
-    with torch_private.impatient_loaders():
-        gc.collect()
-    rescue.drop_stand_ins()
-    state.current.give_up.clear()
-    state.current.error = None
-    rendezvous.begin_run()
-    sockets.setup_begins()
-    _bringup = Bringup(Plan(**plan))
-    if paused:
-        _hold(STAGES[0])
-
-
-def advance(to: str) -> bool:
-    """Go on through stage `to`; False when one failed (the session was told)."""
-    if _bringup is None:
-        raise RuntimeError("set-up was not prepared")
-    state.current.held = ""
-    while _bringup.left and _bringup.left[0].number <= Stage(to).number:
-        if not _run_stage(_bringup.left[0], _bringup):
-            rendezvous.log.inside = False
-            return False
-        _bringup.left.pop(0)
-    if _bringup.left:
-        _hold(_bringup.left[0])
-    else:
-        _bringup.publish_names()
-    return True
-
-
-def _hold(stage: Stage) -> None:
-    state.current.held = stage.value
-    events.current().emit(StagePaused, stage=stage)
-
-
-def _run_stage(stage: Stage, steps: Bringup) -> bool:
-    voice = events.current()
-    voice.emit(StageStarted, stage=stage, waiting_for=steps.waiting_for(stage))
-    failed: StageError | None = None
-    state.current.running, state.current.doing = True, ""
-    try:
-        detail = steps.of(stage)()
-    except StageError as error:
-        failed = error
-    except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
-        # torch's own errors are RuntimeErrors; what they say goes to the user as it is.
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = f"More in the rank's log: %ddp_output --ranks {steps.plan.rank} --log"
-        failed = StageError(text[:500], remedy)
-    finally:
-        state.current.running, state.current.waiting_in, state.current.doing = False, "", ""
-    if failed is not None:
-        cause = failed.cause
-        if state.current.give_up.is_set():
-            cause = "given up (%ddp_abort)"
-        state.current.error = state.Failure("StageError", cause, failed.category, failed.remedy)
-        voice.emit(
-            StageFailed, stage=stage, cause=cause, remedy=failed.remedy, category=failed.category
+    def _begin(self, plan: SetUpPlan) -> None:
+        """Begin a set-up: nothing of an earlier one is left."""
+        self._life.setup_begins()
+        # A traceback and the frames it shows hold each other, and the group in them its sockets
+        # and threads: without this each `%ddp_abort` left some until Python happened to look.
+        with torch_private.impatient_loaders():
+            gc.collect()
+        self._bring_up = BringUp(
+            plan,
+            self._main_thread,
+            self._init_calls,
+            self._store_client,
+            self._sockets,
+            self._subgroups,
+            self._settings,
         )
-        return False
-    voice.emit(StageFinished, stage=stage, detail=detail, device=steps.plan.device, pid=os.getpid())
-    return True
+
+    def advance(self, to: Stage) -> bool:
+        """Go on through stage `to`; False when one failed (the session was told)."""
+        bring_up = self._bring_up
+        if bring_up is None:
+            raise RuntimeError("set-up was not prepared")
+        self._main_thread.paused_before = ""
+        while bring_up.left and bring_up.left[0].number <= to.number:
+            if not self._run_stage(bring_up.left[0], bring_up):
+                self._init_calls.calls.inside = False
+                return False
+            bring_up.left.pop(0)
+        if bring_up.left:
+            self._pause_before(bring_up.left[0])
+        else:
+            self._verified(bring_up.names())
+        return True
+
+    def _pause_before(self, stage: Stage) -> None:
+        self._main_thread.paused_before = stage.value
+        self._events.emit(StagePaused, stage=stage)
+
+    def _run_stage(self, stage: Stage, bring_up: BringUp) -> bool:
+        main_thread, events, plan = self._main_thread, self._events, bring_up.plan
+        events.emit(StageStarted, stage=stage, waiting_for=bring_up.waiting_for(stage))
+        failed: StageError | None = None
+        main_thread.running, main_thread.doing = True, ""
+        try:
+            detail = bring_up.of(stage)()
+        except StageError as error:
+            failed = error
+        except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
+            # torch's own errors are RuntimeErrors; what they say goes to the user as it is.
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            remedy = f"More in the rank's log: %ddp_output --ranks {plan.rank} --log"
+            failed = StageError(text[:500], remedy)
+        finally:
+            main_thread.running, main_thread.waiting_in, main_thread.doing = False, "", ""
+        if failed is not None:
+            aborted = main_thread.abort.is_set()
+            cause = "aborted (%ddp_abort)" if aborted else failed.cause
+            category, remedy = failed.category, failed.remedy
+            main_thread.error = Failure("StageError", cause, category, remedy)
+            events.emit(StageFailed, stage=stage, cause=cause, remedy=remedy, category=category)
+            return False
+        events.emit(StageFinished, stage=stage, detail=detail, device=plan.device, pid=os.getpid())
+        return True
 
 
-class Bringup:
-    """The stages of one bring-up. Each method passes one stage and returns what it found."""
+class BringUp:
+    """The stages of one set-up. Each method passes one stage and returns what it found."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self,
+        plan: SetUpPlan,
+        main_thread: MainThread,
+        init_calls: InitCalls,
+        store_client: StoreClient,
+        sockets: TorchSockets,
+        subgroups: Subgroups,
+        own_settings: Settings,
+    ) -> None:
         self.plan = plan
-        self.store: dist.Store | None = None
         self.left = list(STAGES)
         """The stages that were not passed yet."""
-        self.came = InitArguments()
-        """With what this rank came to the rendezvous."""
+        self._main_thread = main_thread
+        self._init_calls = init_calls
+        self._store_client = store_client
+        self._sockets = sockets
+        self._subgroups = subgroups
+        self._settings = own_settings
+        self._store: dist.Store | None = None
+        self._arguments = InitArguments()
+        """The init arguments of this rank, as its environment has them."""
 
     def of(self, stage: Stage) -> Callable[[], str]:
         """What passes `stage`."""
@@ -188,23 +192,31 @@ class Bringup:
     def store_address(self) -> str:
         """Where the store is, as far as this rank knows."""
         if self.plan.init_method == "file":
-            return self.came.path or self.plan.store_path
-        port = self.came.master_port or self.plan.master_port
-        return f"{self.came.master_addr or self.plan.master_addr}:{port}"
+            return self._arguments.path or self.plan.store_path
+        port = self._arguments.master_port or self.plan.master_port
+        return f"{self._arguments.master_addr or self.plan.master_addr}:{port}"
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that this rank believes in."""
+        return self._arguments.world_size or self.plan.world_size
 
     def check_environment(self) -> str:
         """The variables torch reads can work; the device and the backend exist."""
         plan = self.plan
-        settings.apply(plan)
+        self._settings.apply(plan)
         backend = settings.backend(plan)
-        self.came = settings.read(plan, backend)
-        settings.check(self.came, plan)
-        rendezvous.enter(self.came)
+        self._read_arguments(backend)
         if "nccl" in backend and not dist.is_nccl_available():
             raise StageError("This torch was built without NCCL.", "%ddp_init --backend gloo")
         torch.set_num_threads(plan.threads)
         self._claim_device()
-        return f"RANK={self.came.rank} WORLD_SIZE={self.came.world_size}"
+        return f"RANK={self._arguments.rank} WORLD_SIZE={self._arguments.world_size}"
+
+    def _read_arguments(self, backend: str) -> None:
+        self._arguments = settings.read(self.plan, backend)
+        settings.check(self._arguments, self.plan)
+        self._init_calls.enter(self._arguments)
 
     def _claim_device(self) -> None:
         if not self.plan.device.startswith("cuda"):
@@ -220,47 +232,40 @@ class Bringup:
     def reach_store(self) -> str:
         """The store answers. Its address is read again: it may have been mended meanwhile."""
         plan = self.plan
-        self.came = settings.read(plan, self.came.backend)
-        settings.check(self.came, plan)
-        rendezvous.enter(self.came)
-        store = connecting.open_store(self.came, plan)
+        self._read_arguments(self._arguments.backend)
+        store = self._store_client.open_store(self._arguments, plan)
         store.set_timeout(plan.timeout)
-        self.store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", store)
+        self._store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", store)
         return self.store_address
 
     def join_rendezvous(self) -> str:
         """Every rank has written its key."""
-        assert self.store is not None
+        assert self._store is not None
         size = self.world_size
-        self.store.set(f"join/{self.came.rank}", f"{os.getpid()}")
-        connecting.await_keys(self.store, [f"join/{rank}" for rank in range(size)], self.plan)
+        self._store.set(f"join/{self._arguments.rank}", f"{os.getpid()}")
+        keys = [f"join/{rank}" for rank in range(size)]
+        self._store_client.await_keys(self._store, keys, self.plan)
         return f"{size} of {size} ranks"
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks that this rank believes in."""
-        return self.came.world_size or self.plan.world_size
 
     def make_group(self) -> str:
         """torch's default process group exists on this rank."""
-        assert self.store is not None
-        state.current.waiting_in = "process-group"
+        assert self._store is not None
+        self._main_thread.waiting_in = "process-group"
         rendezvous.original()(
-            backend=self.came.backend,
-            store=self.store,
-            rank=self.came.rank,
+            backend=self._arguments.backend,
+            store=self._store,
+            rank=self._arguments.rank,
             world_size=self.world_size,
             timeout=self.plan.timeout,
         )
-        rendezvous.leave()
-        sockets.setup_ended()
+        self._init_calls.leave()
+        self._sockets.setup_ended()
         return dist.get_backend()
 
     def verify(self) -> str:
         """One all_reduce gives, on this rank, the sum it must give."""
-        plan = self.plan
-        state.current.waiting_in = "collective"
-        value = torch.full((1024,), float(dist.get_rank() + 1), device=plan.device)
+        self._main_thread.waiting_in = "collective"
+        value = torch.full((1024,), float(dist.get_rank() + 1), device=self.plan.device)
         dist.all_reduce(value)
         expected = self.world_size * (self.world_size + 1) / 2
         if not bool((value == expected).all()):
@@ -269,18 +274,17 @@ class Bringup:
                 "%ddp_restart; if it happens again, the backend or the network corrupts data",
             )
         torch_private.set_group_timeout(GROUP_TIMEOUT)
-        assert self.store is not None
-        again = subgroups.make_again(self.store, dist.get_rank(), self.world_size)
+        assert self._store is not None
+        again = self._subgroups.make_again(self._store, dist.get_rank(), self.world_size)
         return " · ".join(filter(None, (f"all_reduce gave {expected:g}", again)))
 
-    def publish_names(self) -> None:
-        """The names every cell finds; DDP objects that are left go on with the new group."""
-        hooks.reattach()
-        cells.publish(
-            rank=dist.get_rank(),
-            world_size=dist.get_world_size(),
-            device=torch.device(self.plan.device),
-            torch=torch,
-            dist=dist,
-            DDP=torch.nn.parallel.DistributedDataParallel,
-        )
+    def names(self) -> dict[str, Any]:
+        """The names that every cell finds."""
+        return {
+            "rank": dist.get_rank(),
+            "world_size": dist.get_world_size(),
+            "device": torch.device(self.plan.device),
+            "torch": torch,
+            "dist": dist,
+            "DDP": torch.nn.parallel.DistributedDataParallel,
+        }

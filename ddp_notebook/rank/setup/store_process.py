@@ -1,4 +1,4 @@
-"""The store keeper: a process that hosts the session's TCPStore, as torchrun's agent does.
+"""The store process: it hosts the session's TCPStore, as torchrun's agent does.
 
 It is not the notebook kernel, which never loads torch, and not rank 0, so that the store
 outlives every rank. It listens on the address it is given and on no other.
@@ -17,26 +17,25 @@ import psutil
 from torch.distributed import TCPStore
 
 from ddp_notebook.model import SESSION, Category, StoreFailed, StoreOpened
-from ddp_notebook.rank import events
+from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.setup.errors import StageError
 
 
 def main(url: str, key: str, host: str, port: int) -> None:
     """Host a store at `host`:`port` (0: the system chooses) until this process is ended."""
-    events.start(SESSION, url, key)
-    voice = events.current()
+    events = EventSender(SESSION, url, key)
     try:
         listener = listen(host, port)
     except OSError as error:
         why = explain(error, host, port)
-        voice.emit(
+        events.emit(
             StoreFailed,
             cause=why.cause,
             remedy=why.remedy,
             pid=os.getpid(),
             category=why.category,
         )
-        voice.close()
+        events.close()
         return
     actual_port = listener.getsockname()[1]
     store = TCPStore(
@@ -48,7 +47,7 @@ def main(url: str, key: str, host: str, port: int) -> None:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    voice.emit(StoreOpened, host=host, port=actual_port, pid=os.getpid())
+    events.emit(StoreOpened, host=host, port=actual_port, pid=os.getpid())
     signal.pause()
     del store
 
@@ -92,7 +91,7 @@ def explain(error: OSError, host: str, port: int) -> StageError:
 
 
 def holder(port: int) -> str:
-    """Who listens on `port`, as far as it can be known: `` (pid 123: python train.py)``."""
+    """Who listens on `port`, as far as it can be known: `` by pid 123: python train.py``."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             local = connection.laddr

@@ -1,6 +1,6 @@
-"""torch.nn.DataParallel on this rank: who trains with it, and what its errors mean.
+"""torch.nn.DataParallel on this rank: which objects train, and what their errors mean.
 
-It is one process with one model. Of the other ranks it knows nothing.
+It is one process with one model, and knows nothing of other ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from torch.nn import DataParallel
 
 from ddp_notebook.model import Category, ParallelFacts, Place
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.digests import Digester
-from ddp_notebook.rank.training.replicas import UsersLine, tracker, users_place
+from ddp_notebook.rank.training.replicas import Tracker
 
 _MOST = 8
 _NO_MEMORY = re.compile(r"out of memory|allocate memory", re.IGNORECASE)
@@ -25,15 +26,15 @@ OTHER_WAY = (
 )
 
 
-class Parallel:
+class TrackedDataParallel:
     """One DataParallel object that was called in this run, with gradients."""
 
-    def __init__(self, wrapped: DataParallel[Any]) -> None:
+    def __init__(self, wrapped: DataParallel[Any], line: Line | None) -> None:
         self.ref = weakref.ref(wrapped)
         self.module = weakref.ref(wrapped.module)
         self.type = type(wrapped.module).__name__
         self.devices = len(wrapped.device_ids)
-        self.place: UsersLine = users_place()
+        self.line = line
         self.steps = 0
 
     def stepped(self, updated: set[int]) -> None:
@@ -43,29 +44,31 @@ class Parallel:
             self.steps += 1
 
 
-class Parallels:
-    """All of this process."""
+class DataParallelTracking:
+    """All DataParallel objects of this run."""
 
-    def __init__(self) -> None:
-        self.known: dict[int, Parallel] = {}
+    def __init__(self, tracker: Tracker, call_sites: CallSites) -> None:
+        self._tracker = tracker
+        self._call_sites = call_sites
+        self.known: dict[int, TrackedDataParallel] = {}
 
     def begin(self) -> None:
-        """A cell or a script begins."""
+        """A run begins: what trained in the last one does not count."""
         self.known.clear()
 
     def forward(self, wrapped: DataParallel[Any]) -> None:
         """A DataParallel object is called."""
         if not torch.is_grad_enabled() or len(self.known) >= _MOST:
             return
-        found = self.known.get(id(wrapped))
-        if found is None or found.ref() is not wrapped:
-            self.known[id(wrapped)] = Parallel(wrapped)
+        known = self.known.get(id(wrapped))
+        if known is None or known.ref() is not wrapped:
+            self.known[id(wrapped)] = TrackedDataParallel(wrapped, self._call_sites.users_line())
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step. What a DistributedDataParallel reduces is left out."""
         if not self.known:
             return
-        reduced = {key for replica in tracker.replicas.values() for key in replica.known}
+        reduced = {key for replica in self._tracker.replicas.values() for key in replica.known}
         updated = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for each in self.known.values():
             each.stepped(updated - reduced)
@@ -85,7 +88,7 @@ class Parallels:
                 devices=each.devices,
                 steps=each.steps,
                 parameters=_digests(each, digester),
-                place=Place(*each.place) if each.place else None,
+                place=Place(*each.line) if each.line else None,
             )
             for number, each in enumerate(used)
         )
@@ -98,10 +101,7 @@ class Parallels:
         return Category.OOM_ON_ONE_RANK.value, f"Make the batch smaller. {OTHER_WAY}"
 
 
-def _digests(parallel: Parallel, digester: Digester) -> Any:
+def _digests(parallel: TrackedDataParallel, digester: Digester) -> Any:
     module = parallel.module()
     named = module.named_parameters() if module is not None else ()
     return digester.all("parameters of DataParallel", named)
-
-
-parallels = Parallels()

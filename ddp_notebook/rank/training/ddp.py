@@ -1,15 +1,12 @@
-"""The one place for DDP's private API: its construction by stages, and what it knows later.
+"""The one place for DDP's private API: what a model is made of, its buckets, its reducer.
 
-The functions are called on ranks by name and give plain dicts. A stage that a rank cannot pass
-gives ``{"failed": kind, "text": why}``: `kind` is memory, error or interrupted. What this
-torch does not have is left out and named under ``"lacks"``; `missing` lists it.
+What this torch does not have is left out; `missing` and `missing_in_use` list it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import math
 import re
@@ -19,20 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import codec
-from ddp_notebook.model.ddp import (
-    Bucket,
-    BucketPlan,
-    Fingerprint,
-    Reduction,
-    Synced,
-    TensorInfo,
-    WrapStage,
-)
-from ddp_notebook.rank.training.ddp_stage import is_out_of_memory, stage_of
+from ddp_notebook.model.ddp import Bucket, BucketPlan, Fingerprint, Reduction, TensorInfo
 
 VERIFY = "torch.distributed.utils:_verify_param_shape_across_processes"
 SYNC = "torch.distributed.utils:_sync_module_states"
@@ -52,52 +38,39 @@ _MIB = 2**20
 _BROADCAST_BYTES = 250 * _MIB
 """How much DDP's constructor broadcasts at a time."""
 _DEFAULT_CAP_MB = 25
+_OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
 
 _Named = list[tuple[str, torch.Tensor]]
-_Reduced = tuple[list[str], list[torch.nn.Parameter], list[bool]]
-
-_made: dict[str, DistributedDataParallel] = {}
-"""Constructed and not yet given to the user: all ranks get theirs, or none."""
+Reduced = tuple[list[str], list[torch.nn.Parameter], list[bool]]
 
 
 def missing() -> list[str]:
     """What of DDP's private API this torch lacks."""
     paths = (VERIFY, SYNC, ASSIGN, FIRST_BYTES, LOGGER, LOGGING_DATA)
     lacks = [path for path in paths if _find(path) is None]
-    return lacks + ([] if _can_skip_sync() else [SKIP_SYNC])
+    return lacks + ([] if can_skip_sync() else [SKIP_SYNC])
 
 
 def _find(path: str) -> Any:
     """The object written ``module:name``, None when this torch has no such thing."""
     module, _, names = path.partition(":")
-    found: Any = importlib.import_module(module)
+    value: Any = sys.modules.get(module)  # torch imports all of them by itself
     for name in names.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
-def _can_skip_sync() -> bool:
+def can_skip_sync() -> bool:
+    """True when DDP can be kept from comparing and broadcasting what it is given."""
     return "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 # -- what the model is -------------------------------------------------------------------
 
 
-def look(name: str) -> dict[str, Any]:
-    """What the variable `name` is: ``{"kind": absent, other, module or ddp, "type": ...}``.
-
-    `problem` says why a module cannot be wrapped, empty when it can.
-    """
-    kind = "other" if name in get_ipython().user_ns else "absent"
-    value = get_ipython().user_ns.get(name)
-    if isinstance(value, torch.nn.Module):
-        kind = "ddp" if isinstance(value, DistributedDataParallel) else "module"
-    problem = _problem(value) if isinstance(value, torch.nn.Module) else ""
-    return {"kind": kind, "type": type(value).__name__, "problem": problem}
-
-
-def _problem(module: torch.nn.Module) -> str:
-    parameters, buffers = _states(module)
+def problem_of(module: torch.nn.Module) -> str:
+    """Why a module cannot be wrapped, empty when it can."""
+    parameters, buffers = states_of(module)
     for name, tensor in (*parameters, *buffers):
         if torch.nn.parameter.is_lazy(tensor):
             return f"{name} has no shape yet: run a forward first, as lazy modules need it"
@@ -106,114 +79,59 @@ def _problem(module: torch.nn.Module) -> str:
     return ""
 
 
-def _module(name: str) -> Any:
-    return get_ipython().user_ns[name]
-
-
-def _ignored(module: torch.nn.Module) -> set[str]:
+def ignored(module: torch.nn.Module) -> set[str]:
     """Names that the user had DDP leave alone, in DDP's own attribute for them."""
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
-def _states(module: torch.nn.Module) -> tuple[_Named, _Named]:
+def states_of(module: torch.nn.Module) -> tuple[_Named, _Named]:
     """The parameters and the buffers that DDP cares for, with their names."""
-    ignored = _ignored(module)
+    left_out = ignored(module)
     return (
-        [(name, each) for name, each in module.named_parameters() if name not in ignored],
-        [(name, each) for name, each in module.named_buffers() if name not in ignored],
+        [(name, each) for name, each in module.named_parameters() if name not in left_out],
+        [(name, each) for name, each in module.named_buffers() if name not in left_out],
     )
 
 
-def reduced(module: torch.nn.Module) -> _Reduced:
+def reduced(module: torch.nn.Module) -> Reduced:
     """The parameters that DDP's reducer gets, in its order: name, parameter, sparse gradient.
 
     Found as `_build_params_for_reducer` finds them, a method of the object to be made.
     """
-    ignored = _ignored(module)
+    left_out = ignored(module)
     found: dict[torch.nn.Parameter, tuple[str, bool]] = {}
     for prefix, part in module.named_modules():
         sparse = isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) and part.sparse
         for name, parameter in part.named_parameters(recurse=False):
             full = f"{prefix}.{name}"
-            if parameter.requires_grad and full not in ignored and parameter not in found:
+            if parameter.requires_grad and full not in left_out and parameter not in found:
                 found[parameter] = full.removeprefix("."), sparse
     names = [name for name, _ in found.values()]
     return names, list(found), [sparse for _, sparse in found.values()]
 
 
-# -- the stages ------------------------------------------------------------------------
-
-
-@stage_of(WrapStage.PARAMETERS_VERIFIED)
-def fingerprint(name: str, hashed: bool) -> dict[str, Any]:
-    """What the module `name` is made of, and with `hashed` what is in it."""
-    module = _module(name)
-    parameters, buffers = _states(module)
-    hashes = [_hash(each.detach()) for _, each in (*parameters, *buffers)] if hashed else []
-    return {"hashes": hashes, **codec.encode(contents(module))}
-
-
 def contents(module: torch.nn.Module) -> Fingerprint:
     """What `module` is made of."""
-    parameters, buffers = _states(module)
+    parameters, buffers = states_of(module)
     return Fingerprint(
-        tuple(_tensor(*each) for each in parameters), tuple(_tensor(*each) for each in buffers)
+        tuple(_info(*named) for named in parameters), tuple(_info(*named) for named in buffers)
     )
 
 
-def _tensor(name: str, tensor: torch.Tensor) -> TensorInfo:
+def _info(name: str, tensor: torch.Tensor) -> TensorInfo:
     # torch compares strides of what its reducer gets; values of others are sent flat.
     strided = tensor.requires_grad and tensor.layout is torch.strided
     return TensorInfo(
-        name=name,
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        requires_grad=tensor.requires_grad,
-        stride=tuple(tensor.stride()) if strided else (),
-        device=tensor.device.type,
+        name,
+        tuple(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.requires_grad,
+        tuple(tensor.stride()) if strided else (),
+        tensor.device.type,
     )
 
 
-@stage_of(WrapStage.PARAMETERS_VERIFIED)
-def verify(name: str) -> dict[str, Any]:
-    """torch's own check of the parameters' shapes: a collective, and it does not name a rank."""
-    check = _find(VERIFY)
-    if check is None:
-        return {"lacks": [VERIFY]}
-    check(dist.group.WORLD, reduced(_module(name))[1])
-    return {"lacks": []}
-
-
-@stage_of(WrapStage.BROADCAST)
-def broadcast(name: str) -> dict[str, Any]:
-    """Take rank 0's values; hashes of all tensors before and after, and their size in bytes."""
-    module = _module(name)
-    parameters, buffers = _states(module)
-    tensors = [tensor.detach() for _, tensor in (*parameters, *buffers)]
-    before = tuple(_hash(tensor) for tensor in tensors)
-    lacks = _sync(module, tensors)
-    after = tuple(_hash(tensor) for tensor in tensors)
-    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return {**codec.encode(Synced(before, after, size_bytes)), "lacks": lacks}
-
-
-def _sync(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> list[str]:
-    sync = _find(SYNC)
-    if sync is None:
-        for tensor in tensors:
-            dist.broadcast(tensor, 0)
-        return [SYNC]
-    sync(
-        module=module,
-        process_group=dist.group.WORLD,
-        broadcast_bucket_size=_BROADCAST_BYTES,
-        src=0,
-        params_and_buffers_to_ignore=_ignored(module),
-    )
-    return []
-
-
-def _hash(tensor: torch.Tensor) -> str:
+def hash_of(tensor: torch.Tensor) -> str:
     """A hash of the values; empty where they cannot be read (sparse, quantised, a subclass)."""
     try:
         flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -224,114 +142,136 @@ def _hash(tensor: torch.Tensor) -> str:
         return ""
 
 
-@stage_of(WrapStage.BUCKETS)
-def buckets(name: str, cap_mb: float | None, find_unused: bool) -> dict[str, Any]:
-    """The buckets DDP would make with these options: a `BucketPlan` as JSON."""
-    found, limits = reduced(_module(name)), bucket_limits(cap_mb)
+def is_out_of_memory(error: BaseException) -> bool:
+    """True where memory was missing, by the words of torch and of its allocators."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+
+
+# -- what DDP's constructor does, piece by piece -----------------------------------------
+
+
+def verify_shapes(module: torch.nn.Module) -> tuple[str, ...]:
+    """torch's own check of the parameters' shapes: a collective, and it does not name a rank.
+
+    Gives what this torch lacks for it.
+    """
+    check = _find(VERIFY)
+    if check is None:
+        return (VERIFY,)
+    check(dist.group.WORLD, reduced(module)[1])
+    return ()
+
+
+def sync(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """Take rank 0's values, as DDP does; gives what this torch lacks for it."""
+    sync_states = _find(SYNC)
+    if sync_states is None:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+        return (SYNC,)
+    sync_states(
+        module=module,
+        process_group=dist.group.WORLD,
+        broadcast_bucket_size=_BROADCAST_BYTES,
+        src=0,
+        params_and_buffers_to_ignore=ignored(module),
+    )
+    return ()
+
+
+def bucket_plan(module: torch.nn.Module, cap_mb: float | None, find_unused: bool) -> BucketPlan:
+    """The buckets DDP would make with these options."""
+    parameters, limits = reduced(module), bucket_limits(cap_mb)
     if _find(ASSIGN) is None:
-        return {**codec.encode(BucketPlan(None, None, limits)), "lacks": [ASSIGN]}
+        return BucketPlan(None, None, tuple(limits))
     # Nothing is known of the order of gradients at first, so without --find-unused-parameters
     # DDP puts everything into one bucket, and makes others when the second step begins.
-    at_first = limits if find_unused else (sys.maxsize,)
-    first = assign(found, at_first)[::-1]
-    later = None if find_unused else assign(found, limits, range(len(found[0]))[::-1])
-    return {**codec.encode(BucketPlan(first, later, limits)), "lacks": []}
+    at_first = limits if find_unused else [sys.maxsize]
+    first = assign(parameters, at_first)[::-1]
+    later = None
+    if not find_unused:
+        later = tuple(assign(parameters, limits, range(len(parameters[0]))[::-1]))
+    return BucketPlan(tuple(first), later, tuple(limits))
 
 
-def bucket_limits(cap_mb: float | None) -> tuple[int, ...]:
+def bucket_limits(cap_mb: float | None) -> list[int]:
     """DDP's limits in bytes: of the first bucket, and of each later one.
 
     The first is small only when no `cap_mb` is given: `DistributedDataParallel(m)` is not
     `DistributedDataParallel(m, bucket_cap_mb=25)`.
     """
     cap = int((_DEFAULT_CAP_MB if cap_mb is None else cap_mb) * _MIB)
-    return ((_find(FIRST_BYTES) or _MIB) if cap_mb is None else cap, cap)
+    return [(_find(FIRST_BYTES) or _MIB) if cap_mb is None else cap, cap]
 
 
-def assign(found: _Reduced, limits: Sequence[int], order: Sequence[int] = ()) -> tuple[Bucket, ...]:
-    """Buckets as torch makes them of what `reduced` found, in `order` (default: as it is)."""
-    _, parameters, sparse = found
-    tensors = [parameters[i] for i in order] if order else parameters
-    told = [list(order)] if order else []
-    made, _ = _find(ASSIGN)(tensors, list(limits), sparse, *told)
-    return tuple(_bucket(found, members) for members in made)
+def assign(parameters: Reduced, limits: Sequence[int], order: Sequence[int] = ()) -> list[Bucket]:
+    """Buckets as torch makes them of what `reduced` gave, in `order` (default: as it is)."""
+    _, tensors, sparse = parameters
+    ordered = [tensors[i] for i in order] if order else tensors
+    indices = [list(order)] if order else []
+    buckets, _ = _find(ASSIGN)(ordered, list(limits), sparse, *indices)
+    return [_bucket(parameters, members) for members in buckets]
 
 
-def _bucket(found: _Reduced, members: Sequence[int]) -> Bucket:
-    names, parameters, _ = found
-    size = sum(parameters[i].numel() * parameters[i].element_size() for i in members)
+def _bucket(parameters: Reduced, members: Sequence[int]) -> Bucket:
+    names, tensors, _ = parameters
+    size = sum(tensors[i].numel() * tensors[i].element_size() for i in members)
     return Bucket(tuple(names[i] for i in members), size)
 
 
-@stage_of(WrapStage.REDUCER)
-def construct(name: str, cap_mb: float | None, find_unused: bool) -> dict[str, Any]:
-    """Make the DistributedDataParallel object; `settle` gives it to the user.
-
-    `hooks` is on how many parameters its reducer waits, `sizes` those of its buckets in
-    bytes, empty when this torch does not tell. `synced_again` is True where DDP cannot be
-    kept from comparing and broadcasting once more.
-    """
+def make(
+    module: torch.nn.Module, cap_mb: float | None, find_unused: bool
+) -> tuple[DistributedDataParallel, bool]:
+    """The DDP object; and whether it has compared and broadcast again what is in the module."""
     options: dict[str, Any] = {"find_unused_parameters": find_unused}
     if cap_mb is not None:
         options["bucket_cap_mb"] = int(cap_mb) if math.floor(cap_mb) == cap_mb else cap_mb
-    if _can_skip_sync():
+    if can_skip_sync():
         options["init_sync"] = False
-    made = _made[name] = DistributedDataParallel(_module(name), **options)
-    told = _log(made)
-    return {
-        "hooks": int(told.get("num_parameter_tensors", len(reduced(made.module)[0]))),
-        "sizes": _numbers(told.get("bucket_sizes", ""), sys.maxsize),
-        "synced_again": "init_sync" not in options,
-    }
+    return DistributedDataParallel(module, **options), "init_sync" not in options
 
 
-def settle(name: str, target: str) -> dict[str, Any]:
-    """Put the object made from `name` into the variable `target`; empty: forget it, and hooks."""
-    made = _made.pop(name, None)
-    if target and made is not None:
-        get_ipython().user_ns[target] = made
-    return {"settled": made is not None}
+def reducer_facts(wrapped: DistributedDataParallel) -> tuple[int, tuple[int, ...]]:
+    """On how many parameters its reducer waits; the sizes of its buckets, in bytes."""
+    log = _log_of(wrapped)
+    hooks = int(log.get("num_parameter_tensors", len(reduced(wrapped.module)[0])))
+    return hooks, tuple(_numbers(log.get("bucket_sizes", ""), sys.maxsize))
 
 
 # -- afterwards ------------------------------------------------------------------------
 
 
-def reduction(name: str) -> dict[str, Any]:
-    """What the DDP object `name` knows of its steps: a `Reduction` as JSON."""
-    wire: dict[str, Any] = codec.encode(reduction_of(name))
-    return wire
-
-
-def reduction_of(name: str) -> Reduction:
-    """What the DDP object `name` knows of its steps."""
-    wrapped = _module(name)
-    told = _log(wrapped)
-    found = reduced(wrapped.module)
-    names = found[0]
-    order = _numbers(told.get("prev_iteration_grad_ready_order_indices", ""), len(names))
+def reduction(wrapped: Any) -> Reduction:
+    """What a DDP object knows of its steps."""
+    log, parameters = _log_of(wrapped), reduced(wrapped.module)
+    names = parameters[0]
+    order = _numbers(log.get("prev_iteration_grad_ready_order_indices", ""), len(names))
     keeps = bool(wrapped.find_unused_parameters) and not wrapped.static_graph
-    made = _rebuilt(told, found)
-    rebuilt, can_assign = made is not None, _find(ASSIGN) is not None
-    if made is None and can_assign and keeps:
-        made = assign(found, _limits_of(wrapped))[::-1]
-    elif made is None and can_assign and len(order) == len(names):
-        made = assign(found, _limits_of(wrapped), order)
+    buckets = _rebuilt(log, parameters)
+    rebuilt = buckets is not None
+    if not rebuilt and _find(ASSIGN) is not None:
+        if keeps:
+            buckets = assign(parameters, _limits_of(wrapped))[::-1]
+        elif len(order) == len(names):
+            buckets = assign(parameters, _limits_of(wrapped), order)
     return Reduction(
-        steps=int(told.get("iteration", 0)),
+        steps=int(log.get("iteration", 0)),
         order=tuple(names[i] for i in order),
-        buckets=made,
+        buckets=None if buckets is None else tuple(buckets),
         rebuilt=rebuilt,
         keeps=keeps,
         idle=tuple(name for i, name in enumerate(names) if order and i not in order),
     )
 
 
-def _rebuilt(told: dict[str, Any], found: _Reduced) -> tuple[Bucket, ...] | None:
+def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[Bucket] | None:
     """The rebuilt buckets that DDP's log tells (``7 6 5, 4 3``); None before they are."""
-    text = str(told.get("rebuilt_per_bucket_param_indices", ""))
+    text = str(log.get("rebuilt_per_bucket_param_indices", ""))
     parts = [part.replace(" ", ",") for part in text.split(",") if part.strip()]
-    members = [_numbers(part, len(found[0])) for part in parts]
-    return tuple(_bucket(found, each) for each in members) if members and all(members) else None
+    members = [_numbers(part, len(parameters[0])) for part in parts]
+    known = members and all(members)
+    return [_bucket(parameters, each) for each in members] if known else None
 
 
 def _limits_of(wrapped: Any) -> list[int]:
@@ -340,21 +280,21 @@ def _limits_of(wrapped: Any) -> list[int]:
     return [(_find(FIRST_BYTES) or _MIB) if small else cap, cap]
 
 
-def _log(wrapped: Any) -> dict[str, Any]:
+def _log_of(wrapped: Any) -> dict[str, Any]:
     """DDP's own log of `wrapped`, with what a second logger reads from its reducer now.
 
     DDP writes down a step when the next one begins. A logger of ours looks at the same
     reducer and leaves DDP's own figures as they are.
     """
-    told: dict[str, Any] = {}
+    log: dict[str, Any] = {}
     with contextlib.suppress(RuntimeError, AttributeError):
-        told.update(wrapped._get_ddp_logging_data())
+        log.update(wrapped._get_ddp_logging_data())
     with contextlib.suppress(RuntimeError, AttributeError, TypeError):
         fresh = _find(LOGGER)(wrapped.reducer)
         fresh.set_runtime_stats_and_log()
         data = fresh._get_ddp_logging_data()
-        told.update({**data.strs_map, **data.ints_map})
-    return told
+        log.update({**data.strs_map, **data.ints_map})
+    return log
 
 
 def _numbers(text: Any, below: int) -> list[int]:

@@ -1,66 +1,147 @@
-"""The frame around each stage of `%ddp_wrap` on a rank: what fails there is an answer too."""
+"""The stages of `%ddp_wrap` on a rank: the construction of a DDP object, one piece at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from IPython.core.getipython import get_ipython
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.model import CellFinished, CellStarted
-from ddp_notebook.model.ddp import WrapStage
-from ddp_notebook.rank import events
+from ddp_notebook.model.ddp import BucketPlan, RankFailure, Reduction, Synced, WrapStage
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.training import ddp
 
-_OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
-
-_Work = Callable[..., dict[str, Any]]
-
-
-def stage_of(stage: WrapStage) -> Callable[[_Work], _Work]:
-    """The work of a stage. A failure is an answer too, or the session would not learn of it."""
-
-    def decorate(work: _Work) -> _Work:
-        @functools.wraps(work)
-        def answer(**arguments: Any) -> dict[str, Any]:
-            with _busy(stage):
-                try:
-                    return work(**arguments)
-                except KeyboardInterrupt:
-                    return {"failed": "interrupted", "text": "was interrupted"}
-                except (MemoryError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                    return _failure(error)
-
-        return answer
-
-    return decorate
+_Answer = TypeVar("_Answer")
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    kind = "memory" if is_out_of_memory(error) else "error"
+class DDPConstruction:
+    """What each stage does on this rank. A failure is an answer too: the session waits for one."""
+
+    def __init__(self, events: EventSender) -> None:
+        self._events = events
+        self._made: dict[str, DistributedDataParallel] = {}
+        """Constructed and not yet given to the user: all ranks get theirs, or none."""
+
+    def describe(self, request: calls.Model) -> calls.Described:
+        """What a variable is."""
+        names = get_ipython().user_ns
+        value = names.get(request.name)
+        if isinstance(value, torch.nn.Module):
+            kind = "ddp" if isinstance(value, DistributedDataParallel) else "module"
+            return calls.Described(kind, type(value).__name__, ddp.problem_of(value))
+        kind = "other" if request.name in names else "absent"
+        return calls.Described(kind, type(value).__name__)
+
+    def compare(self, request: calls.ModelToCompare) -> calls.Compared | RankFailure:
+        """What a model is made of, and what is in it."""
+
+        def work() -> calls.Compared:
+            module = _module(request.name)
+            tensors = _tensors(module) if request.hashed else []
+            hashes = tuple(ddp.hash_of(tensor) for tensor in tensors)
+            return calls.Compared(ddp.contents(module), hashes)
+
+        return self._in_stage(WrapStage.PARAMETERS_VERIFIED, work)
+
+    def verify(self, request: calls.Model) -> calls.Verified | RankFailure:
+        """torch's own check of shapes."""
+        return self._in_stage(
+            WrapStage.PARAMETERS_VERIFIED,
+            lambda: calls.Verified(ddp.verify_shapes(_module(request.name))),
+        )
+
+    def broadcast(self, request: calls.Model) -> calls.Broadcasted | RankFailure:
+        """Take rank 0's values; hashes of all tensors before and after."""
+
+        def work() -> calls.Broadcasted:
+            module = _module(request.name)
+            tensors = _tensors(module)
+            before = tuple(ddp.hash_of(tensor) for tensor in tensors)
+            lacks = ddp.sync(module, tensors)
+            after = tuple(ddp.hash_of(tensor) for tensor in tensors)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            return calls.Broadcasted(Synced(before, after, size), lacks)
+
+        return self._in_stage(WrapStage.BROADCAST, work)
+
+    def plan_buckets(self, request: calls.DDPOptions) -> BucketPlan | RankFailure:
+        """The buckets DDP would make."""
+        return self._in_stage(
+            WrapStage.BUCKETS,
+            lambda: ddp.bucket_plan(_module(request.name), request.cap_mb, request.find_unused),
+        )
+
+    def construct(self, request: calls.DDPOptions) -> calls.Constructed | RankFailure:
+        """Make the DistributedDataParallel object; `assign` gives it to the user."""
+
+        def work() -> calls.Constructed:
+            module = _module(request.name)
+            made, synced_again = ddp.make(module, request.cap_mb, request.find_unused)
+            self._made[request.name] = made
+            hooks, sizes = ddp.reducer_facts(made)
+            return calls.Constructed(hooks, sizes, synced_again)
+
+        return self._in_stage(WrapStage.REDUCER, work)
+
+    def assign(self, request: calls.Assignment) -> bool:
+        """Put what was made into a variable, or forget it and its hooks; False: nothing was."""
+        made = self._made.pop(request.name, None)
+        if request.target and made is not None:
+            get_ipython().user_ns[request.target] = made
+        return made is not None
+
+    def reduction(self, request: calls.Model) -> Reduction:
+        """What a DDP object knows of its steps."""
+        return ddp.reduction(_module(request.name))
+
+    # -- around a stage ----------------------------------------------------------------
+
+    def _in_stage(self, stage: WrapStage, work: Callable[[], _Answer]) -> _Answer | RankFailure:
+        with self._busy(stage):
+            try:
+                return work()
+            except KeyboardInterrupt:
+                return RankFailure("interrupted", "was interrupted")
+            except (MemoryError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                return _failure(error)
+
+    @contextlib.contextmanager
+    def _busy(self, stage: WrapStage) -> Iterator[None]:
+        """Meanwhile the board shows the rank in `stage`; an interrupt is raised within alone."""
+        events = self._events
+        pulse = events.pulse
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        events.pulse = lambda: {**pulse(), "doing": f"%ddp_wrap: {stage.value}"}
+        events.emit_now(CellStarted, cell=0)
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            yield
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            events.pulse = pulse
+            events.emit_now(CellFinished, cell=0, outcome="ok")
+            signal.signal(signal.SIGINT, previous)
+
+
+def _module(name: str) -> Any:
+    return get_ipython().user_ns[name]
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    """The parameters and the buffers, without their history."""
+    parameters, buffers = ddp.states_of(module)
+    return [tensor.detach() for _, tensor in (*parameters, *buffers)]
+
+
+def _failure(error: Exception) -> RankFailure:
+    kind = "memory" if ddp.is_out_of_memory(error) else "error"
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return {"failed": kind, "text": text[:300]}
-
-
-@contextlib.contextmanager
-def _busy(stage: WrapStage) -> Iterator[None]:
-    """Meanwhile the board shows the rank in `stage`; an interrupt is raised within alone."""
-    voice = events.current()
-    pulse = voice.pulse
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    voice.pulse = lambda: {**pulse(), "doing": f"%ddp_wrap: {stage.value}"}
-    voice.emit_now(CellStarted, cell=0)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
-    finally:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        voice.pulse = pulse
-        voice.emit_now(CellFinished, cell=0, outcome="ok")
-        signal.signal(signal.SIGINT, previous)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(w in str(error).lower() for w in _OUT_OF_MEMORY)
+    return RankFailure(kind, text[:300])

@@ -1,4 +1,4 @@
-"""The facts of a run, gathered when it is over: `model.facts` says what they are."""
+"""The summary of a run: what was trained, on what; `model.training` says what it is made of."""
 
 from __future__ import annotations
 
@@ -15,85 +15,159 @@ import torch
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts, codec
-from ddp_notebook.rank import state, torch_private
-from ddp_notebook.rank.collectives import observer
-from ddp_notebook.rank.training.data_parallel import parallels
+from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.collectives.call_sites import Line
+from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
-from ddp_notebook.rank.training.replicas import Replica, Stepped, tracker
-from ddp_notebook.rank.training.samplers import sources
+from ddp_notebook.rank.training.replicas import Replica, TrackedOptimizer, Tracker
+from ddp_notebook.rank.training.samplers import Samplers
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400
 _MOST_NAMES = 40
 
 
-def gather() -> dict[str, Any]:
-    """This rank's facts as JSON. Only when nothing runs: it reads what main would change."""
-    digester = Digester()
-    replicas = _replicas(digester)
-    keys = {id(replica): facts.key for replica, facts in replicas}
-    found = RunFacts(
-        rank=state.current.rank,
-        run=observer.observer.run,
-        host=socket.gethostname(),
-        gpu=_gpu(),
-        gpus=torch.cuda.device_count() if torch_private.uses_cuda() else 0,
-        local_rank=_local_rank(),
-        backwards=tracker.backwards,
-        nan_backward=tracker.nan_backward,
-        nan_what=tracker.nan_what,
-        nan_place=_place(tracker.nan_place),
-        replicas=tuple(facts for _, facts in replicas),
-        optimizers=tuple(_optimizers(keys, digester)),
-        samplers=sources.sampler_facts(),
-        loaders=sources.loader_facts(),
-        parallels=parallels.facts(digester),
-    )
-    broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
-    wire: dict[str, Any] = codec.encode(replace(found, notes=(*digester.notes, *broken)))
-    return wire
+class RunSummary:
+    """What this rank knows of its last run."""
+
+    def __init__(
+        self,
+        process: RankProcess,
+        observer: Observer,
+        tracker: Tracker,
+        samplers: Samplers,
+        data_parallel: DataParallelTracking,
+    ) -> None:
+        self._rank = process.rank
+        self._observer = observer
+        self._tracker = tracker
+        self._samplers = samplers
+        self._data_parallel = data_parallel
+
+    def facts(self) -> RunFacts:
+        """All of it. Only when nothing runs: it reads what the main thread would change."""
+        tracker, digester = self._tracker, Digester()
+        replicas = self._replicas(digester)
+        keys = {id(replica): facts.key for replica, facts in replicas}
+        facts = RunFacts(
+            rank=self._rank,
+            run=self._observer.run,
+            host=socket.gethostname(),
+            gpu=_gpu(),
+            gpus=torch.cuda.device_count() if torch_private.uses_cuda() else 0,
+            local_rank=_local_rank(),
+            backwards=tracker.backwards,
+            nan_backward=tracker.nan_backward,
+            nan_what=tracker.nan_what,
+            nan_place=_place(tracker.nan_place),
+            replicas=tuple(facts for _, facts in replicas),
+            optimizers=tuple(self._optimizers(keys, digester)),
+            samplers=self._samplers.sampler_facts(),
+            loaders=self._samplers.loader_facts(),
+            parallels=self._data_parallel.facts(digester),
+        )
+        broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
+        return replace(facts, notes=(*digester.notes, *broken))
+
+    def counts(self) -> tuple[ReplicaFacts, ...]:
+        """What was counted of each DDP object, without tensors: safe whatever main does."""
+        return tuple(facts for _, facts in self._replicas(None))
+
+    def of_dying(self, wrapped: DistributedDataParallel) -> ReplicaFacts | None:
+        """The facts of a DDP object that is about to go; its optimizers' tensors are kept too."""
+        replica = self._tracker.replicas.get(id(wrapped))
+        if replica is None or not replica.steps:
+            return None
+        digester = Digester(_DYING_SECONDS, _DYING_TENSORS)
+        facts = self._facts(replica, wrapped, digester)
+        for optimizer in list(self._tracker.optimizers.values()):
+            if replica in optimizer.replicas:
+                optimizer.last_digests = _tensors_of(optimizer, digester)
+        return facts
+
+    def _replicas(self, digester: Digester | None) -> list[tuple[Replica, ReplicaFacts]]:
+        """Those that this run used, each with a key that the same model has on other ranks."""
+        everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
+        counted: Counter[str] = Counter()
+        used = []
+        for replica in sorted(everyone, key=lambda each: each.number):
+            if not replica.used:
+                continue
+            counted[replica.made_of] += 1
+            key = f"{replica.made_of} {counted[replica.made_of]}"
+            wrapped = replica.ref()
+            if digester is None:
+                facts = _counts(replica, wrapped)
+            elif wrapped is None:
+                facts = replica.last_facts
+            else:
+                facts = self._facts(replica, wrapped, digester)
+            if facts is not None:
+                used.append((replica, replace(facts, key=key)))
+        return used
+
+    def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> ReplicaFacts:
+        module = wrapped.module
+        ignored = set(getattr(wrapped, "parameters_to_ignore", ()))
+        named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
+        buffers = [(n, b) for n, b in module.named_buffers() if n not in ignored]
+        group = wrapped.process_group
+        first = next((p for _, p in named), None)
+        return replace(
+            _counts(replica, wrapped),
+            device=str(first.device) if first is not None else "",
+            backend=torch_private.group_backend(group),
+            group_size=group.size(),
+            find_unused=bool(wrapped.find_unused_parameters),
+            broadcast_buffers=bool(wrapped.broadcast_buffers),
+            outside=self._unmanaged(replica, named)[:_MOST_NAMES],
+            buffer_order=tuple(n for n, _ in buffers)[:200],
+            batch_buffers=tuple(_batch_buffers(module))[:200],
+            parameters=digester.all("parameters", named),
+            buffers=digester.all("buffers", buffers),
+            gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
+        )
+
+    def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
+        """Parameters that an optimizer of the model updates, and no hook reduces."""
+        updated = {
+            id(parameter)
+            for tracked in list(self._tracker.optimizers.values())
+            if tracked.steps and (optimizer := tracked.ref()) is not None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return tuple(
+            name
+            for name, each in named
+            if each.requires_grad and id(each) in updated and not replica.knows(each)
+        )
+
+    def _optimizers(self, keys: dict[int, str], digester: Digester) -> Iterator[OptimizerFacts]:
+        optimizers = list(self._tracker.optimizers.values())
+        counted: Counter[str] = Counter()
+        for optimizer in [each for each in optimizers if each.steps and each.replicas]:
+            models = tuple(keys[id(r)] for r in optimizer.replicas if id(r) in keys)
+            title = f"{optimizer.type} {models}"
+            counted[title] += 1
+            gone = optimizer.ref() is None and optimizer.last_digests
+            unwrapped, states = optimizer.last_digests if gone else _tensors_of(optimizer, digester)
+            yield OptimizerFacts(
+                key=f"{title} {counted[title]}",
+                type=optimizer.type,
+                steps=optimizer.steps,
+                lrs=tuple(_number(lr) for lr in optimizer.lrs),
+                replicas=models,
+                strangers=unwrapped,
+                state=states,
+                place=_place(optimizer.place),
+            )
 
 
-def of_dying(wrapped: DistributedDataParallel) -> ReplicaFacts | None:
-    """What to keep of a DDP object that is about to go; also of what its optimizers have."""
-    replica = tracker.replicas.get(id(wrapped))
-    if replica is None or not replica.steps or state.current.rank < 0:
-        return None
-    digester = Digester(_DYING_SECONDS, _DYING_TENSORS)
-    facts = _facts(replica, wrapped, digester)
-    for stepped in list(tracker.optimizers.values()):
-        if replica in stepped.replicas:
-            stepped.kept = _tensors_of(stepped, digester)
-    return facts
-
-
-def _place(place: tuple[str, int, str, str] | None) -> Place | None:
-    return Place(*place) if place else None
-
-
-def counts() -> tuple[ReplicaFacts, ...]:
-    """What was counted of each DDP object, and no tensors: safe and quick whatever main does."""
-    return tuple(facts for _, facts in _replicas(None))
-
-
-def _replicas(digester: Digester | None) -> list[tuple[Replica, ReplicaFacts]]:
-    """Those that this run used, each with a key that the same model has on other ranks."""
-    everyone = (*tracker.gone, *list(tracker.replicas.values()))
-    counted: Counter[str] = Counter()
-    found = []
-    for replica in sorted(everyone, key=lambda each: each.number):
-        if not replica.used:
-            continue
-        counted[replica.made_of] += 1
-        key = f"{replica.made_of} {counted[replica.made_of]}"
-        wrapped = replica.ref()
-        if digester is None:
-            facts = _counts(replica, wrapped)
-        else:
-            facts = replica.kept if wrapped is None else _facts(replica, wrapped, digester)
-        if facts is not None:
-            found.append((replica, replace(facts, key=key)))
-    return found
+def _place(line: Line | None) -> Place | None:
+    return Place(*line) if line else None
 
 
 def _counts(replica: Replica, wrapped: Any) -> ReplicaFacts:
@@ -113,45 +187,6 @@ def _counts(replica: Replica, wrapped: Any) -> ReplicaFacts:
         unready_steps=replica.unready_steps,
         bad_place=_place(replica.bad_place),
         unready=replica.unready[:_MOST_NAMES],
-    )
-
-
-def _facts(replica: Replica, wrapped: Any, digester: Digester) -> ReplicaFacts:
-    module = wrapped.module
-    ignored = set(getattr(wrapped, "parameters_to_ignore", ()))
-    named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
-    buffers = [(n, b) for n, b in module.named_buffers() if n not in ignored]
-    group = wrapped.process_group
-    first = next((p for _, p in named), None)
-    return replace(
-        _counts(replica, wrapped),
-        device=str(first.device) if first is not None else "",
-        backend=torch_private.group_backend(group),
-        group_size=group.size(),
-        find_unused=bool(wrapped.find_unused_parameters),
-        broadcast_buffers=bool(wrapped.broadcast_buffers),
-        outside=_outside(replica, named)[:_MOST_NAMES],
-        buffer_order=tuple(n for n, _ in buffers)[:200],
-        batch_buffers=tuple(_batch_buffers(module))[:200],
-        parameters=digester.all("parameters", named),
-        buffers=digester.all("buffers", buffers),
-        gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
-    )
-
-
-def _outside(replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
-    """Parameters that an optimizer of the model updates, and no hook reduces."""
-    updated = {
-        id(parameter)
-        for stepped in list(tracker.optimizers.values())
-        if stepped.steps and (optimizer := stepped.ref()) is not None
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    return tuple(
-        name
-        for name, each in named
-        if each.requires_grad and id(each) in updated and not replica.knows(each)
     )
 
 
@@ -175,34 +210,10 @@ def _variable(wrapped: Any) -> str:
     return ""
 
 
-def _optimizers(keys: dict[int, str], digester: Digester) -> Iterator[OptimizerFacts]:
-    used = [each for each in list(tracker.optimizers.values()) if each.steps and each.replicas]
-    counted: Counter[str] = Counter()
-    for stepped in used:
-        models = tuple(keys[id(r)] for r in stepped.replicas if id(r) in keys)
-        title = f"{stepped.type} {models}"
-        counted[title] += 1
-        unwrapped, states = (
-            stepped.kept
-            if stepped.ref() is None and stepped.kept
-            else _tensors_of(stepped, digester)
-        )
-        yield OptimizerFacts(
-            key=f"{title} {counted[title]}",
-            type=stepped.type,
-            steps=stepped.steps,
-            lrs=tuple(_number(lr) for lr in stepped.lrs),
-            replicas=models,
-            unwrapped=unwrapped,
-            state=states,
-            place=_place(stepped.place),
-        )
-
-
-def _tensors_of(stepped: Stepped, digester: Digester) -> tuple[Any, Any]:
-    living = [(name, ref()) for name, ref in stepped.unwrapped]
+def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any]:
+    living = [(name, ref()) for name, ref in tracked.unwrapped]
     unwrapped = digester.all("parameters without DDP", living)
-    optimizer = stepped.ref()
+    optimizer = tracked.ref()
     states = [] if optimizer is None else list(_states(optimizer))
     return unwrapped, digester.all("optimizer states", states)
 

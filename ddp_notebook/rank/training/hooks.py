@@ -1,7 +1,7 @@
-"""Has torch tell of what it does with replicas, optimizers and samplers: `attach` once.
+"""Hooks in torch that count what happens to replicas, optimizers and samplers.
 
 Public classes' methods are wrapped; each tells the counters first and then does what it did.
-What of ours fails takes itself out, and is told with the facts.
+When something of ours fails the counters disable themselves, and the summary of the run says so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,143 +19,248 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives import call_sites, observer
-from ddp_notebook.rank.setup import subgroups
-from ddp_notebook.rank.training import ddp, facts
-from ddp_notebook.rank.training.data_parallel import parallels
-from ddp_notebook.rank.training.replicas import tracker
-from ddp_notebook.rank.training.samplers import sources
-
-_ATTACHED = "__ddp_notebook_attached__"
-
-
-def attach() -> bool:
-    """Have everything counted from now on; False when that was done before."""
-    if hasattr(DistributedDataParallel, _ATTACHED):
-        return False
-    setattr(DistributedDataParallel, _ATTACHED, True)
-    _wrap_ddp()
-    _wrap_backward()
-    _tell_after(DistributedSampler, "set_epoch", sources.epoch_set)
-    _tell_before(DistributedSampler, "__iter__", sources.sampled)
-    _tell_before(DataLoader, "__iter__", sources.loaded)
-    _tell_before(DataParallel, "forward", parallels.forward)
-    register_optimizer_step_post_hook(_after_step)
-    torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_leave_child_alone)
-    return True
+from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.setup.subgroups import Subgroups
+from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training.data_parallel import DataParallelTracking
+from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.replicas import Tracker
+from ddp_notebook.rank.training.samplers import Samplers
 
 
-def begin() -> None:
-    """A cell or a script begins. Raises nothing."""
-    with _ours():
-        tracker.begin()
-        sources.begin()
-        parallels.begin()
+class TrainingHooks(Component):
+    """The hooks, each put once. What they call is bound when they are: they run in every step."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        call_sites: CallSites,
+        tracker: Tracker,
+        samplers: Samplers,
+        data_parallel: DataParallelTracking,
+        summary: RunSummary,
+        subgroups: Subgroups,
+    ) -> None:
+        self._observer = observer
+        self._call_sites = call_sites
+        self._tracker = tracker
+        self._samplers = samplers
+        self._data_parallel = data_parallel
+        self._summary = summary
+        self._subgroups = subgroups
+        self._contained = _Contained(self._disable)
+
+    def attach(self) -> None:
+        """Have everything counted from now on."""
+        self._wrap_ddp()
+        self._wrap_backward()
+        self._tell_after(DistributedSampler, "set_epoch", self._samplers.epoch_set)
+        self._tell_before(DistributedSampler, "__iter__", self._samplers.sampled)
+        self._tell_before(DataLoader, "__iter__", self._samplers.loaded)
+        self._tell_before(DataParallel, "forward", self._data_parallel.forward)
+        register_optimizer_step_post_hook(self._after_step)
+        torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_child_alone)
+
+    def run_begins(self, run: Run) -> None:
+        """What was counted in the last run does not count."""
+        with self._contained:
+            self._tracker.begin()
+            self._samplers.begin()
+            self._data_parallel.begin()
+
+    def trained(self) -> bool:
+        """True when an optimizer has updated a DDP or DataParallel object in this run."""
+        known = (*self._tracker.gone, *self._tracker.replicas.values())
+        stepped = self._data_parallel.trained or any(replica.steps for replica in known)
+        return not self._tracker.broken and stepped
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Within, nothing is counted: what trains is a benchmark of ours, not the user's job."""
+        before = self._tracker.broken
+        self._tracker.broken = before or "suspended"
+        try:
+            yield
+        finally:
+            self._tracker.broken = before
+
+    def reattach(self) -> tuple[str, ...]:
+        """Give DDP objects whose group was destroyed the new default group; which could not be.
+
+        Called when every rank has the new group: they go on training in step.
+        """
+        left = []
+        world = torch.distributed.group.WORLD
+        for replica in list(self._tracker.replicas.values()):
+            wrapped = replica.ref()
+            if wrapped is None or world is None:
+                continue
+            group = wrapped.process_group
+            if torch_private.is_forgotten(group):
+                group = world
+            elif group not in self._subgroups.made_again:
+                continue
+            if not ddp.reattach(wrapped, group):
+                left.append(replica.type)
+        return tuple(left)
+
+    # -- failing, and being off ------------------------------------------------------------
+
+    def _disable(self, error: Exception) -> None:
+        self._tracker.disable(error)
+        self._observer.on_bucket = lambda args: None
+
+    def _off(self) -> bool:
+        # A compiler that traces through must not see our counters: it would compile them in.
+        return bool(self._tracker.broken) or torch.compiler.is_compiling()
+
+    def _leave_child_alone(self) -> None:
+        """In a forked child: a worker that loads data is no rank."""
+        self._tracker.broken = "a forked child"
+
+    # -- the hooks -------------------------------------------------------------------------
+
+    def _tell_before(self, owner: Any, name: str, tell: Callable[[Any], None]) -> None:
+        original = getattr(owner, name)
+        off, contained = self._off, self._contained
+
+        @functools.wraps(original)
+        def told(self: Any, *args: Any, **named: Any) -> Any:
+            if not off():
+                with contained:
+                    tell(self)
+            return original(self, *args, **named)
+
+        setattr(owner, name, told)
+
+    def _tell_after(self, owner: Any, name: str, tell: Callable[[Any], None]) -> None:
+        original = getattr(owner, name)
+        off, contained = self._off, self._contained
+
+        @functools.wraps(original)
+        def told(self: Any, *args: Any, **named: Any) -> Any:
+            result = original(self, *args, **named)
+            if not off():
+                with contained:
+                    tell(self)
+            return result
+
+        setattr(owner, name, told)
+
+    def _wrap_ddp(self) -> None:
+        self._tell_after(DistributedDataParallel, "__init__", self._made)
+        original: Callable[..., Any] = DistributedDataParallel.forward
+        off, contained = self._off, self._contained
+        tracker, samplers = self._tracker, self._samplers
+
+        @functools.wraps(original)
+        def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+            __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
+            if off() or not torch.is_grad_enabled():
+                return original(self, *inputs, **named)
+            replica = None
+            with contained:
+                replica = tracker.replica(self)
+                replica.enter(self.require_backward_grad_sync)
+                if samplers.current is not None:
+                    samplers.forward(inputs)
+            try:
+                return original(self, *inputs, **named)
+            finally:
+                if replica is not None:
+                    replica.inside -= 1
+
+        DistributedDataParallel.forward = forward  # type: ignore[method-assign]
+        if not hasattr(DistributedDataParallel, "__del__"):
+            about_to_go = self._about_to_go
+
+            def __del__(self: DistributedDataParallel) -> None:  # noqa: N807  # Python's name
+                about_to_go(self)
+
+            DistributedDataParallel.__del__ = __del__  # type: ignore[attr-defined]
+
+    def _made(self, wrapped: DistributedDataParallel) -> None:
+        if getattr(wrapped, "reducer", None) is None:
+            return
+        module = self._tracker.replica(wrapped).module()
+        if module is not None and not any(
+            isinstance(hook, _BypassHook) for hook in module._forward_pre_hooks.values()
+        ):
+            module.register_forward_pre_hook(_BypassHook(self._bypassed))
+
+    def _bypassed(self, module: torch.nn.Module) -> None:
+        if not self._off() and torch.is_grad_enabled():
+            with self._contained:
+                self._tracker.bypass(module)
+
+    def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
+        """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
+        try:
+            group = getattr(wrapped, "process_group", None)
+            if group is not None and torch_private.is_forgotten(group):
+                self._observer.hold_until_the_next(group)
+            if not self._tracker.broken:
+                self._tracker.died(wrapped, self._summary.of_dying(wrapped))
+        except Exception as error:  # noqa: BLE001  # also while Python itself ends
+            self._tracker.disable(error)
+
+    def _wrap_backward(self) -> None:
+        original = torch.autograd.backward
+        off, contained = self._off, self._contained
+        tracker, samplers, call_sites = self._tracker, self._samplers, self._call_sites
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            if off():
+                return original(tensors, *args, **named)
+            outer = None
+            with contained:
+                tracker.backward(tensors)
+                samplers.backward()
+                outer = call_sites.backward_begins(sys._getframe(1))
+            try:
+                return original(tensors, *args, **named)
+            finally:
+                call_sites.backward_ends(outer)
+
+        torch.autograd.backward = backward
+        self._observer.on_bucket = self._bucket
+
+    def _bucket(self, args: Sequence[Any]) -> None:
+        if args and not self._tracker.broken:
+            try:
+                self._tracker.bucket(args[0][0])
+            except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
+                self._disable(error)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
+        if not self._off():
+            with self._contained:
+                self._tracker.stepped(optimizer)
+                self._data_parallel.stepped(optimizer)
 
 
-def happened() -> bool:
-    """True when an optimizer has made a step for a DDP or DataParallel object in this run."""
-    known = (*tracker.gone, *tracker.replicas.values())
-    stepped = parallels.trained or any(replica.steps for replica in known)
-    return not tracker.broken and stepped
+class _Contained(contextlib.AbstractContextManager[None]):
+    """What fails within is our defect: the user's code goes on, and we count no more.
 
+    One object for all uses: it has no state of its own, and to make one each time costs.
+    """
 
-class _ours(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as a statement
-    """What fails within is our defect: the user's code goes on, and we count no more."""
+    __slots__ = ("_failed",)
 
-    __slots__ = ()
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        _failed(error)
+        self._failed(error)
         return True
-
-
-def _failed(error: Exception) -> None:
-    tracker.take_out(error)
-    observer.observer.on_bucket = None
-
-
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Within, nothing is counted: what trains is a benchmark of ours, not the user's job."""
-    before = tracker.broken
-    tracker.broken = before or "paused"
-    try:
-        yield
-    finally:
-        tracker.broken = before
-
-
-def _off() -> bool:
-    # A compiler that traces through must not see our counters: it would compile them in.
-    return bool(tracker.broken) or torch.compiler.is_compiling()
-
-
-def _tell_before(owner: Any, name: str, tell: Callable[[Any], None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def told(self: Any, *args: Any, **named: Any) -> Any:
-        if not _off():
-            with _ours():
-                tell(self)
-        return original(self, *args, **named)
-
-    setattr(owner, name, told)
-
-
-def _tell_after(owner: Any, name: str, tell: Callable[[Any], None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def told(self: Any, *args: Any, **named: Any) -> Any:
-        result = original(self, *args, **named)
-        if not _off():
-            with _ours():
-                tell(self)
-        return result
-
-    setattr(owner, name, told)
-
-
-def _wrap_ddp() -> None:
-    _tell_after(DistributedDataParallel, "__init__", _made)
-    original: Callable[..., Any] = DistributedDataParallel.forward
-
-    @functools.wraps(original)
-    def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
-        if _off() or not torch.is_grad_enabled():
-            return original(self, *inputs, **named)
-        replica = None
-        with _ours():
-            replica = tracker.replica(self)
-            replica.enter(self.require_backward_grad_sync)
-            if sources.current is not None:
-                sources.forward(inputs)
-        try:
-            return original(self, *inputs, **named)
-        finally:
-            if replica is not None:
-                replica.inside -= 1
-
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
-    if not hasattr(DistributedDataParallel, "__del__"):
-        DistributedDataParallel.__del__ = _about_to_go  # type: ignore[attr-defined]
-
-
-def _made(wrapped: DistributedDataParallel) -> None:
-    if getattr(wrapped, "reducer", None) is None:
-        return
-    module = tracker.replica(wrapped).module()
-    if module is not None and not any(
-        isinstance(hook, _BypassHook) for hook in module._forward_pre_hooks.values()
-    ):
-        module.register_forward_pre_hook(_BypassHook())
 
 
 class _BypassHook:
@@ -165,12 +270,13 @@ class _BypassHook:
     does nothing: files must not need us.
     """
 
-    __slots__ = ()
+    __slots__ = ("_bypassed",)
+
+    def __init__(self, bypassed: Callable[[torch.nn.Module], None]) -> None:
+        self._bypassed = bypassed
 
     def __call__(self, module: torch.nn.Module, _inputs: Any) -> None:
-        if not _off() and torch.is_grad_enabled():
-            with _ours():
-                tracker.bypass(module)
+        self._bypassed(module)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")
@@ -180,78 +286,3 @@ class _BypassHook:
 
     def __deepcopy__(self, _memo: Any) -> _BypassHook:
         return self
-
-
-def _about_to_go(wrapped: DistributedDataParallel) -> None:
-    """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
-    try:
-        group = getattr(wrapped, "process_group", None)
-        if group is not None and torch_private.is_forgotten(group):
-            observer.observer.hold_until_the_next(group)
-        if not tracker.broken:
-            tracker.died(wrapped, facts.of_dying(wrapped))
-    except Exception as error:  # noqa: BLE001  # also while Python itself ends
-        tracker.take_out(error)
-
-
-def _wrap_backward() -> None:
-    original = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **named: Any) -> Any:
-        __tracebackhide__ = True
-        if _off():
-            return original(tensors, *args, **named)
-        outer = None
-        with _ours():
-            tracker.backward(tensors)
-            sources.backward()
-            outer = call_sites.backward_begins(sys._getframe(1))
-        try:
-            return original(tensors, *args, **named)
-        finally:
-            call_sites.backward_ends(outer)
-
-    torch.autograd.backward = backward
-    observer.observer.on_bucket = _bucket
-
-
-def _bucket(gradients: Any) -> None:
-    if not tracker.broken:
-        try:
-            tracker.bucket(gradients[0])
-        except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
-            _failed(error)
-
-
-def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
-    if not _off():
-        with _ours():
-            tracker.stepped(optimizer)
-            parallels.stepped(optimizer)
-
-
-def _leave_child_alone() -> None:
-    """In a forked child: a worker that loads data is no rank."""
-    tracker.broken = "a forked child"
-
-
-def reattach() -> tuple[str, ...]:
-    """Give DDP objects whose group was destroyed the new default group; which could not be.
-
-    Called when every rank has the new group: they go on training in step.
-    """
-    left = []
-    group = torch.distributed.group.WORLD
-    for replica in list(tracker.replicas.values()):
-        wrapped = replica.ref()
-        if wrapped is None or group is None:
-            continue
-        its_group = wrapped.process_group
-        if torch_private.is_forgotten(its_group):
-            its_group = group
-        elif its_group not in subgroups.made_again:
-            continue
-        if not ddp.reattach(wrapped, its_group):
-            left.append(replica.type)
-    return tuple(left)

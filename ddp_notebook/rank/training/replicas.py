@@ -1,14 +1,13 @@
 """What this rank's DDP objects and optimizers do, counted as they do it.
 
 A forward is through the wrapper or around it, under no_sync or not; the backward that follows
-is then reduced or is not; and a step uses what the last backward gave. Counting costs some
-microseconds a step, waits for no device, and keeps nothing of the user's alive.
+is then reduced or is not; and a training step uses what the last backward gave. Counting costs
+some microseconds a training step, waits for no device, and keeps nothing of the user's alive.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 import zlib
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives import call_sites
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
@@ -30,21 +29,14 @@ _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
 
 
-UsersLine = tuple[str, int, str, str] | None
-"""File, line, function and text; None where no code of the user's is on the stack."""
-
-
-def users_place() -> UsersLine:
-    """The innermost line of the user's code on this thread's stack."""
-    path = call_sites.users_path(sys._getframe(1))
-    return path[-1] if path else None
-
-
 class Replica:
     """One DistributedDataParallel object."""
 
-    def __init__(self, wrapped: DistributedDataParallel, number: int) -> None:
+    def __init__(
+        self, wrapped: DistributedDataParallel, number: int, call_sites: CallSites
+    ) -> None:
         module = wrapped.module
+        self._users_line = call_sites.users_line
         names, parameters, _ = ddp.reduced(module)
         self.ref = weakref.ref(wrapped)
         self.module = weakref.ref(module)
@@ -58,8 +50,8 @@ class Replica:
         self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
         self.inside = 0
         """Its own forward is on the stack."""
-        self.kept: Any = None
-        """Its facts, of an object that is gone."""
+        self.last_facts: Any = None
+        """Of an object that is gone: its facts at its end."""
         self.begin()
 
     def begin(self) -> None:
@@ -67,9 +59,9 @@ class Replica:
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
-        self.bypass_place: UsersLine = None
-        self.bad_place: UsersLine = None
-        self.local_place: UsersLine = None
+        self.bypass_place: Line | None = None
+        self.bad_place: Line | None = None
+        self.local_place: Line | None = None
         self.unready: tuple[str, ...] = ()
 
     @property
@@ -98,7 +90,7 @@ class Replica:
             if self.pending < LOCAL and self.trains():
                 self.pending = LOCAL
             if self.local_place is None:
-                self.local_place = users_place()
+                self.local_place = self._users_line()
 
     def bypass(self) -> None:
         """A forward of the module inside begins, and the wrapper knows nothing of it."""
@@ -106,7 +98,7 @@ class Replica:
             return
         self.bypasses += 1
         if self.bypass_place is None:
-            self.bypass_place = users_place()
+            self.bypass_place = self._users_line()
         self.pending = self.pending or BYPASSED
 
     def backward(self) -> None:
@@ -132,27 +124,31 @@ class Replica:
         else:
             return
         if self.bad_place is None:
-            self.bad_place = users_place()
+            self.bad_place = self._users_line()
 
 
-class Stepped:
+class TrackedOptimizer:
     """One optimizer that makes steps."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, number: int, call_sites: CallSites
+    ) -> None:
+        self._users_line = call_sites.users_line
         self.ref = weakref.ref(optimizer)
         self.number = number
         self.type = type(optimizer).__name__
         self.shape: Any = None
         self.replicas: list[Replica] = []
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
-        self.kept: Any = None
+        self.last_digests: Any = None
+        """Of an optimizer whose model is gone: digests of its tensors at that time."""
         self.begin()
 
     def begin(self) -> None:
         """A run begins."""
         self.steps = 0
         self.lrs: tuple[Any, ...] = ()
-        self.place: UsersLine = None
+        self.place: Line | None = None
 
     def step(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
         """It has made a step."""
@@ -162,7 +158,7 @@ class Stepped:
             self.shape = shape
             self._find_models(groups, tracker)
         if not self.steps:
-            self.place = users_place()
+            self.place = self._users_line()
         self.steps += 1
         self.lrs = tuple([group.get("lr") for group in groups])
         # Within a backward the reducer is not done yet, and the step is one of many.
@@ -171,7 +167,7 @@ class Stepped:
                 replica.step()
 
     def _find_models(self, groups: Any, tracker: Tracker) -> None:
-        mine = {
+        parameters = {
             id(parameter): (f"param_groups[{g}]['params'][{i}]", parameter)
             for g, group in enumerate(groups)
             for i, parameter in enumerate(group["params"])
@@ -182,13 +178,13 @@ class Stepped:
             if module is None or replica.ref() is None:
                 continue
             inside = [id(each) for each in module.parameters()]
-            if any(each in mine for each in inside):
+            if any(each in parameters for each in inside):
                 self.replicas.append(replica)
                 for each in inside:
-                    mine.pop(each, None)
+                    parameters.pop(each, None)
         self.unwrapped = [
             (name, weakref.ref(each))
-            for name, each in mine.values()
+            for name, each in parameters.values()
             if self.replicas and each.requires_grad
         ]
 
@@ -196,21 +192,22 @@ class Stepped:
 class Tracker:
     """All that this process knows of its DDP objects and optimizers."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_sites: CallSites) -> None:
+        self._call_sites = call_sites
         self.broken = ""
-        """Why it took itself out; empty while it works."""
+        """Why it disabled itself; empty while it works."""
         self.made = 0
         self.replicas: dict[int, Replica] = {}
         self.modules: dict[int, Replica] = {}
         self.gone: list[Replica] = []
         """Objects of this run that are gone, with what was known of them at their end."""
-        self.optimizers: dict[int, Stepped] = {}
+        self.optimizers: dict[int, TrackedOptimizer] = {}
         self.backwards = 0
         self._small_buckets = 0
         """Of the backward that is under way."""
         self.nan_backward: int | None = None
         self.nan_what = ""
-        self.nan_place: UsersLine = None
+        self.nan_place: Line | None = None
 
     def begin(self) -> None:
         """A cell or a script begins: what is gone is forgotten, the rest counted anew."""
@@ -225,7 +222,7 @@ class Tracker:
         self.backwards, self.nan_backward, self.nan_what = 0, None, ""
         self.nan_place = None
 
-    def take_out(self, error: BaseException) -> None:
+    def disable(self, error: BaseException) -> None:
         """Count no more in this process."""
         self.broken = f"{type(error).__name__}: {error}"
 
@@ -239,20 +236,20 @@ class Tracker:
         self.made += 1
         if len(self.replicas) >= _MOST:
             self.replicas.pop(next(iter(self.replicas)))
-        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made)
+        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self._call_sites)
         self.modules[id(found.module())] = found
         return found
 
     def _archive(self, replica: Replica) -> None:
         self.replicas = {k: r for k, r in self.replicas.items() if r is not replica}
-        if replica.used and replica.kept is not None and len(self.gone) < _MOST:
+        if replica.used and replica.last_facts is not None and len(self.gone) < _MOST:
             self.gone.append(replica)
 
-    def died(self, wrapped: DistributedDataParallel, kept: Any) -> None:
-        """A DDP object is about to go: `kept` is what to tell of it later."""
+    def died(self, wrapped: DistributedDataParallel, facts: Any) -> None:
+        """A DDP object is about to go: `facts` are what to tell of it later."""
         replica = self.replicas.get(id(wrapped))
         if replica is not None:
-            replica.kept = kept
+            replica.last_facts = facts
             self._archive(replica)
 
     def bypass(self, module: torch.nn.Module) -> None:
@@ -291,7 +288,8 @@ class Tracker:
             self._is_bad(max(0, self.backwards - 1), "a gradient")
 
     def _is_bad(self, number: int, what: str) -> None:
-        self.nan_backward, self.nan_what, self.nan_place = number, what, users_place()
+        self.nan_backward, self.nan_what = number, what
+        self.nan_place = self._call_sites.users_line()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
@@ -299,9 +297,6 @@ class Tracker:
         if found is None or found.ref() is not optimizer:
             if len(self.optimizers) >= _MOST:
                 self.optimizers.pop(next(iter(self.optimizers)))
-            found = Stepped(optimizer, len(self.optimizers))
+            found = TrackedOptimizer(optimizer, len(self.optimizers), self._call_sites)
             self.optimizers[id(optimizer)] = found
         found.step(optimizer, self)
-
-
-tracker = Tracker()

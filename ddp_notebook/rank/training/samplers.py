@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from ddp_notebook.model import LoaderFacts, Place, SamplerFacts
-from ddp_notebook.rank.training.replicas import users_place
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 
 _MOST = 32
 _EPOCHS = 32
@@ -21,9 +21,9 @@ _HASHED_BYTES = 2**20
 class Source:
     """A sampler or a loader that was iterated in this run."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, line: Line | None) -> None:
         self.ref = weakref.ref(owner)
-        self.place = users_place()
+        self.line = line
         self.seen: dict[str, Any] = {}
         """What it was when it was iterated last."""
         self.epoch = 0
@@ -34,33 +34,33 @@ class Source:
         self.inputs: list[str] = []
 
 
-class Sources:
-    """All of this process."""
+class Samplers:
+    """All samplers and loaders of this run."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_sites: CallSites) -> None:
+        self._call_sites = call_sites
         self.samplers: dict[int, Source] = {}
         self.loaders: dict[int, Source] = {}
         self.current: Source | None = None
         """What the batches come from now."""
 
     def begin(self) -> None:
-        """A cell or a script begins."""
+        """A run begins: what was iterated in the last one does not count."""
         self.samplers.clear()
         self.loaders.clear()
         self.current = None
 
-    @staticmethod
-    def _of(sources: dict[int, Source], owner: Any) -> Source | None:
-        found = sources.get(id(owner))
-        if found is not None and found.ref() is owner:
-            return found
+    def _of(self, sources: dict[int, Source], owner: Any) -> Source | None:
+        known = sources.get(id(owner))
+        if known is not None and known.ref() is owner:
+            return known
         # One that is gone and was of use keeps its facts, under a number no object has.
-        if found is not None:
-            sources[-len(sources) - 1] = found
+        if known is not None:
+            sources[-len(sources) - 1] = known
         if len(sources) >= _MOST:
             return None
-        made = sources[id(owner)] = Source(owner)
-        return made
+        source = sources[id(owner)] = Source(owner, self._call_sites.users_line())
+        return source
 
     def sampled(self, sampler: DistributedSampler[Any]) -> None:
         """A DistributedSampler is iterated."""
@@ -127,7 +127,7 @@ class Sources:
                 **each.seen,
                 epochs=tuple(each.epochs),
                 epochs_set=each.epochs_set,
-                place=Place(*each.place) if each.place else None,
+                place=Place(*each.line) if each.line else None,
             )
             for number, each in enumerate(used)
         )
@@ -140,7 +140,7 @@ class Sources:
                 key=str(number),
                 **each.seen,
                 inputs=tuple(each.inputs),
-                place=Place(*each.place) if each.place else None,
+                place=Place(*each.line) if each.line else None,
             )
             for number, each in enumerate(used)
         )
@@ -159,6 +159,3 @@ def _hash(tensor: torch.Tensor) -> str:
         return ""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return f"{zlib.crc32(flat.numpy().data):08x}"
-
-
-sources = Sources()

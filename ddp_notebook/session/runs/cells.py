@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.model import Ranks
+from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
-
-_RUNNER = "ddp_notebook.rank.cells.runner"
 
 
 class Cells:
@@ -84,15 +83,10 @@ class CellWork:
 
     def send(self, ranks: Ranks) -> Replies:
         """Send the cell to `ranks`."""
-        arguments = {
-            "cell": self.run.cell,
-            "number": self.run.number,
-            "magic_line": self.magic_line,
-            "source": self.source,
-            "hold": self.run.pausing,
-        }
-        function = f"{_RUNNER}:{'start_async' if self.is_async else 'run'}"
-        return self.cluster.tell(ranks, function, arguments)
+        run = self.run
+        request = calls.Cell(run.cell, run.number, self.magic_line, self.source, run.pausing)
+        call = calls.START_CELL if self.is_async else calls.RUN_CELL
+        return self.cluster.tell(ranks, call, request)
 
     def end(self, controller: RunController) -> CellResult:
         """How the cell ended, with a diagnosis where it failed or computed something wrong."""

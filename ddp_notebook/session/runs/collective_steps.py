@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Activity, Collective, RankReport, Ranks, StepTable, codec, name_ranks
+from ddp_notebook.model import Activity, Collective, Ranks, StepTable, name_ranks
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state import collective_table
 
@@ -60,11 +62,11 @@ class Settling:
         if time.monotonic() - self._since_s < _STILL_S:
             return False
         self._since_s = time.monotonic()
-        answers = self._cluster.ask(free, "evidence", _ASK_TIMEOUT_S)
-        evidence = [codec.decode(RankReport, a) for a in answers.values() if "error" not in a]
+        answers = self._cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+        reports = [a for a in answers.values() if not isinstance(a, CannotAnswer)]
         # One that does not answer in time, or waits for a moment only, may be making progress.
-        waiting = len(evidence) == len(free) and all(
-            rank.activity is Activity.WAITING for rank in evidence
+        waiting = len(reports) == len(free) and all(
+            report.activity is Activity.WAITING for report in reports
         )
         self._looks = self._looks + 1 if waiting else 0
         return self._looks >= _LOOKS
@@ -112,11 +114,15 @@ def step(
     return replace(made, next_call="") if run.done else made
 
 
-def _let_go(cluster: RankCluster, ranks: Ranks, *, for_good: bool) -> Mapping[int, int | None]:
-    """Let paused ranks issue their collective; of each the number of the one it was before."""
-    question = "let go for good" if for_good else "let go"
-    answers = cluster.ask(ranks, question, _ASK_TIMEOUT_S)
-    return {rank: answer.get("at") for rank, answer in answers.items()}
+def _let_go(cluster: RankCluster, ranks: Ranks, *, for_good: bool) -> dict[int, int | None]:
+    """Let paused ranks go on; the collective before which each was paused."""
+    question = calls.RESUME if for_good else calls.STEP
+    answers = cluster.ask(ranks, question, calls.Nothing(), _ASK_TIMEOUT_S)
+    return {
+        rank: answer.collective
+        for rank, answer in answers.items()
+        if not isinstance(answer, CannotAnswer)
+    }
 
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddp_notebook.model import (
     Activity,
     Case,
     Collectives,
-    Probe,
     RankReport,
     Ranks,
     RankState,
     Snapshot,
     Status,
-    codec,
 )
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.processes.unresponsive import silent
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def gather(
     """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
     alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
-    answers = cluster.ask(alive, "evidence", _ASK_TIMEOUT_S)
+    answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     to_do = asked()
     reports = [_report(state, answers.get(state.rank), state.rank in to_do) for state in states]
     return Case(
@@ -69,22 +69,21 @@ def gather(
 
 
 def _report(
-    state: RankState, answer: Mapping[str, Any] | None, has_something_to_do: bool
+    state: RankState, answer: RankReport | CannotAnswer | None, has_something_to_do: bool
 ) -> RankReport:
     """What a rank answered; of one that is dead, failed to answer or is silent, what is known."""
     if state.status is Status.DEAD:
         return RankReport(
             state.rank, Activity.DEAD, exit_code=state.exit_code, last_words=state.last_words
         )
-    if not answer:
+    if answer is None:
         return silent(state)
-    if "error" in answer:
-        doing = f"its observer failed: {answer['error']}"
+    if isinstance(answer, CannotAnswer):
+        doing = f"its observer failed: {answer.why}"
         return RankReport(state.rank, Activity.SILENT, doing=doing)
-    report = codec.decode(RankReport, answer)
-    if has_something_to_do and report.activity in (Activity.IDLE, Activity.FAILED):
+    if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
         return RankReport(state.rank, Activity.BUSY, doing="about to begin")
-    return report
+    return answer
 
 
 def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
@@ -95,15 +94,15 @@ def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[Rank
     connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
     if len({e.network for e in connecting}) < 2:
         return tuple(ranks)
-    targets = [
-        address
-        for e in connecting
-        for address in e.listens
-        if not address.startswith(("127.", "::1:"))  # on another host that is another address
-    ]
-    asked = tuple(e.rank for e in connecting)
-    answers = cluster.ask(asked, "reach", _ASK_TIMEOUT_S, {"targets": targets})
-    return tuple(
-        replace(e, reach=tuple(Probe(**p) for p in answers.get(e.rank, {}).get("reach", ())))
-        for e in ranks
+    targets = calls.Targets(
+        tuple(
+            address
+            for report in connecting
+            for address in report.listens
+            if not address.startswith(("127.", "::1:"))  # on another host that is another address
+        )
     )
+    asked = tuple(report.rank for report in connecting)
+    answers = cluster.ask(asked, calls.REACH, targets, _ASK_TIMEOUT_S)
+    reached = {r: a.probes for r, a in answers.items() if not isinstance(a, CannotAnswer)}
+    return tuple(replace(report, reach=reached.get(report.rank, ())) for report in ranks)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import training_findings
-from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts, codec
+from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.runs.run import CellRun
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 
-QUESTION = "facts of the run"
 ASK_TIMEOUT_S = 2.0
 
 
@@ -38,8 +39,9 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
 
 def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunFacts]:
     """What the ranks know of `run`; of those that answer, and know of it."""
-    answers = cluster.ask(ranks, QUESTION, ASK_TIMEOUT_S)
-    known = {
-        r: codec.decode(RunFacts, answer) for r, answer in answers.items() if "error" not in answer
+    answers = cluster.ask(ranks, calls.RUN_FACTS, calls.Nothing(), ASK_TIMEOUT_S)
+    return {
+        rank: facts
+        for rank, facts in answers.items()
+        if not isinstance(facts, CannotAnswer) and facts.run == run
     }
-    return {rank: facts for rank, facts in known.items() if facts.run == run}

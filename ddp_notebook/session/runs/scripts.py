@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.launch.environment import torchrun_variables
 from ddp_notebook.model import Diagnosis, Ranks
+from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.runs import post_run
@@ -135,17 +137,17 @@ class ScriptWork:
 
     def send(self, ranks: Ranks) -> Replies:
         """Send the script to `ranks`."""
-        arguments = {
-            "cell": self._run.cell,
-            "number": self._run.number,
-            "path": self._path,
-            "folder": self._folder,
-            "arguments": self._arguments,
-            "environments": self._environments,
-            "hosts": {str(rank): dict(host) for rank, host in self._hosts.items()},
-            "hold": self._run.pausing,
-        }
-        return self._processes.cluster.tell(ranks, "ddp_notebook.rank.cells.scripts:run", arguments)
+        request = calls.Script(
+            cell=self._run.cell,
+            number=self._run.number,
+            path=self._path,
+            folder=self._folder,
+            arguments=tuple(self._arguments),
+            environments=self._environments,
+            hosts=self._hosts,
+            paused=self._run.pausing,
+        )
+        return self._processes.cluster.tell(ranks, calls.RUN_SCRIPT, request)
 
     def end(self, controller: RunController) -> CellResult:
         """How the script ended, with a diagnosis; its ranks have the session's group again."""
@@ -188,21 +190,15 @@ def sources_of(script: Path) -> dict[str, str]:
 
 def environments(
     ranks: Ranks, address: tuple[str, int], store: str, settings: Mapping[int, Mapping[str, str]]
-) -> dict[str, dict[str, str]]:
-    """What torchrun would set for each rank of a run, and `settings`; by rank as text.
+) -> dict[int, dict[str, str]]:
+    """What torchrun would set for each rank of a run, and `settings`.
 
     The ranks of a run are counted from 0, whatever their numbers in the session are.
     """
-    host, port = address
+    agent_store = store == "session"
     return {
-        str(rank): {
-            "RANK": str(index),
-            "LOCAL_RANK": str(index),
-            "WORLD_SIZE": str(len(ranks)),
-            "LOCAL_WORLD_SIZE": str(len(ranks)),
-            "MASTER_ADDR": host,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": str(True) if store == "session" else "",
+        rank: {
+            **torchrun_variables(index, len(ranks), address, agent_store=agent_store),
             **settings.get(rank, {}),
         }
         for index, rank in enumerate(ranks)

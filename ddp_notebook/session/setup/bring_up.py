@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.diagnosis import diagnose_setup
@@ -11,6 +12,8 @@ from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status, name_ranks
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.unresponsive import process_of
@@ -21,7 +24,6 @@ from ddp_notebook.session.runs.stall_detector import StallDetector
 if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes
 
-_STAGES = "ddp_notebook.rank.setup.stages"
 _FREE_WITHIN_S = 2.0
 """On a quiet machine. torch's client waits up to 1.9 s before it tries again: a rank that does not
 come out loses its variables."""
@@ -65,34 +67,35 @@ class BringUp:
         """
         plans = self._plans(settings or {}, store, patient=False)
         self._answers = self.processes.cluster.call(
-            self.everyone, f"{_STAGES}:bring_up", lambda rank: {"plan": plans[rank]}
+            self.everyone, calls.BRING_UP, plans.__getitem__
         )
         self._await_end(interrupted)
 
-    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, dict[str, Any]]:
-        """The arguments of each rank."""
+    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
+        """What each rank is told."""
         self.generation += 1
         self.store, self.settings = store, settings
         options = self.processes.options
         host, port = self._store_address(store)
         self._note(host, port)
         self.record.begin_setup()
-        plan = {
-            "world_size": options.world_size,
-            "backend": self.processes.devices.backend,
-            "device": self.processes.devices.device,
-            "init_method": options.init_method,
-            "master_addr": host,
-            "master_port": port,
-            "store_path": str(self.processes.folder / f"rendezvous-{self.generation}"),
-            "generation": self.generation,
-            "timeout_s": options.timeout_s,
-            "threads": options.threads,
-            "store": store,
-            "patient": patient,
-        }
+        plan = SetUpPlan(
+            rank=0,
+            world_size=options.world_size,
+            backend=self.processes.devices.backend,
+            device=self.processes.devices.device,
+            init_method=options.init_method,
+            master_addr=host,
+            master_port=port,
+            store_path=str(self.processes.folder / f"rendezvous-{self.generation}"),
+            generation=self.generation,
+            timeout_s=options.timeout_s,
+            threads=options.threads,
+            store=store,
+            patient=patient,
+        )
         return {
-            rank: {**plan, "rank": rank, "settings": dict(settings.get(rank, {}))}
+            rank: replace(plan, rank=rank, settings=dict(settings.get(rank, {})))
             for rank in self.everyone
         }
 
@@ -192,9 +195,7 @@ class BringUp:
     def prepare(self, settings: Settings | None = None, store: str = "session") -> None:
         """Stop all ranks before the first stage. Raises SetupFailed."""
         plans = self._plans(settings or {}, store, patient=True)
-        self._answers = self.processes.cluster.call(
-            self.everyone, f"{_STAGES}:prepare", lambda rank: {"plan": plans[rank]}
-        )
+        self._answers = self.processes.cluster.call(self.everyone, calls.PREPARE, plans.__getitem__)
 
         def paused() -> bool:
             return len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone)
@@ -210,11 +211,7 @@ class BringUp:
             passed = states[rank].stage or Stage.LAUNCHED
             return to or list(Stage)[passed.number]
 
-        self._answers.update(
-            self.processes.cluster.call(
-                ranks, f"{_STAGES}:advance", lambda rank: {"to": target(rank).value}
-            )
-        )
+        self._answers.update(self.processes.cluster.call(ranks, calls.ADVANCE, target))
 
     def answered(self, ranks: Ranks) -> bool:
         """True when these ranks are out of the stage they were sent into."""
@@ -240,7 +237,7 @@ class BringUp:
         """Unblock ranks; those that nothing but the end of their process will free."""
         began_s, heard = time.monotonic(), set[int]()
         # Only what they are in now: a set-up that begins meanwhile is not to be aborted.
-        calls = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
+        sent = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
         def stuck() -> Ranks:
             states = self.record.snapshot.ranks
@@ -248,14 +245,14 @@ class BringUp:
                 rank
                 for rank in ranks
                 if states[rank].status is Status.RUNNING
-                or (states[rank].status is not Status.DEAD and not _ended(calls.get(rank)))
+                or (states[rank].status is not Status.DEAD and not _ended(sent.get(rank)))
             )
 
         # A rank says that it is done before its call is known to have ended.
         if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
             return ()
         while (left := stuck()) and time.monotonic() - began_s < self._patience_s(left, heard):
-            heard.update(self.processes.cluster.ask(left, "free", 0.5))
+            heard.update(self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), 0.5))
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
         # A call can be known to have ended before the rank's own event has arrived.

@@ -13,6 +13,7 @@ from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.summary import Setting, summarise
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.model import Event, Progress, Ranks, codec, format_bytes, format_ranks, name_ranks
+from ddp_notebook.rank import calls
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
@@ -29,8 +30,6 @@ _MEMORY_SHARE = 0.5
 """Of what is free: the rest is for the user's own work, and for what the backend takes."""
 _STOP_GRACE_S = 20.0
 """How long interrupted ranks may take to end the collectives they are in."""
-
-_TASKS = "ddp_notebook.rank.bench.collectives_task"
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Bench:
         self, processes: Processes, members: Ranks, device: str
     ) -> dict[int, dict[str, Any]]:
         answers = ask(
-            processes.cluster, self._record, members, f"{_TASKS}:bench_facts", {"device": device}
+            processes.cluster, self._record, members, calls.BENCH_FACTS, calls.BenchDevice(device)
         )
         if not answers.complete:
             raise UsageMistake(f"%ddp_bench cannot begin: {_why(answers, self._record)}.")
@@ -167,20 +166,17 @@ class Bench:
                 if watch is not None:
                     watch(partial.done, so_far)
 
-        arguments = {
-            "plan": codec.encode(setting.plan),
-            "members": list(setting.ranks),
-            "backend": backend,
-            "device": setting.device,
-        }
+        request = calls.BenchRequest(
+            codec.encode(setting.plan), setting.ranks, backend, setting.device
+        )
         unsubscribe = self._record.subscribe(take)
         try:
             answers = ask(
                 processes.cluster,
                 self._record,
                 setting.ranks,
-                f"{_TASKS}:bench",
-                arguments,
+                calls.BENCH,
+                request,
                 cancelled=measuring.cancelled,
                 interrupt_grace_s=_STOP_GRACE_S,
             )
@@ -195,14 +191,14 @@ class Bench:
         return run
 
 
-def _nothing(answers: Answers, ended: str) -> DDPError:
+def _nothing(answers: Answers[Any], ended: str) -> DDPError:
     """What to raise when there is no size to show."""
     if answers.failed and not answers.dead and not answers.interrupted and not answers.pending:
         return UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
     return DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
 
 
-def _why(answers: Answers, record: Record) -> str:
+def _why(answers: Answers[Any], record: Record) -> str:
     """Why a run was cut short, and what to do about it."""
     parts = []
     for rank, code in answers.dead.items():

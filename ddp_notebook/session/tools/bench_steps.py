@@ -14,7 +14,9 @@ from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Event, Progress, Ranks, Status, codec, format_ranks, name_ranks
-from ddp_notebook.model.ddp import Fingerprint
+from ddp_notebook.model.ddp import RankFailure
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import cores
 from ddp_notebook.session.queries import Answers, ask
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.setup.set_up import SetUp
 
-_RANK_TASK = "ddp_notebook.rank.bench.steps_task"
 _TASK = "steps"
 _STOP_WITHIN_S = 15.0
 """How long interrupted ranks may take to finish the steps that they are in."""
@@ -76,14 +77,16 @@ class StepBench:
             try:
                 batches = _usable(prepared, plan)
             except DDPError:
-                self._ask(processes, members, "forget", {})
+                self._ask(processes, members, calls.FORGET_STEPS, calls.Nothing())
                 raise
             about = _about(prepared[members[0]], len(members))
             partial = _PartialResults(members, watch, measuring, about)
             unsubscribe = self._record.subscribe(partial.take)
             try:
-                arguments = {"batches": batches, "alone": not _communicates(prepared)}
-                answers = self._ask(processes, members, "measure", arguments, measuring.cancelled)
+                request = calls.StepsMeasurement(tuple(batches), not _communicates(prepared))
+                answers = self._ask(
+                    processes, members, calls.MEASURE_STEPS, request, measuring.cancelled
+                )
                 problem = self._end(answers, partial)
             finally:
                 unsubscribe()
@@ -103,8 +106,8 @@ class StepBench:
     def _prepare(
         self, processes: Processes, members: Ranks, plan: StepPlan, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
-        arguments = {"plan": codec.encode(plan), "device": processes.devices.device}
-        answers = self._ask(processes, members, "prepare", arguments, measuring.cancelled)
+        request = calls.StepsRequest(codec.encode(plan), processes.devices.device)
+        answers = self._ask(processes, members, calls.PREPARE_STEPS, request, measuring.cancelled)
         if answers.complete:
             return answers.values
         if answers.pending:
@@ -123,21 +126,21 @@ class StepBench:
         self,
         processes: Processes,
         members: Ranks,
-        function: str,
-        arguments: Mapping[str, Any],
+        call: Call[Request, Answer | RankFailure],
+        request: Request,
         cancelled: Callable[[], bool] = lambda: False,
-    ) -> Answers:
+    ) -> Answers[Answer]:
         return ask(
             processes.cluster,
             self._record,
             members,
-            f"{_RANK_TASK}:{function}",
-            arguments,
+            call,
+            request,
             cancelled=cancelled,
             interrupt_grace_s=_STOP_WITHIN_S,
         )
 
-    def _end(self, answers: Answers, partial: _PartialResults) -> str:
+    def _end(self, answers: Answers[Any], partial: _PartialResults) -> str:
         """How it ended, in words, empty when well; the ranks can go on working after it."""
         if answers.complete:
             # The last event of a rank travels apart from its answer.
@@ -157,7 +160,7 @@ class StepBench:
             how += f" Bring it back: %ddp_restart --ranks {format_ranks(answers.dead)}"
         return how
 
-    def _see_dead(self, answers: Answers) -> None:
+    def _see_dead(self, answers: Answers[Any]) -> None:
         """Count a rank as dead whose end is known only now: its peers notice it in a moment."""
         if not answers.failed or not answers.pending:
             return
@@ -219,9 +222,7 @@ def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
     """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
-    models = {
-        rank: codec.decode(Fingerprint, facts["contents"]) for rank, facts in prepared.items()
-    }
+    models = {rank: each["contents"] for rank, each in prepared.items()}
     findings = params.compare(models, plan.model)
     if findings:
         raise UsageMistake(
@@ -265,7 +266,7 @@ def _raised(prepared: Mapping[int, Mapping[str, Any]]) -> str:
     return "; ".join(f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items())
 
 
-def _how(answers: Answers) -> str:
+def _how(answers: Answers[Any]) -> str:
     """Why not all ranks finished, in words."""
     if answers.interrupted:
         return "The benchmark was interrupted."

@@ -6,9 +6,9 @@ waited for that cannot come: a rank that died or failed ends the wait for the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
@@ -21,12 +21,13 @@ from ddp_notebook.model import (
     Status,
     StepRow,
     StepTable,
-    codec,
     format_bytes,
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.model.ddp import BucketPlan, Fingerprint, Reduction, Synced, WrapStage
+from ddp_notebook.model.ddp import Fingerprint, RankFailure, WrapStage
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.guards import check_name, idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.queries import ask
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 
-_RANK_TASK = "ddp_notebook.rank.training.ddp"
-_SETTLE_S = 10.0
+_ASSIGN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Wrap:
         self._generation = record.snapshot.generation
         self._model = Fingerprint()
         self._details: list[str] = []
-        self._ddp_options = {
-            "cap_mb": self.options.bucket_cap_mb,
-            "find_unused": self.options.find_unused_parameters,
-        }
+        self._request = calls.Model(name)
+        self._ddp_options = calls.DDPOptions(
+            name, self.options.bucket_cap_mb, self.options.find_unused_parameters
+        )
 
     # -- going on ----------------------------------------------------------------------
 
@@ -161,14 +161,15 @@ class Wrap:
 
         Raises UsageMistake when it is no model, on any rank.
         """
-        kinds = self._ask("look")
-        if all(kind["kind"] == "ddp" for kind in kinds.values()):
+        kinds = self._ask(calls.DESCRIBE, self._request)
+        if all(each.kind == "ddp" for each in kinds.values()):
             self.done, self.stage = True, None
             self._show_reduction()
             return False
         problems: dict[str, list[int]] = {}
-        for rank, kind in kinds.items():
-            problems.setdefault(ddp_construction.why_not(kind, self.name), []).append(rank)
+        for rank, each in kinds.items():
+            why = ddp_construction.why_not(each.kind, each.type, each.problem, self.name)
+            problems.setdefault(why, []).append(rank)
         problems.pop("", None)
         if problems:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
@@ -284,18 +285,21 @@ class Wrap:
 
     def _verify(self) -> dict[int, str]:
         self._check_alike(WrapStage.PARAMETERS_VERIFIED)
-        checked = self._ask("verify", WrapStage.PARAMETERS_VERIFIED)
+        checked = self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
         count = ddp_construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        self._note_missing(checked, "torch's own check of shapes is left out")
+        self._note_missing(
+            [each.lacks for each in checked.values()], "torch's own check of shapes is left out"
+        )
         return dict.fromkeys(self.ranks, count)
 
     def _check_alike(self, stage: WrapStage) -> None:
         """Compare the models as values: ranks that differ must not begin a collective."""
         hashed = stage is WrapStage.REDUCER  # which itself does not send values again
-        answers = self._ask("fingerprint", stage, {"hashed": hashed})
-        models = {rank: codec.decode(Fingerprint, answer) for rank, answer in answers.items()}
-        hashes = {rank: tuple(answer["hashes"]) for rank, answer in answers.items()}
+        request = calls.ModelToCompare(self.name, hashed)
+        answers = self._ask(calls.COMPARE, request, stage)
+        models = {rank: each.contents for rank, each in answers.items()}
+        hashes = {rank: each.hashes for rank, each in answers.items()}
         findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
         if findings:
             rows = ddp_construction.blamed_rows(
@@ -305,8 +309,8 @@ class Wrap:
         self._model = models[self.ranks[0]]
 
     def _broadcast(self) -> dict[int, str]:
-        answers = self._ask("broadcast", WrapStage.BROADCAST)
-        synced = {r: codec.decode(Synced, answer) for r, answer in answers.items()}
+        answers = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
+        synced = {rank: each.synced for rank, each in answers.items()}
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
@@ -314,8 +318,10 @@ class Wrap:
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
-        self._note_missing(answers, "each tensor was broadcast by itself")
-        findings = params.diverged({r: values.after for r, values in synced.items()}, self.name)
+        self._note_missing(
+            [each.lacks for each in answers.values()], "each tensor was broadcast by itself"
+        )
+        findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
         if findings:
             rows = ddp_construction.blamed_rows(
                 findings, WrapStage.BROADCAST, self.ranks, "values of rank 0"
@@ -326,8 +332,7 @@ class Wrap:
         return texts
 
     def _make_buckets(self) -> dict[int, str]:
-        answers = self._ask("buckets", WrapStage.BUCKETS, self._ddp_options)
-        plans = {r: codec.decode(BucketPlan, answer) for r, answer in answers.items()}
+        plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, WrapStage.BUCKETS)
         findings = params.other_buckets(plans, self.name)
         if findings:
             raise _Stopped(
@@ -344,44 +349,43 @@ class Wrap:
 
     def _construct(self) -> dict[int, str]:
         try:
-            answers = self._ask("construct", WrapStage.REDUCER, self._ddp_options)
+            answers = self._ask(calls.CONSTRUCT, self._ddp_options, WrapStage.REDUCER)
         except BaseException:
-            self._settle("")
+            self._assign("")
             raise
         # All ranks get their object, or none: half a wrap would hang in the next forward.
-        self._settle(self.target)
+        self._assign(self.target)
         made = answers[self.ranks[0]]
-        sizes = ", ".join(format_bytes(size) for size in made["sizes"])
-        hooks = f"a hook on each of {made['hooks']} parameters"
+        sizes = ", ".join(format_bytes(size) for size in made.sizes)
+        hooks = f"a hook on each of {made.hooks} parameters"
         self._details.append(
             f"The reducer has {hooks}; its buckets in the first step: "
             f"{sizes or 'this torch does not tell'}"
         )
-        if made["synced_again"]:
+        if made.synced_again:
             self._details.append("This torch's DDP compared and broadcast everything once more.")
         self._details.append(
             f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets"
         )
         return dict.fromkeys(self.ranks, f"{self.target} is a DistributedDataParallel, {hooks}")
 
-    def _settle(self, target: str) -> None:
+    def _assign(self, target: str) -> None:
         """Put what was made into `target`; empty: have it forgotten, whenever the ranks can."""
         states = self._record.snapshot.ranks
         able = tuple(r for r in self.ranks if states[r].status is not Status.DEAD)
-        arguments = {"name": self.name, "target": target}
+        request = calls.Assignment(self.name, target)
         with noted():
-            sent = self._cluster.call(able, f"{_RANK_TASK}:settle", lambda _: arguments)
+            sent = self._cluster.call(able, calls.ASSIGN, lambda _: request)
             for answer in sent.values() if target else ():
-                self._cluster.value_of(answer, _SETTLE_S)
+                self._cluster.value_of(answer, _ASSIGN_S)
 
-    def _note_missing(self, answers: Mapping[int, Mapping[str, Any]], instead: str) -> None:
-        lacks = {name for answer in answers.values() for name in answer.get("lacks", ())}
+    def _note_missing(self, of_ranks: Iterable[Sequence[str]], instead: str) -> None:
+        lacks = {name for lacking in of_ranks for name in lacking}
         if lacks:
             self._details.append(f"This torch has no {', '.join(sorted(lacks))}: {instead}.")
 
     def _show_reduction(self) -> None:
-        answers = self._ask("reduction")
-        known = {rank: codec.decode(Reduction, answer) for rank, answer in answers.items()}
+        known = self._ask(calls.REDUCTION, self._request)
         step = known[self.ranks[0]].steps
         text = f"as DDP noted it in step {step}" if step else "no step yet"
         self._details = list(ddp_construction.reduction_lines(known, self.name))
@@ -391,17 +395,15 @@ class Wrap:
 
     def _ask(
         self,
-        function: str,
+        call: Call[Request, Answer | RankFailure],
+        request: Request,
         stage: WrapStage | None = None,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, Answer]:
         """What each rank answers. In a stage raises _Stopped when one does not, else UsageMistake.
 
         Raises CellInterrupted and SessionLost in any case.
         """
-        name = f"{_RANK_TASK}:{function}"
-        about = {"name": self.name, **(arguments or {})}
-        answers = ask(self._cluster, self._record, self.ranks, name, about, self._give_up)
+        answers = ask(self._cluster, self._record, self.ranks, call, request, self._give_up)
         if answers.complete:
             return answers.values
         if answers.interrupted:

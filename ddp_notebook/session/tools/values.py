@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.rank import calls
 from ddp_notebook.session.guards import check_name, check_ranks
 
 if TYPE_CHECKING:
@@ -47,19 +48,16 @@ class Values:
         cluster = self._pool.need("%ddp_pull").cluster
         members = self._runs.idle(ranks, "%ddp_pull")
         check_name(name)
-        answers = cluster.call(
-            members,
-            "ddp_notebook.rank.values:get",
-            lambda _: {"name": name, "keep_tensors": keep_tensors},
-        )
+        request = calls.Variable(name, keep_tensors)
+        answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
         values: dict[int, Any] = {}
         problems: dict[str, list[int]] = {}
         for rank, answer in answers.items():
             reply = cluster.value_of(answer, _TIMEOUT_S)
-            if "error" in reply:
-                problems.setdefault(reply["error"], []).append(rank)
+            if reply.error:
+                problems.setdefault(reply.error, []).append(rank)
             else:
-                values[rank] = reply["value"]
+                values[rank] = reply.value
         if problems:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
             raise UsageMistake(f"{name} cannot be pulled ({why}).")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.model import (
@@ -13,8 +12,9 @@ from ddp_notebook.model import (
     RankState,
     StackTree,
     Status,
-    codec,
 )
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
@@ -43,8 +43,8 @@ class Where:
         check_ranks(members, snapshot)
         states = [snapshot.ranks[rank] for rank in sorted(set(members))]
         alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
-        question = "stacks with locals" if locals else "stacks"
-        answers = cluster.ask(alive, question, _ASK_TIMEOUT_S)
+        request = calls.StackRequest(with_locals=locals)
+        answers = cluster.ask(alive, calls.STACK, request, _ASK_TIMEOUT_S)
         stacks = (_stack(state, answers.get(state.rank)) for state in states)
         return stack_tree.merge(stacks, snapshot.world_size)
 
@@ -52,11 +52,15 @@ class Where:
         """`Session.rank_facts`."""
         cluster = self._pool.need("%ddp_doctor").cluster
         everyone = tuple(range(self._record.snapshot.world_size))
-        answers = cluster.ask(everyone, "facts", _FACTS_TIMEOUT_S)
-        return {rank: dict(facts) for rank, facts in answers.items() if "error" not in facts}
+        answers = cluster.ask(everyone, calls.SOFTWARE, calls.Nothing(), _FACTS_TIMEOUT_S)
+        return {
+            rank: dict(answer.facts)
+            for rank, answer in answers.items()
+            if not isinstance(answer, CannotAnswer)
+        }
 
 
-def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
+def _stack(state: RankState, answer: RankStack | CannotAnswer | None) -> RankStack:
     """The stack that a rank gave; without one, what else is known of the rank."""
     if state.status is Status.DEAD:
         return RankStack(state.rank, Doing(Activity.DEAD, text=describe(state)))
@@ -64,8 +68,7 @@ def _stack(state: RankState, answer: Mapping[str, Any] | None) -> RankStack:
         return RankStack(
             state.rank, Doing(Activity.SILENT, text=last_known(state, process_of(state.pid)[0]))
         )
-    if "error" in answer:
-        text = f"its observer failed: {answer['error']}"
+    if isinstance(answer, CannotAnswer):
+        text = f"its observer failed: {answer.why}"
         return RankStack(state.rank, Doing(Activity.SILENT, text=text))
-    stack = codec.decode(RankStack, answer)
-    return RankStack(state.rank, stack.doing, stack.frames)
+    return RankStack(state.rank, answer.doing, answer.frames)

@@ -8,23 +8,25 @@ from typing import Any
 import torch
 from IPython.core.getipython import get_ipython
 
+from ddp_notebook.rank.calls import Value, Variable
 
-def get(name: str, keep_tensors: bool) -> dict[str, Any]:
-    """The variable `name` as ``{"value": ...}``, or ``{"error": why}``.
 
-    Unless `keep_tensors`, tensors become NumPy arrays (bfloat16 as float32), also inside
-    lists, tuples and dicts: the notebook kernel need not have torch loaded.
+def get(request: Variable) -> Value:
+    """The value of a variable, or why it cannot be sent.
+
+    Tensors that become NumPy arrays (bfloat16 as float32) do so inside lists, tuples and dicts
+    too: the notebook kernel need not have torch loaded.
     """
     names = get_ipython().user_ns
-    if name not in names:
-        return {"error": "there is no such variable"}
-    value = names[name]
-    value = _to_cpu(value) if keep_tensors else _to_numpy(value)
+    if request.name not in names:
+        return Value(error="there is no such variable")
+    value = names[request.name]
+    value = _to_cpu(value) if request.keep_tensors else _to_numpy(value)
     try:
         pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        return {"error": f"a {type(value).__name__} cannot be sent: {error}"}
-    return {"value": value}
+        return Value(error=f"a {type(value).__name__} cannot be sent: {error}")
+    return Value(value)
 
 
 def _to_numpy(value: Any) -> Any:

@@ -1,0 +1,360 @@
+"""Every remote call, once: what the session can have a rank do or answer, with its types.
+
+A `Call` runs on the rank's main thread and is pickled. A `Question` is answered by the engine's
+control thread, also while the main thread is blocked, and is JSON. `runtime.py` says which
+function answers each. The notebook kernel imports this: no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from ddp_notebook.model import Probe, RankReport, RankStack, RunFacts, Stage
+from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+GROUP_TIMEOUT = timedelta(hours=24)
+"""Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
+blocked cell can be interrupted instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Request, Answer]):
+    """A call to the main thread. `name` is what goes over the wire."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[Request, Answer]):
+    """A question to the control thread. The types say how `model.codec` reads its JSON."""
+
+    name: str
+    request: type[Request]
+    answer: type[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class CannotAnswer:
+    """In place of an answer: the rank is there, and cannot answer this. `why` is an error."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A question that needs no more than its name."""
+
+
+# -- set-up --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SetUpPlan:
+    """How a rank is to be set up. `settings` is what its environment has beyond torchrun's.
+
+    `store` is session, or rank0: the rank whose RANK is 0 hosts it. `patient`: no stage
+    times out, because somebody steps through them.
+    """
+
+    rank: int
+    world_size: int
+    backend: str
+    device: str
+    init_method: str
+    master_addr: str
+    master_port: int
+    store_path: str
+    generation: int
+    timeout_s: float
+    threads: int
+    store: str = "session"
+    patient: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long set-up may wait in one stage."""
+        return GROUP_TIMEOUT if self.patient else timedelta(seconds=self.timeout_s)
+
+
+BRING_UP: Call[SetUpPlan, bool] = Call("bring up")
+"""Pass all stages of set-up; False when one failed (an event says why)."""
+PREPARE: Call[SetUpPlan, None] = Call("prepare")
+"""Pause before the first stage of set-up."""
+ADVANCE: Call[Stage, bool] = Call("advance")
+"""Go on through this stage; False when one failed (an event says why)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """How a blocked main thread was freed: connections that were shut down, or a store that was
+    opened where it tries to connect."""
+
+    closed: int
+    stood_in: bool
+
+
+FREE = Question("free", Nothing, Freed)
+"""End what torch waits for in set-up or a collective. Its process group is broken afterwards."""
+
+
+# -- cells and scripts ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell: `cell` is the session's number of it, `number` its prompt ``In [number]``.
+
+    `paused`: it stops before each collective until it is stepped.
+    """
+
+    cell: int
+    number: int
+    magic_line: str
+    source: str
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script. `folder` is the notebook's: relative paths mean there what they mean to torchrun.
+
+    `environments` has for each rank what its environment must have; an empty value unsets.
+    `hosts` has for a rank the host of the fault lab that its main thread is on meanwhile.
+    """
+
+    cell: int
+    number: int
+    path: str
+    folder: str
+    arguments: tuple[str, ...]
+    environments: Mapping[int, Mapping[str, str]]
+    hosts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    paused: bool = False
+
+
+RUN_CELL: Call[Cell, None] = Call("run cell")
+"""Run a cell without top-level `await`, to its end; events say how it ended."""
+START_CELL: Call[Cell, None] = Call("start cell")
+"""Start a cell with top-level `await` in the engine's own loop; returns at once."""
+RUN_SCRIPT: Call[Script, None] = Call("run script")
+"""Run a script to its end; events say how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausedAt:
+    """The number of the collective before which the rank was paused; None when it was not."""
+
+    collective: int | None
+
+
+STEP = Question("step", Nothing, PausedAt)
+"""Let a rank that is paused before a collective go on to its next one."""
+RESUME = Question("resume", Nothing, PausedAt)
+"""Pause the rank before collectives no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable to be sent. Unless `keep_tensors`, tensors become NumPy arrays."""
+
+    name: str
+    keep_tensors: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a variable is; `error` says why it cannot be sent, empty when it can."""
+
+    value: Any = None
+    error: str = ""
+
+
+GET_VALUE: Call[Variable, Value] = Call("get value")
+
+
+# -- what a rank knows ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where other ranks listen, as ``address:port``."""
+
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How the connections to these targets went; a rank's own are left out."""
+
+    probes: tuple[Probe, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackRequest:
+    """A stack, with the variables of the user's frames or without."""
+
+    with_locals: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareFacts:
+    """Versions, backends, the environment: see `inspect.facts`."""
+
+    facts: Mapping[str, Any]
+
+
+REPORT = Question("report", Nothing, RankReport)
+"""What this rank knows about itself."""
+REACH = Question("reach", Targets, Reached)
+"""Which other ranks it can connect to."""
+STACK = Question("stack", StackRequest, RankStack)
+"""Where its main thread is."""
+RUN_FACTS = Question("run facts", Nothing, RunFacts)
+"""What it trained in the run that is over. Only when nothing runs."""
+SOFTWARE = Question("software", Nothing, SoftwareFacts)
+"""What it runs on."""
+
+
+# -- the construction of a DDP object: a rank that cannot answers with a `RankFailure` --------
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The user's variable of that name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a variable is. `kind`: absent, other, module or ddp.
+
+    `problem` says why a module cannot be wrapped, empty when it can.
+    """
+
+    kind: str
+    type: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelToCompare:
+    """A model, and whether its values are hashed too."""
+
+    name: str
+    hashed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a model is made of; a hash of each tensor's values, none where they were not asked."""
+
+    contents: Fingerprint
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """torch's own check has passed. `lacks`: what this torch does not have for it."""
+
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcasted:
+    """The broadcast of rank 0's values, as this rank saw it."""
+
+    synced: Synced
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DDPOptions:
+    """A model and the options with which it is wrapped. `cap_mb` None is torch's own."""
+
+    name: str
+    cap_mb: float | None
+    find_unused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Constructed:
+    """A DDP object. `hooks`: on how many parameters its reducer waits. `sizes`: of its buckets,
+    in bytes, empty when this torch does not tell. `synced_again`: it compared and broadcast once
+    more."""
+
+    hooks: int
+    sizes: tuple[int, ...]
+    synced_again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The DDP object made of `name` goes into the variable `target`; empty: it is forgotten."""
+
+    name: str
+    target: str
+
+
+DESCRIBE: Call[Model, Described | RankFailure] = Call("describe")
+COMPARE: Call[ModelToCompare, Compared | RankFailure] = Call("compare")
+VERIFY: Call[Model, Verified | RankFailure] = Call("verify")
+BROADCAST: Call[Model, Broadcasted | RankFailure] = Call("broadcast")
+PLAN_BUCKETS: Call[DDPOptions, BucketPlan | RankFailure] = Call("plan buckets")
+CONSTRUCT: Call[DDPOptions, Constructed | RankFailure] = Call("construct")
+ASSIGN: Call[Assignment, bool] = Call("assign")
+REDUCTION: Call[Model, Reduction | RankFailure] = Call("reduction")
+
+
+# -- benchmarks ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BenchDevice:
+    """The device that a benchmark will use: ``cpu`` or ``cuda:0``."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """A benchmark of collectives, for one of `members`. `plan` is `bench.plan.Plan` as JSON.
+
+    `backend` is that of the group it makes for it; empty for the one that is there, if all of
+    its ranks take part.
+    """
+
+    plan: Mapping[str, Any]
+    members: tuple[int, ...]
+    backend: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsRequest:
+    """A benchmark of training steps. `plan` is `bench.steps.plan.StepPlan` as JSON."""
+
+    plan: Mapping[str, Any]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsMeasurement:
+    """Which batch sizes of the prepared model are measured; `alone`: rank 0 by itself too."""
+
+    batches: tuple[int, ...]
+    alone: bool
+
+
+BENCH_FACTS: Call[BenchDevice, dict[str, Any] | RankFailure] = Call("bench facts")
+BENCH: Call[BenchRequest, dict[str, Any] | RankFailure] = Call("bench")
+PREPARE_STEPS: Call[StepsRequest, dict[str, Any] | RankFailure] = Call("prepare steps")
+MEASURE_STEPS: Call[StepsMeasurement, dict[str, Any] | RankFailure] = Call("measure steps")
+FORGET_STEPS: Call[Nothing, RankFailure | None] = Call("forget steps")

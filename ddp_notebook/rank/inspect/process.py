@@ -1,0 +1,60 @@
+"""This process as the system sees it: what it runs on, whether its main thread wants a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+_LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all ranks."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["ddp_notebook"] = importlib.metadata.version("ddp_notebook")
+    return versions
+
+
+def is_runnable() -> bool:
+    """True when main, or a thread that Python does not know (one of torch's), wants a CPU.
+
+    A thread that polls, or answers a connection to the store, is runnable for a moment; one that
+    lacks a CPU is so at every look.
+    """
+    main = threading.main_thread().native_id
+    ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
+    wanting: set[str] | None = None
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_BETWEEN_LOOKS_S)
+        now = _threads_that_run() - ours
+        wanting = now if wanting is None else wanting & now
+        if not wanting:
+            return False
+    return True
+
+
+def _threads_that_run() -> set[str]:
+    found = set()
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            if task.read_text().rpartition(")")[2].split()[0] == "R":
+                found.add(task.parent.name)
+    return found
+
+
+def main_cpu_s() -> float:
+    """CPU time of the main thread; where it cannot be had, of the process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return time.process_time()

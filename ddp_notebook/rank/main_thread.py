@@ -1,0 +1,53 @@
+"""What the main thread is doing: written by itself, read by threads that answer in its place."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ddp_notebook.rank.component import Component, Run
+
+
+class Aborted(RuntimeError):
+    """The rank waited in code of ours, and what it ran was aborted (%ddp_abort)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How the last thing that ran here failed. `category` is a finding's, empty if uncertain."""
+
+    type: str
+    text: str
+    category: str = ""
+    remedy: str = ""
+
+
+class MainThread(Component):
+    """The state of the main thread."""
+
+    def __init__(self) -> None:
+        self.running = False
+        """A cell, a script or a stage of set-up runs."""
+        self.waiting_in = ""
+        """The stage of set-up in which it waits in code of ours; empty: torch's stack tells."""
+        self.paused_before = ""
+        """The stage of set-up before which it is paused; empty when it is not."""
+        self.doing = ""
+        """In words, while it waits in code of ours."""
+        self.error: Failure | None = None
+        self.abort = threading.Event()
+        """Set to end waiting loops of ours."""
+
+    def setup_begins(self) -> None:
+        """An abort was of what ran before."""
+        self.abort.clear()
+        self.error = None
+
+    def run_begins(self, run: Run) -> None:
+        """Something runs; an abort was of what ran before."""
+        self.abort.clear()
+        self.running, self.error = True, None
+
+    def run_ends(self) -> None:
+        """Nothing runs; `error` is the runner's to set."""
+        self.running = False
