@@ -160,7 +160,7 @@ class RunSummary:
                 steps=optimizer.steps,
                 lrs=tuple(_number(lr) for lr in optimizer.lrs),
                 replicas=models,
-                strangers=unwrapped,
+                unwrapped=unwrapped,
                 state=states,
                 place=_place(optimizer.place),
             )
