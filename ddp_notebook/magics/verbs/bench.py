@@ -6,31 +6,26 @@ import argparse
 from collections.abc import Mapping
 
 from ddp_notebook.bench.ops import OP_NAMES
-from ddp_notebook.bench.plan import DTYPE_BYTES
-from ddp_notebook.bench.plan import MODES
-from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.plan import parse_bytes
-from ddp_notebook.bench.plan import parse_names
-from ddp_notebook.bench.plan import parse_seconds
+from ddp_notebook.bench.plan import (
+    DTYPE_BYTES,
+    MODES,
+    Plan,
+    parse_bytes,
+    parse_names,
+    parse_seconds,
+)
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files
-from ddp_notebook.magics.completers import list_of
+from ddp_notebook.magics.completers import files, list_of
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi
-from ddp_notebook.magics.ui import chosen_ranks
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.magics.verbs.bench_steps import STEP_OPTIONS
-from ddp_notebook.magics.verbs.bench_steps import bench_steps
-from ddp_notebook.magics.verbs.bench_steps import wants_steps
-from ddp_notebook.session.options import BACKENDS
-from ddp_notebook.session.options import DEVICES
-from ddp_notebook.magics.verbs.bench_steps import given
+from ddp_notebook.magics.verbs.bench_steps import STEP_OPTIONS, bench_steps, given, wants_steps
+from ddp_notebook.session.options import BACKENDS, DEVICES
 from ddp_notebook.session.tools.bench import BenchOptions
-from ddp_notebook.session.tools.bench_result import BenchResult
-from ddp_notebook.session.tools.bench_result import check_export
+from ddp_notebook.session.tools.bench_result import BenchResult, check_export
 from ddp_notebook.views.bench.live import live_bundle
 
 _CPU_MAX, _GPU_MAX = "64M", "1G"

@@ -41,7 +41,14 @@ class _Ready:
     feed: steps_data.Feed
 
 
-_ready: _Ready | None = None
+@dataclass(slots=True)
+class _Task:
+    """What is prepared on this rank, from `prepare` to `measure` or `forget`."""
+
+    ready: _Ready | None = None
+
+
+_task = _Task()
 
 
 def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -52,7 +59,6 @@ def prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     the batches that ``work``, and what was ``raised`` with the next one. ``communicates`` is
     True for a model whose own forward or backward calls collectives.
     """
-    global _ready
     forget()
     return _answer(lambda _: _prepare(plan, device))
 
@@ -73,13 +79,11 @@ def measure(batches: list[int], alone: bool) -> dict[str, Any]:
 
 def forget() -> dict[str, Any]:
     """Let go of what was prepared."""
-    global _ready
-    _ready = None
+    _task.ready = None
     return {}
 
 
 def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
-    global _ready
     names = get_ipython().user_ns
     planned = codec.decode(StepPlan, plan)
     value = names.get(planned.model)
@@ -96,7 +100,7 @@ def _prepare(plan: Mapping[str, Any], device: str) -> dict[str, Any]:
     needs = memory.memory(subject, feed, ranks, min(planned.batches))
     fits = [batch for batch in planned.batches if needs.needs(batch) <= needs.available_bytes]
     works, raised = steps_loop.try_batches(subject, feed, fits)
-    _ready = _Ready(planned, subject, feed)
+    _task.ready = _Ready(planned, subject, feed)
     return {
         "communicates": _collectives() > before,
         "title": subject.title,
@@ -128,8 +132,7 @@ def _notes(value: Any, name: str) -> list[str]:
 
 
 def _measure(batches: list[int], alone: bool, stopped: Callable[[], bool]) -> dict[str, Any]:
-    global _ready
-    ready, _ready = _ready, None
+    ready, _task.ready = _task.ready, None
     if ready is None:
         return {"failed": "error", "text": "nothing was prepared"}
     plan = replace(ready.plan, batches=tuple(batches))

@@ -11,13 +11,15 @@ from ddp_notebook.cluster.event_receiver import Listener
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
-from ddp_notebook.model import SESSION
-from ddp_notebook.model import Category
-from ddp_notebook.model import Diagnosis
-from ddp_notebook.model import Event
-from ddp_notebook.model import Finding
-from ddp_notebook.model import StoreFailed
-from ddp_notebook.model import StoreOpened
+from ddp_notebook.model import (
+    SESSION,
+    Category,
+    Diagnosis,
+    Event,
+    Finding,
+    StoreFailed,
+    StoreOpened,
+)
 from ddp_notebook.session.record import Record
 
 _CLOSE_WITHIN_S = 2.0

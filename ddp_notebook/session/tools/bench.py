@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun
-from ddp_notebook.bench.summary import Setting
-from ddp_notebook.bench.summary import summarise
-from ddp_notebook.errors import DDPError
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Event
-from ddp_notebook.model import Progress
-from ddp_notebook.model import Ranks
-from ddp_notebook.model import codec
-from ddp_notebook.model import format_bytes
-from ddp_notebook.model import format_ranks
-from ddp_notebook.model import name_ranks
-from ddp_notebook.session.options import BACKENDS
-from ddp_notebook.session.options import DEVICES
-from ddp_notebook.session.options import cores
-from ddp_notebook.session.queries import Answers
-from ddp_notebook.session.queries import ask
+from ddp_notebook.bench.summary import Setting, summarise
+from ddp_notebook.errors import DDPError, UsageMistake
+from ddp_notebook.model import Event, Progress, Ranks, codec, format_bytes, format_ranks, name_ranks
+from ddp_notebook.session.options import BACKENDS, DEVICES, cores
+from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
-from ddp_notebook.session.tools.measuring import Benchmarks
-from ddp_notebook.session.tools.measuring import Measuring
+from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool

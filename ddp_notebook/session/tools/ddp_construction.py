@@ -6,34 +6,28 @@ waited for that cannot come: a rank that died or failed ends the wait for the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
 from ddp_notebook.diagnosis.training import models as params
-from ddp_notebook.errors import CellInterrupted
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Diagnosis
-from ddp_notebook.model import Finding
-from ddp_notebook.model import Ranks
-from ddp_notebook.model import Status
-from ddp_notebook.model import StepRow
-from ddp_notebook.model import StepTable
-from ddp_notebook.model import codec
-from ddp_notebook.model import format_bytes
-from ddp_notebook.model import format_ranks
-from ddp_notebook.model import name_ranks
-from ddp_notebook.model.ddp import BucketPlan
-from ddp_notebook.model.ddp import Fingerprint
-from ddp_notebook.model.ddp import Reduction
-from ddp_notebook.model.ddp import Synced
-from ddp_notebook.model.ddp import WrapStage
-from ddp_notebook.session.guards import check_name
-from ddp_notebook.session.guards import idle_ranks
+from ddp_notebook.errors import CellInterrupted, UsageMistake
+from ddp_notebook.model import (
+    Diagnosis,
+    Finding,
+    Ranks,
+    Status,
+    StepRow,
+    StepTable,
+    codec,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+)
+from ddp_notebook.model.ddp import BucketPlan, Fingerprint, Reduction, Synced, WrapStage
+from ddp_notebook.session.guards import check_name, idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.queries import ask
 from ddp_notebook.session.record import Record

@@ -6,21 +6,12 @@ import contextlib
 import difflib
 import socket
 import textwrap
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import CellFailed
-from ddp_notebook.errors import DDPError
-from ddp_notebook.errors import SetupFailed
-from ddp_notebook.errors import Stuck
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.faults import FAULTS
-from ddp_notebook.faults import Fault
-from ddp_notebook.faults import Kind
-from ddp_notebook.faults import TwoHosts
+from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
+from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis
