@@ -99,6 +99,7 @@ RULES: tuple[Rule, ...] = (
     Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),
     Rule(reach.blocked_ranks, When.SETUP),
     Rule(missing_ranks.absent_ranks, When.SETUP | When.RUN_STUCK),
+    Rule(store.store_host_left, When.SETUP | When.RUN_STUCK),
     Rule(missing_ranks.early_exits, When.SETUP),
     Rule(missing_ranks.polling_ranks, When.SETUP | When.RUN_STUCK),
     Rule(arguments.other_versions, When.SETUP | When.RUN_STUCK),
@@ -133,13 +134,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
     if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
         return diagnose_setup(case)
     context = Context(case, Sources(case.sources if sources is None else sources))
-    when = When.RUN
-    waits_or_failed = bool(case.where(Activity.WAITING, Activity.FAILED))
-    if waits_or_failed or _is_stale(case):
-        when |= When.RUN_BLOCKED
-    if waits_or_failed and not context.interrupted:
-        when |= When.RUN_STUCK
-    findings = _findings(context, when)
+    findings = _findings(context, _of_run(context))
     if any(not finding.passing and finding.category not in _VAGUE for finding in findings):
         findings = [f for f in findings if f.passing or f.category not in _VAGUE]
     return _diagnosis(case, findings)
@@ -159,6 +154,17 @@ def training_findings(
     if len(facts) < 2:
         return ()
     return tuple(_findings(Context(Case((), collectives=collectives), facts=facts), When.TRAINED))
+
+
+def _of_run(context: Context) -> When:
+    """The situations of a run in which ranks have issued collectives."""
+    when = When.RUN
+    blocked = bool(context.case.where(Activity.WAITING, Activity.FAILED))
+    if blocked or _is_stale(context.case):
+        when |= When.RUN_BLOCKED
+    if blocked and not context.interrupted:
+        when |= When.RUN_STUCK
+    return when
 
 
 def _is_stale(case: Case) -> bool:

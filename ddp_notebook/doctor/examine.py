@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import psutil
 
 from ddp_notebook.doctor import facts, gpus, machine, network, software, variables
+from ddp_notebook.launch import devices
 from ddp_notebook.launch.client import can_fork
-from ddp_notebook.launch.devices import visible_gpus
 from ddp_notebook.model.doctor import Check, DoctorReport
 from ddp_notebook.session.options import InitOptions, check_world_size, cores
 
@@ -50,9 +50,9 @@ def examine(
     )
     torch = rank_facts[min(rank_facts)] if rank_facts else facts.torch_facts()
     environment = dict(os.environ)
-    gpus_here = facts.gpus()
+    gpus_here = devices.gpus()
     pool = (
-        visible_gpus()
+        devices.visible_gpus()
         if "CUDA_VISIBLE_DEVICES" in environment
         else [gpu.index for gpu in gpus_here]
     )
@@ -109,7 +109,7 @@ def _at_software(
 def _at_devices(
     world_size: int,
     backend: str,
-    gpus_here: Sequence[gpus.Gpu],
+    gpus_here: Sequence[devices.Gpu],
     pool: Sequence[str],
     torch: software.Facts,
 ) -> Iterator[tuple[str, Look]]:

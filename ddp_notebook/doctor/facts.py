@@ -23,10 +23,8 @@ from typing import Any
 
 import psutil
 
-from ddp_notebook.doctor.gpus import Gpu
 from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder, Limit
 from ddp_notebook.doctor.network import Holder, Interface, Lookup, Ports
-from ddp_notebook.launch.devices import nvidia_smi
 
 try:
     import resource
@@ -98,25 +96,6 @@ def modules_of(folder: Path) -> Iterator[str]:
                 yield path.stem
             elif (path / "__init__.py").exists():
                 yield path.name
-
-
-# --------------------------------------------------------------------------- GPUs
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without nvidia-smi."""
-    lines = nvidia_smi("index,uuid,name,memory.used,memory.total")
-    return tuple(_gpu(line) for line in lines if line.count(",") >= 4)
-
-
-def _gpu(line: str) -> Gpu:
-    """A GPU from a line such as ``0, GPU-2c1…, NVIDIA H100, 523, 81559`` (in MiB)."""
-    index, uuid, *name, used, total = (part.strip() for part in line.split(","))
-    return Gpu(index, uuid, ", ".join(name), _mib(used), _mib(total))
-
-
-def _mib(text: str) -> int:
-    return int(text) * 2**20 if text.isdecimal() else 0  # or "[N/A]"
 
 
 # --------------------------------------------------------------------------- network

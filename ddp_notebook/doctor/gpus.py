@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.launch.devices import plan_devices
+from ddp_notebook.launch.devices import Gpu, plan_devices
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.doctor import Check
 
 _LITTLE_FREE = 0.1
 """Less than this share of a GPU's memory free: another process uses it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU as nvidia-smi describes it. Memory in bytes."""
-
-    index: str
-    uuid: str
-    name: str
-    used_bytes: int
-    total_bytes: int
 
 
 def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | None) -> Check:

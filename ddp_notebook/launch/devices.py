@@ -1,27 +1,28 @@
 """Which GPUs there are, and which rank gets which: decided before any rank starts.
 
-Found through nvidia-smi, so that neither the notebook nor the fork server touches CUDA.
+NVIDIA's driver is asked through NVML, so that neither the notebook nor the fork server initializes
+CUDA: a process that did could not fork ranks that use it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ddp_notebook.errors import UsageMistake
 
-_NVIDIA_SMI_TIMEOUT_S = 10
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What the ranks run on."""
+    """Which device and backend the ranks get."""
 
     device: str
-    """cpu, or cuda:0: a rank sees its own GPU alone, so it is number 0 on every rank."""
+    """cpu, or cuda:0: each rank sees only its own GPU, so it is number 0 there."""
     backend: str
     labels: tuple[str, ...]
     """Per rank, for the board: ``cpu``, ``cuda:0 (GPU 3)``."""
@@ -29,39 +30,84 @@ class DevicePlan:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine, as NVIDIA's driver describes it."""
+
+    index: str
+    """Its number in the order of the PCI bus, as nvidia-smi shows it."""
+    uuid: str
+    name: str
+    used_bytes: int
+    total_bytes: int
+    """Of its memory; 0 where the driver does not say."""
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
+    return _ask_driver(_gpus, ())
+
+
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs a rank may be given: as CUDA_VISIBLE_DEVICES says, or nvidia-smi numbers them."""
+    """The GPUs that ranks may use: indices or UUIDs from CUDA_VISIBLE_DEVICES, else all indices."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
-    return tuple(line.strip() for line in nvidia_smi("index"))
+    return tuple(gpu.index for gpu in gpus())
 
 
-def nvidia_smi(what: str) -> list[str]:
-    """A line for each GPU with what is asked of it, sizes in MiB; none without nvidia-smi."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
+def nvlink_gb_per_s(pci_address: str) -> float:
+    """What all NVLinks of a GPU carry together, in GB/s of one direction; 0 for none."""
+    return _ask_driver(lambda nvml: _nvlink_gb_per_s(nvml, pci_address), 0.0)
+
+
+def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> Answer:
+    """The answer to `question`, which gets NVML: the library of the driver behind nvidia-smi."""
+    import pynvml  # takes 50 ms, and only starting ranks needs it
+
     try:
-        told = subprocess.run(
-            [command, f"--query-gpu={what}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line for line in told.stdout.splitlines() if line.strip()]
+        pynvml.nvmlInit()
+        try:
+            return question(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # no driver, or one that does not say
+        return without_driver
+
+
+def _gpus(nvml: Any) -> tuple[Gpu, ...]:
+    return tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    used_bytes = total_bytes = 0
+    with contextlib.suppress(nvml.NVMLError):  # where it shares the system's memory
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        used_bytes, total_bytes = memory.used, memory.total
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    return Gpu(str(index), uuid, name, used_bytes, total_bytes)
+
+
+def _nvlink_gb_per_s(nvml: Any, pci_address: str) -> float:
+    gpu = nvml.nvmlDeviceGetHandleByPciBusId(pci_address)
+    (speed,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
+    if speed.nvmlReturn != nvml.NVML_SUCCESS:
+        return 0.0
+    active = 0
+    with contextlib.suppress(nvml.NVMLError):  # this GPU has no link of that number
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            active += nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED
+    return active * float(speed.value.uiVal) / 1e3
 
 
 def plan_devices(
     world_size: int, device: str, backend: str, gpus: Sequence[str], available: Sequence[str]
 ) -> DevicePlan:
-    """Decide device and backend, and say what was decided instead of what one might expect.
+    """Decide device and backend; `notes` say where that is not what one might expect.
 
-    `device` is auto, cpu or cuda; `backend` auto, gloo or nccl; `gpus` what the user
-    listed, `available` what there is. Raises UsageMistake for what cannot be.
+    `device` is auto, cpu or cuda; `backend` auto, gloo or nccl; `gpus` what the user listed,
+    `available` what there is. Raises UsageMistake for what cannot work.
     """
     unknown = [gpu for gpu in gpus if gpu not in available]
     if unknown:
@@ -125,9 +171,9 @@ def _too_few_gpus(
         )
     if backend == "nccl":
         raise UsageMistake(
-            f"{world_size} ranks but {have}: NCCL wants a GPU of its own for every rank. "
+            f"{world_size} ranks but {have}: NCCL needs a GPU of its own for every rank. "
             f"Type %ddp_init --world-size {len(pool)} --backend nccl, or --backend gloo to share."
         )
     pins = [pool[rank % len(pool)] for rank in range(world_size)]
-    note = f"{world_size} ranks share {have}, so the backend is gloo: NCCL wants one GPU per rank."
+    note = f"{world_size} ranks share {have}, so the backend is gloo: NCCL needs one GPU per rank."
     return _on_gpus("gloo", pins, (note,))

@@ -10,15 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from nvml import FakeNvml, install
 
 from ddp_notebook.rank.bench import gloo_thread
 from ddp_notebook.rank.bench.host_load import Meter, RunQueue, busy_s
-from ddp_notebook.rank.bench.links import links, nvlink_gb_per_s, pcie_gb_per_s
+from ddp_notebook.rank.bench.links import links, pcie_gb_per_s
 
-NVLINK = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)
-\t Link 0: 26.562 GB/s
-\t Link 1: 26.562 GB/s
-"""
 STAT = """cpu  1000 0 0 9000 0 0 0 0 0 0
 cpu0 100 20 30 400 50 6 7 8 0 0
 cpu1 900 0 0 100 0 0 0 0 0 0
@@ -30,12 +27,6 @@ def write(path: Path, text: str) -> None:
     """A file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def test_nvlinks_are_added_up() -> None:
-    assert nvlink_gb_per_s(NVLINK) == pytest.approx(53.124)
-    assert nvlink_gb_per_s("") == 0
-    assert nvlink_gb_per_s("\t Link 0: <inactive>") == 0
 
 
 @pytest.mark.parametrize(
@@ -56,6 +47,14 @@ def test_a_link_that_does_not_tell_is_not_made_up(tmp_path: Path) -> None:
     write(tmp_path / "current_link_width", "0")
     assert pcie_gb_per_s(tmp_path) == 0
     assert links("cpu", "", tmp_path) == []
+
+
+def test_nvlink_is_listed_for_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the driver: there is no GPU where this runs."""
+    install(monkeypatch, FakeNvml([("GPU-aa", "NVIDIA A", None)], links=(1, 1)))
+    (nvlink,) = links("cuda", "0000:1B:00.0", tmp_path)
+    assert (nvlink["what"], nvlink["bandwidth_gb_per_s"]) == ("NVLink", pytest.approx(53.124))
+    assert links("cpu", "0000:1B:00.0", tmp_path) == []
 
 
 def test_network_cards_that_are_up_are_named_with_their_source(tmp_path: Path) -> None:

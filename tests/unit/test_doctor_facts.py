@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_cases import CPU_TORCH, FAILURE, MIB, WARNING, expect, ranks, write
+from doctor_cases import CPU_TORCH, FAILURE, WARNING, expect, ranks, write
 
 from ddp_notebook.doctor import examine, facts
-from ddp_notebook.doctor.gpus import Gpu
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model.doctor import Check, DoctorReport
 from ddp_notebook.rank.inspect.facts import driver_version, excerpt, gather
@@ -79,21 +78,6 @@ def test_modules_of_a_folder_are_files_and_packages(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     assert sorted(facts.modules_of(tmp_path)) == ["model", "torch"]
     assert list(facts.modules_of(tmp_path / "absent")) == []
-
-
-def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for nvidia-smi: there is no GPU where this runs."""
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text(
-        "#!/bin/sh\necho '0, GPU-aa, NVIDIA A, 523, 81559'\necho '1, GPU-bb, NVIDIA A, [N/A], 1'\n"
-    )
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    first, second = facts.gpus()
-    assert first == Gpu("0", "GPU-aa", "NVIDIA A", 523 * MIB, 81559 * MIB)
-    assert (second.index, second.used_bytes) == ("1", 0)
-    fake.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-    assert facts.gpus() == ()
 
 
 def test_limits_of_this_process_are_read() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect, ranks
 
-from ddp_notebook.doctor.gpus import Gpu, check_devices, check_gpus, check_visible_devices
+from ddp_notebook.doctor.gpus import check_devices, check_gpus, check_visible_devices
 from ddp_notebook.doctor.software import (
     check_backend,
     check_ranks,
@@ -18,6 +18,7 @@ from ddp_notebook.doctor.software import (
     check_torch,
     check_version,
 )
+from ddp_notebook.launch.devices import Gpu
 from ddp_notebook.model.doctor import Check, Verdict
 
 
@@ -161,7 +162,7 @@ GPUS = (
         ("7,7", (), 0, FAILURE, "names GPU 7 twice"),
         ("0,5", GPUS, 1, FAILURE, "names GPU 5, but there is: 0, 1; CUDA ignores it"),
         ("0", (), 0, FAILURE, "names GPU 0, but there is: none"),
-        ("0", (), 1, OK, "0"),  # a container without nvidia-smi
+        ("0", (), 1, OK, "0"),  # a container without the driver's library
         ("0", (), None, OK, "0"),
     ],
 )

@@ -26,11 +26,11 @@ _ALL_TENSORS = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations of which every tensor, not only the first, is the same on all ranks."""
 
 _NEAR = 64
-"""Slots within which a collective that is missed and comes later was moved, not left out."""
+"""Collectives within which one that is missing and comes later was moved, not left out."""
 
 
 class Difference(Enum):
-    """In what two collectives of one slot differ."""
+    """In what two collectives with one sequence number differ."""
 
     OPERATION = "operation"
     DTYPE = "dtype"
@@ -43,24 +43,28 @@ class Difference(Enum):
 def difference(one: Collective, other: Collective) -> Difference | None:
     """What keeps two collectives from being one; None when they may well be.
 
-    A label is what the line calls it, a metric's name: it only counts where the lines are one,
-    and where data is combined under it.
+    A label is the name that the line gives it, as of a metric: it only counts where both are at
+    one line, and where data is combined under it.
     """
     if one.operation != other.operation:
         return Difference.OPERATION
-    if one.operation in _SAME_SHAPE:
-        if one.dtype and other.dtype and one.dtype != other.dtype:
+    if one.operation in _SAME_SHAPE and one.dtype and other.dtype:
+        if one.dtype != other.dtype:
             return Difference.DTYPE
-        if one.dtype and other.dtype and _other_extent(one, other):
+        if _other_extent(one, other):
             return Difference.SHAPE
-    if one.reduce_op and other.reduce_op and one.reduce_op != other.reduce_op:
+    if _differ(one.reduce_op, other.reduce_op):
         return Difference.REDUCE_OP
-    if one.root is not None and other.root is not None and one.root != other.root:
+    if _differ(one.root, other.root):
         return Difference.ROOT
-    named = one.label and other.label and one.operation != "barrier"
-    if named and one.label != other.label and call_site(one) == call_site(other):
-        return Difference.LABEL
+    if one.operation != "barrier" and _differ(one.label, other.label):
+        return Difference.LABEL if call_site(one) == call_site(other) else None
     return None
+
+
+def _differ(one: object, other: object) -> bool:
+    """True when both are known, and not the same."""
+    return one not in (None, "") and other not in (None, "") and one != other
 
 
 def _other_extent(one: Collective, other: Collective) -> bool:
@@ -76,7 +80,7 @@ def _extent(record: Collective) -> tuple[object, ...]:
 
 
 def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
-    """The first slot in which two sequences have what cannot be one collective: proof by itself."""
+    """The first number under which two sequences have what cannot be one collective: a proof."""
     own, other = deviation.sequence, deviation.reference
     known: dict[tuple[int, int], Difference | None] = {}
     for slot in range(max(own.first, other.first), min(own.end, other.end)):
@@ -86,19 +90,12 @@ def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
             continue
         if pair not in known:
             known[pair] = difference(own.records[a], other.records[b])
-        found = known[pair]
-        if found is not None and (
-            found is not Difference.LABEL or labels_are_shared(deviation, own.records[a])
-        ):
-            return slot, found
+        what = known[pair]
+        if what is None:
+            continue
+        if what is not Difference.LABEL or labels_are_shared(deviation, own.records[a]):
+            return slot, what
     return None
-
-
-def reordered(deviation: Deviation, fault: Edit | None) -> bool:
-    """True when values were mixed up: the same in another order, and not only barriers."""
-    if fault is None or not moved(deviation, fault):
-        return False
-    return any(each.operation != "barrier" for each in (*fault.own, *fault.other))
 
 
 def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
@@ -115,7 +112,7 @@ def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
 
 
 def harmless(edit: Edit) -> bool:
-    """True when the slots of a edit met what they could: other lines, the same collectives.
+    """True when what met in an edit could meet: other lines, the same collectives.
 
     ``if rank == 0`` and its `else` may each have their own barrier. Labels are judged elsewhere.
     """
@@ -130,8 +127,8 @@ def harmless(edit: Edit) -> bool:
 def first_fault(deviation: Deviation) -> Edit | None:
     """The first edit in which the sequences get out of step, or have what cannot meet.
 
-    A edit in which all is well until one of the sequences ends is no fault: that rank is slower,
-    or has stopped, which is told by what the rank does.
+    An edit in which all is well until one of the sequences ends is no fault: that rank is slower,
+    or has stopped, which what the rank does shows.
     """
     for edit in deviation.edits:
         if not harmless(edit):
@@ -149,12 +146,12 @@ def first_fault(deviation: Deviation) -> Edit | None:
 def moved(deviation: Deviation, fault: Edit) -> bool:
     """True when what is too much at the fault is what lacks a little later: another order."""
     near = [each for each in deviation.edits if 0 <= each.other_at - fault.other_at <= _NEAR]
-    own = Counter(site_and_more(each) for edit in near for each in edit.own)
-    other = Counter(site_and_more(each) for edit in near for each in edit.other)
+    own = Counter(_identity(each) for edit in near for each in edit.own)
+    other = Counter(_identity(each) for edit in near for each in edit.other)
     return bool(own) and own == other
 
 
-def site_and_more(record: Collective) -> tuple[object, ...]:
+def _identity(record: Collective) -> tuple[object, ...]:
     """What tells a collective from its neighbours, wherever it stands."""
     rest = record.numel, record.tensors, record.reduce_op, record.root, record.label
     return call_site(record), record.shape, record.dtype, *rest

@@ -211,7 +211,7 @@ def classify(divergence: Divergence, sources: Sources) -> Classified | None:
     if renamed is not None:
         return _mismatch(divergence, renamed[:1], renamed[1:])
     if not fault.own or not fault.other:
-        return _one_sided(divergence, sources)
+        return _one_sided(divergence)
     if _meant_to_meet(divergence, sources):
         return _mismatch(divergence, fault.own, fault.other)
     return _crossed(divergence, sources)
@@ -295,12 +295,12 @@ def _usual(branch: Branch, record: Collective) -> bool:
 # -- one branch has collectives that the other lacks -------------------------------------
 
 
-def _one_sided(divergence: Divergence, sources: Sources) -> Classified:
+def _one_sided(divergence: Divergence) -> Classified:
     """One branch lacks collectives, and both continue, or are at their end."""
     fault, sides = divergence.fault, (divergence.own, divergence.other)
     full, short = sides if fault.own else sides[::-1]
     records = fault.own or fault.other
-    buckets = _buckets(divergence, sources, full, short, records)
+    buckets = _buckets(divergence, full, short, records)
     if buckets is not None:
         return buckets
     new = next((record for record in records if not short.knows(record)), None)
@@ -343,7 +343,6 @@ def _past_the_loop(
 
 def _buckets(
     divergence: Divergence,
-    sources: Sources,
     full: Branch,
     short: Branch,
     records: tuple[Collective, ...],
@@ -363,7 +362,7 @@ def _buckets(
     if missing is MissingBuckets.SOME:
         kind = Kind.SOME_BUCKETS
     elif missing is MissingBuckets.ALL and short.knows(records[0]):
-        return None  # a step left out, or one less: loops are told apart elsewhere
+        return None  # a step left out, or one less: other kinds tell loops apart
     sides = divergence.own, divergence.other
     return Classified(kind, short.ranks, full, short, sides, records, short.here, missing)
 
@@ -389,25 +388,33 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
         return _another_order(divergence)
     new_to_other, new_to_own = not theirs.knew(own), not mine.knew(other)
     left_out = _left_out(sources, own, other)
-    for full, short, records, passed in (
-        (theirs, mine, divergence.fault.other, left_out is other or not new_to_other),
-        (mine, theirs, divergence.fault.own, left_out is own or not new_to_own),
-    ):
-        buckets = _buckets(divergence, sources, full, short, records, passed)
-        if buckets is not None:
-            return buckets
-    if new_to_other and new_to_own and sources.alternatives(own, other):
-        culprits = divergence.culprits(None)
-        return Classified(Kind.EITHER_OR, culprits, mine, theirs, (mine, theirs), (own,), other)
+    buckets = _buckets(
+        divergence, theirs, mine, divergence.fault.other, left_out is other or not new_to_other
+    ) or _buckets(divergence, mine, theirs, divergence.fault.own, left_out is own or not new_to_own)
+    if buckets is not None:
+        return buckets
     if not new_to_other and not new_to_own:
         return _in_one_loop(divergence)
-    full_is_own = left_out is own if new_to_other and new_to_own else new_to_other
+    if new_to_other and new_to_own:
+        return _both_new(divergence, sources, left_out)
     full, short, record, there = (
-        (mine, theirs, own, other) if full_is_own else (theirs, mine, other, own)
+        (mine, theirs, own, other) if new_to_other else (theirs, mine, other, own)
     )
-    if new_to_other != new_to_own and _behind_the_loop(sources, record, there):
+    if _behind_the_loop(sources, record, there):
         return _past_the_loop(divergence, full, short, there)
     return _one_branch_only(divergence, full, short, record, there)
+
+
+def _both_new(divergence: Divergence, sources: Sources, left_out: Collective) -> Classified:
+    """Neither branch had called what the other calls here."""
+    own, other = divergence.fault.own[0], divergence.fault.other[0]
+    mine, theirs = divergence.own, divergence.other
+    if sources.alternatives(own, other):
+        culprits = divergence.culprits(None)
+        return Classified(Kind.EITHER_OR, culprits, mine, theirs, (mine, theirs), (own,), other)
+    if left_out is own:
+        return _one_branch_only(divergence, mine, theirs, own, other)
+    return _one_branch_only(divergence, theirs, mine, other, own)
 
 
 def _in_one_loop(divergence: Divergence) -> Classified:

@@ -23,8 +23,8 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Phase,
+    RankReport,
     Ranks,
-    format_ranks,
 )
 
 MOST_FINDINGS = 5
@@ -105,7 +105,7 @@ def passed_over(context: Context) -> Iterator[Finding]:
 
 
 def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:
-    """The refused collective, if it came as often as the others' with it, and not without it."""
+    """The refused collective, if only with it the rank would have called as often as the other."""
     issued = {record.number for record in short.records}
     for record in context.collectives.of[short.rank]:
         there = full.at(record.slot)
@@ -148,19 +148,30 @@ def stragglers(context: Context) -> Iterator[Finding]:
                 late.setdefault(other, record)
     for rank, record in sorted(late.items()):
         report = context.reports.get(rank)
-        paused = report is not None and report.activity is Activity.HELD
-        if report is None or not (paused or works(report)):
-            continue
-        where = f" at {report.path[-1]}" if report.path else where_busy(report)
-        step = f"%ddp_step --ranks {format_ranks((rank,))}"
-        yield Finding(
-            Category.STRAGGLER,
-            (rank,),
-            f"has not called {named(record)} yet: it is "
-            + ("paused (by %ddp_step)" if paused else f"busy{where}"),
-            step if paused else "Wait for it, or interrupt the cell.",
-            context.case.waiting,
-            evidence_of(report),
-            passing=True,
-            commands=(step,) if paused else (),
-        )
+        if report is not None and report.activity is Activity.HELD:
+            step = f"%ddp_step --ranks {rank}"
+            yield _late(context, report, record, "paused (by %ddp_step)", step, (step,))
+        elif report is not None and works(report):
+            where = f" at {report.path[-1]}" if report.path else where_busy(report)
+            wait = "Wait for it, or interrupt the cell."
+            yield _late(context, report, record, f"busy{where}", wait)
+
+
+def _late(
+    context: Context,
+    report: RankReport,
+    record: Collective,
+    doing: str,
+    remedy: str,
+    commands: tuple[str, ...] = (),
+) -> Finding:
+    return Finding(
+        Category.STRAGGLER,
+        (report.rank,),
+        f"has not called {named(record)} yet: it is {doing}",
+        remedy,
+        context.case.waiting,
+        evidence_of(report),
+        passing=True,
+        commands=commands,
+    )

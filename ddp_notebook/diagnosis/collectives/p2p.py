@@ -28,9 +28,8 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
         if any(rank in at and at[rank].is_point_to_point for rank in ring):
             in_rings.update(ring)
             yield _ring(context, ring)
-    for rank in graph.stuck:
-        record = at.get(rank)
-        if record is None or not record.is_point_to_point or rank in in_rings:
+    for rank, record in sorted(at.items()):
+        if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
         peers = graph.waits[rank]
         gone = tuple(peer for peer in peers if context.finished(peer))

@@ -55,8 +55,9 @@ class Sources:
 
         Ifs around a line count, and those before it that leave the function or the loop.
         """
-        found = [each for place in reversed(record.path) for each in self._conditions(place)]
-        return next((each for each in found if each.on_rank), found[0] if found else None)
+        conditions = [c for place in reversed(record.path) for c in self._conditions(place)]
+        on_rank = (condition for condition in conditions if condition.on_rank)
+        return next(on_rank, conditions[0] if conditions else None)
 
     def way_around(self, record: Collective) -> Condition | None:
         """How an iteration of the innermost loop around `record` can go without it, if it can.
@@ -68,17 +69,11 @@ class Sources:
             loops = self._loops(place)
             if not loops:
                 continue
-            own = {name for each in loops for name in _targets(each)}
+            own = {name for loop in loops for name in _targets(loop)}
             ways = [*_ways_around(loops[0], place.line)]
-            ways += [each for outer in loops[1:] for each in _breaks(outer)]
-            for test, line in ways:
-                names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-                calls = any(isinstance(node, ast.Call) for node in ast.walk(test))
-                if calls or not all(name in own or name.isupper() for name in names):
-                    return self._as_condition(place, test, line)
-                if _RANK.search(ast.unparse(test)):
-                    return self._as_condition(place, test, line)
-            return None
+            ways += [way for outer in loops[1:] for way in _breaks(outer)]
+            test, line = next((way for way in ways if _varies(way[0], own)), (None, 0))
+            return self._as_condition(place, test, line) if test is not None else None
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:
@@ -170,9 +165,18 @@ class Sources:
                 yield self._as_condition(place, guard.test, guard.lineno)
 
     def _as_condition(self, place: Place, test: ast.expr, line: int) -> Condition:
-        text = self._texts[place.file].splitlines()
-        said = text[line - 1].strip() if line <= len(text) else ""
-        return Condition(Place(place.file, line, place.function, said), ast.unparse(test))
+        lines = self._texts[place.file].splitlines()
+        text = lines[line - 1].strip() if line <= len(lines) else ""
+        return Condition(Place(place.file, line, place.function, text), ast.unparse(test))
+
+
+def _varies(test: ast.expr, same: set[str]) -> bool:
+    """True of a test that may differ between ranks; `same` are variables that do not."""
+    nodes = list(ast.walk(test))
+    if any(isinstance(node, ast.Call) for node in nodes) or _RANK.search(ast.unparse(test)):
+        return True
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return not all(name in same or name.isupper() for name in names)
 
 
 def _end(node: _Statement) -> int:

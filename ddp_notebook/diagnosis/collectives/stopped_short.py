@@ -32,9 +32,10 @@ def stopped_short(context: Context) -> Iterator[Finding]:
     diverged = {divergence.alignment.group for divergence in context.divergences}
     for rank in context.graph.stuck:
         record = context.graph.at.get(rank)
-        if record is None or record.group in diverged:
-            continue  # who diverged from whom before explains who is missing now
-        if record.is_point_to_point or (record.group, record.slot) in seen:
+        if record is None or record.is_point_to_point:
+            continue
+        # Who diverged from whom before explains who is missing now.
+        if record.group in diverged or (record.group, record.slot) in seen:
             continue
         seen.add((record.group, record.slot))
         absent = tuple(r for r in context.graph.waits[rank] if _has_nothing(context, r, record))

@@ -33,11 +33,11 @@ def _wrong_size(case: Case) -> int | None:
 
     A group of some of the processes is right: then no more ranks call than it takes.
     """
-    sizes = {e.arguments.world_size for e in case.came}
+    sizes = {e.arguments.world_size for e in case.callers}
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or size == case.world_size:
         return None
-    fits = len(case.came) <= size and all((e.arguments.rank or 0) < size for e in case.came)
+    fits = len(case.callers) <= size and all((e.arguments.rank or 0) < size for e in case.callers)
     return size if size > case.world_size or not fits else None
 
 
@@ -54,31 +54,29 @@ def _claimed_twice(reports: tuple[RankReport, ...], case: Case) -> Iterator[Find
     for report in reports:
         if report.arguments.rank is not None and _same_world(report, case):
             claims.setdefault(report.arguments.rank, []).append(report.rank)
+    missing = tuple(sorted(set(range(case.world_size)) - claims.keys()))
+    rest = ""
+    if missing and len(reports) == case.world_size:
+        rest = f"; {verb(missing, 'is', 'are')} missing"
     for claimed, ranks in sorted(claims.items()):
-        if len(ranks) < 2:
-            continue
-        culprits = tuple(rank for rank in ranks if own[rank] != claimed)
-        missing = sorted(set(range(case.world_size)) - claims.keys())
-        rest = ""
-        if missing and len(reports) == case.world_size:
-            rest = f"; {verb(tuple(missing), 'is', 'are')} missing"
-        yield Finding(
-            Category.DUPLICATE_RANK,
-            culprits,
-            f"the processes launched as {name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} "
-            f"have RANK={claimed}{rest}",
-            "Give each process its own RANK: "
-            + ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
-            + ".",
-            case.waiting,
-            tuple(f"the process launched as rank {rank} has RANK={claimed}" for rank in ranks),
-        )
+        if len(ranks) > 1:
+            culprits = tuple(rank for rank in ranks if own[rank] != claimed)
+            right = ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
+            yield Finding(
+                Category.DUPLICATE_RANK,
+                culprits,
+                f"the processes launched as {name_ranks(ranks)} "
+                f"{'both' if len(ranks) == 2 else 'all'} have RANK={claimed}{rest}",
+                f"Give each process its own RANK: {right}.",
+                case.waiting,
+                tuple(f"the process launched as rank {r} has RANK={claimed}" for r in ranks),
+            )
 
 
-def _same_world(evidence: RankReport, case: Case) -> bool:
-    told = case.told.get("WORLD_SIZE", "")
-    size = evidence.arguments.world_size
-    return size is None or not told or str(size) == told
+def _same_world(report: RankReport, case: Case) -> bool:
+    expected = case.told.get("WORLD_SIZE", "")
+    size = report.arguments.world_size
+    return size is None or not expected or str(size) == expected
 
 
 def differing_values(context: Context) -> Iterator[Finding]:
@@ -125,12 +123,12 @@ def wrong_world_size(context: Context) -> Iterator[Finding]:
         return
     yield Finding(
         Category.WORLD_SIZE_MISMATCH,
-        tuple(report.rank for report in case.came),
+        tuple(report.rank for report in case.callers),
         f"WORLD_SIZE is {size}, but there are {case.world_size} processes",
         f"Take WORLD_SIZE from the launcher's environment ({case.world_size}), "
         "or start as many processes as ranks.",
         case.waiting,
-        tuple(f"rank {report.rank}: world_size={size}" for report in case.came),
+        tuple(f"rank {report.rank}: world_size={size}" for report in case.callers),
     )
 
 

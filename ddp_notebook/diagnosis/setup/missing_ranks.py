@@ -9,8 +9,10 @@ from ddp_notebook.diagnosis.progress import call_number, evidence_of, in_setup, 
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Finding,
+    Ranks,
     format_ranks,
 )
 
@@ -66,36 +68,29 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     waiting = tuple(e for e in case.ranks if in_setup(e))
     if not waiting:
         return
-    host = case.store_host
     call = max(call_number(e) for e in waiting)
     expected = max(e.arguments.world_size or case.world_size for e in waiting)
     idle = tuple(e for e in case.ranks if e.activity is Activity.IDLE)
-    never = tuple(e.rank for e in idle if not e.entered and not e.left and not e.initialized)
+    never = tuple(e.rank for e in idle if not (e.entered or e.left or e.initialized))
     once = tuple(e.rank for e in idle if 0 < e.left < call)
-    # A group may be of some of the processes: then the rest is not missing.
-    enough = case.world_size - len(never) - len(once) >= expected
-    for absent, what in (
-        (never, "never called init_process_group"),
-        (once, "has finished, and did not call init_process_group again as the others did"),
-    ):
-        if absent and not enough:
-            yield Finding(
-                Category.MISSING_RANK,
-                absent,
-                what,
-                "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
-                case.waiting,
-                tuple(f"rank {rank} runs nothing" for rank in absent),
-            )
-    gone = next((e for e in case.ranks if e.rank == host and e.activity is Activity.IDLE), None)
-    if gone is not None and gone.entered and any(e.inside == "store" for e in waiting):
-        yield Finding(
-            Category.STORE_GONE,
-            (gone.rank,),
-            "hosted the store and has left, while others still need it",
-            "Let rank 0 wait for the others (dist.barrier()) before it ends.",
-            case.waiting,
-        )
+    if case.world_size - len(never) - len(once) >= expected:
+        return  # a group of some of the processes: the rest is not missing
+    if never:
+        yield _absent(case, never, "never called init_process_group")
+    if once:
+        what = "has finished, and did not call init_process_group again as the others did"
+        yield _absent(case, once, what)
+
+
+def _absent(case: Case, ranks: Ranks, what: str) -> Finding:
+    return Finding(
+        Category.MISSING_RANK,
+        ranks,
+        what,
+        "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
+        case.waiting,
+        tuple(f"rank {rank} runs nothing" for rank in ranks),
+    )
 
 
 def early_exits(context: Context) -> Iterator[Finding]:
@@ -120,7 +115,7 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
     """A rank that waits in a loop for a file that no rank that still runs will write."""
     case = context.case
     pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
-    working = (Activity.BUSY, Activity.SILENT)  # also one that answers nobody may write it
+    working = (Activity.BUSY, Activity.SILENT)  # also a rank that does not answer may write it
     if not pollers or any(e.activity in working and not e.polls_for for e in case.ranks):
         return
     for e in pollers:

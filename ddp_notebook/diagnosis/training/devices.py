@@ -16,20 +16,23 @@ def shared_gpus(context: Context) -> Iterator[Finding]:
             hosts.setdefault(each.host, {})[rank] = each
     for of in hosts.values():
         used = {each.gpu for each in of.values()}
-        if len(used) == len(of) or max(each.gpus for each in of.values()) <= len(used):
-            continue
-        first: dict[str, int] = {}
-        for rank, each in of.items():
-            first.setdefault(each.gpu, rank)
-        late = tuple(rank for rank, each in of.items() if first[each.gpu] != rank)
-        yield Finding(
-            Category.GPU_MAPPING,
-            late,
-            f"trains on the GPU of {name_ranks(sorted({first[of[r].gpu] for r in late}))}, while "
-            "other GPUs are free",
-            'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything on a GPU.',
-            evidence=tuple(f"rank {r}: {e.replicas[0].device}, {e.gpu}" for r, e in of.items()),
-        )
+        if len(used) < len(of) and max(each.gpus for each in of.values()) > len(used):
+            yield _shared(of)
+
+
+def _shared(of: dict[int, RunFacts]) -> Finding:
+    first: dict[str, int] = {}
+    for rank, each in of.items():
+        first.setdefault(each.gpu, rank)
+    late = tuple(rank for rank, each in of.items() if first[each.gpu] != rank)
+    return Finding(
+        Category.GPU_MAPPING,
+        late,
+        f"trains on the GPU of {name_ranks(sorted({first[of[r].gpu] for r in late}))}, while "
+        "other GPUs are free",
+        'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything on a GPU.',
+        evidence=tuple(f"rank {r}: {e.replicas[0].device}, {e.gpu}" for r, e in of.items()),
+    )
 
 
 def backends(context: Context) -> Iterator[Finding]:

@@ -5,15 +5,13 @@ Where there is nothing to read, nothing is said. Bandwidths are of one direction
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.launch.devices import nvlink_gb_per_s
+
 _SYS = Path("/sys")
-_SMI_TIMEOUT_S = 5
 _ENCODED = {"2.5": 0.8, "5.0": 0.8, "5": 0.8}
 """What is left of PCIe's raw rate at the older speeds, 8b/10b; 128b/130b later."""
 _NEW_ENCODED = 128 / 130
@@ -26,20 +24,15 @@ def links(device_type: str, pci_address: str, sys: Path = _SYS) -> list[dict[str
     """
     known = []
     if device_type == "cuda":
-        nvlink = nvlink_gb_per_s(_smi("nvlink", "--status", "-i", pci_address))
+        nvlink = nvlink_gb_per_s(pci_address)
         if nvlink:
-            known.append(_link("NVLink", nvlink, "nvidia-smi nvlink --status"))
+            known.append(_link("NVLink", nvlink, "NVML (nvidia-smi nvlink --status)"))
         pcie = pcie_gb_per_s(sys / "bus" / "pci" / "devices" / pci_address.lower())
         if pci_address and pcie:
             known.append(_link("PCIe", pcie, f"/sys/bus/pci/devices/{pci_address.lower()}"))
     for name, speed, source in (*_infiniband(sys), *_ethernet(sys)):
         known.append(_link(name, speed, source))
     return known
-
-
-def nvlink_gb_per_s(status: str) -> float:
-    """The sum of a GPU's NVLinks, from lines such as ``Link 0: 26.562 GB/s``; 0 for none."""
-    return sum(float(speed) for speed in re.findall(r"Link \d+: ([0-9.]+) GB/s", status))
 
 
 def pcie_gb_per_s(device: Path) -> float:
@@ -75,20 +68,3 @@ def _ethernet(sys: Path) -> list[tuple[str, float, str]]:
 
 def _link(what: str, gb_per_s: float, source: str) -> dict[str, Any]:
     return {"what": what, "latency_us": 0.0, "bandwidth_gb_per_s": gb_per_s, "source": source}
-
-
-def _smi(*arguments: str) -> str:
-    """What nvidia-smi says; empty where there is none."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ""
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [command, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_SMI_TIMEOUT_S,
-            check=True,
-        )
-        return done.stdout
-    return ""

@@ -1,0 +1,67 @@
+"""Which GPUs there are, as NVIDIA's driver says. The driver is a stand-in: there is no GPU here."""
+
+from __future__ import annotations
+
+import pytest
+from doctor_cases import MIB
+from nvml import FakeNvml, install
+
+from ddp_notebook.launch.devices import Gpu, gpus, nvlink_gb_per_s, visible_gpus
+
+TWO = (("GPU-aa", "NVIDIA A", (523 * MIB, 81559 * MIB)), ("GPU-bb", "NVIDIA B, 8 GB", None))
+
+
+def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, FakeNvml(TWO))
+    first, second = gpus()
+    assert first == Gpu("0", "GPU-aa", "NVIDIA A", 523 * MIB, 81559 * MIB)
+    assert second == Gpu("1", "GPU-bb", "NVIDIA B, 8 GB", 0, 0), "its memory is not known"
+    assert fake.open == 0, "the library is closed again"
+    install(monkeypatch, FakeNvml(()))
+    assert gpus() == ()
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, FakeNvml(None))
+    assert gpus() == ()
+    assert visible_gpus() == ()
+    assert nvlink_gb_per_s("0000:1B:00.0") == 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "visible"),
+    [
+        (None, ("0", "1")),
+        ("3,5", ("3", "5")),
+        ("GPU-bb, MIG-11", ("GPU-bb", "MIG-11")),
+        ("-1", ()),
+        ("", ()),
+    ],
+)
+def test_ranks_may_use_what_cuda_visible_devices_says_or_else_all(
+    chosen: str | None, visible: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, FakeNvml(TWO))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert visible_gpus() == visible
+
+
+@pytest.mark.parametrize(
+    ("fake", "gb_per_s"),
+    [
+        (FakeNvml(TWO, links=(1, 1)), 53.124),
+        (FakeNvml(TWO, links=(1, 0, 1)), 53.124),
+        (FakeNvml(TWO, links=(0,)), 0),
+        (FakeNvml(TWO), 0),
+        (FakeNvml(TWO, links=(1,), speed_mb_per_s=None), 0),
+    ],
+)
+def test_active_nvlinks_are_added_up(
+    fake: FakeNvml, gb_per_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, fake)
+    assert nvlink_gb_per_s("0000:1B:00.0") == pytest.approx(gb_per_s)
+    assert nvlink_gb_per_s("") == 0
