@@ -49,9 +49,9 @@ class Buttons:
         self._changed = changed
         self._found = found
         self._lock = threading.Lock()
-        self._answers = 0
+        self._count = 0
         self.busy: tuple[str, ...] = ()
-        self.said: tuple[dict[str, Any], ...] = ()
+        self.answers: tuple[dict[str, Any], ...] = ()
 
     def press(self, magic: str) -> None:
         """Do what `magic` does. Returns at once; any thread."""
@@ -71,10 +71,10 @@ class Buttons:
     def _answer(self, magic: str, text: str, *, ok: bool) -> None:
         with self._lock:
             self.busy = tuple(other for other in self.busy if other != magic)
-            self._answers += 1  # the number shows an answer as new, also when its text is the same
-            answer = {"number": self._answers, "magic": magic, "text": text, "ok": ok}
-            others = tuple(other for other in self.said if other["magic"] != magic)
-            self.said = (answer, *others)[:_MAX_ANSWERS]
+            self._count += 1  # the number shows an answer as new, also when its text is the same
+            answer = {"number": self._count, "magic": magic, "text": text, "ok": ok}
+            others = tuple(other for other in self.answers if other["magic"] != magic)
+            self.answers = (answer, *others)[:_MAX_ANSWERS]
         self._changed()
 
     def _act(self, magic: str) -> str:

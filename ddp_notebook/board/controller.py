@@ -244,7 +244,7 @@ class LiveBoard:
 
     def _show_buttons(self) -> None:
         self._widget.busy = list(self._buttons.busy)
-        self._widget.answers = [model.answer_json(answer) for answer in self._buttons.said]
+        self._widget.answers = [model.answer_json(answer) for answer in self._buttons.answers]
 
     def _now_us(self) -> int:
         return (time.monotonic_ns() - self._epoch_ns) // 1000
