@@ -45,9 +45,9 @@ class Context:
 
         Only ranks in the same call can meet.
         """
-        called = self.case.came
-        numbers = sorted({call_number(report) for report in called})
-        return tuple(tuple(r for r in called if call_number(r) == number) for number in numbers)
+        callers = self.case.callers
+        numbers = sorted({call_number(report) for report in callers})
+        return tuple(tuple(r for r in callers if call_number(r) == number) for number in numbers)
 
     # -- collectives ---------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ def _section(verb: Verb) -> Iterator[str]:
 def _typed(option: Option) -> str:
     """How an option is typed: its names, and what stands for its value."""
     *others, last = option.names
-    value = option.metavar or "{" + ",".join(option.choices) + "}" * bool(option.choices)
+    value = option.metavar or f"{{{','.join(option.choices)}}}"
     typed = last if option.is_positional or option.is_flag else f"{last} {value}"
     return ", ".join(f"`{name}`" for name in (*others, typed))
 

@@ -102,8 +102,8 @@ class RunDisplay:
         finished = [rank for rank in run.ranks if rank not in run.pending]
         if finished and run.pending:
             text += f" · {name_ranks(finished)} finished"
-        if run.awaited:
-            text += f" · {run.awaited}"
+        if run.waits_for:
+            text += f" · {run.waits_for}"
         return live_bundle(run.live_groups(), board if trouble or silent or long else None, text)
 
     def _show_end(self, result: CellResult, region: LiveRegion | None, elapsed_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What is known of each rank while set-up runs: the facts that findings are made from."""
+"""What a diagnosis needs: a report of each rank, their collectives, and the user's code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddp_notebook.model.training import ReplicaFacts
 
 
 class Activity(StrEnum):
-    """What a rank's main thread is at, as far as the others are concerned."""
+    """What a rank's main thread does, as far as the other ranks are concerned."""
 
     BUSY = "busy"
-    """It runs code of its own: it may still come."""
+    """It runs code of its own, and may still call what the others wait in."""
     WAITING = "waiting"
     """It is inside torch and waits for others."""
     HELD = "held"
-    """It stands before a stage until it is stepped on."""
+    """It is paused before a stage or a collective until `%ddp_step`."""
     IDLE = "idle"
-    """It runs nothing: it was not asked to, or is done."""
+    """It runs nothing: it has finished, or was given nothing to run."""
     FAILED = "failed"
     """What it ran raised an error; it runs nothing now."""
     DEAD = "dead"
@@ -33,7 +33,7 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InitArguments:
-    """With what a rank came, or would come, to the rendezvous. None and "" where unknown.
+    """What a rank gave, or would give, to `init_process_group`. None and "" where unknown.
 
     `method` is env, tcp, file or store. `raw` holds values as the rank's environment has
     them, by the name of the variable: what is not a number is seen there.
@@ -49,7 +49,7 @@ class InitArguments:
     timeout_s: float | None = None
     hosts_store: bool = False
     stale: bool = False
-    """When it came, the file at `path` held an address of its own rank already."""
+    """When it called, the file at `path` held an address of its own rank already."""
     raw: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -77,7 +77,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process of a DataLoader that owes its rank a batch, for which the rank's main thread waits.
+    """A DataLoader's process that must deliver a batch for which its rank's main thread waits.
 
     `due` is true of the one whose batch comes next. `forked` is true of one that was forked from
     the rank, locks and all.
@@ -98,7 +98,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank, as it is found. Only `rank` and `activity` are always known.
+    """What is known of one rank. Only `rank` and `activity` always are.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
     `inside` is the part of set-up that its main thread is in: store, rendezvous,
@@ -130,7 +130,7 @@ class RankReport:
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
-    """The name of the host it came from."""
+    """The name of the host that it runs on."""
     network: str = ""
     """That host's network: the same for ranks that share a loopback. Empty where unknown."""
     listens: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class RankReport:
     main_cpu_s: float = 0.0
     """CPU time of its main thread so far."""
     process: str = ""
-    """Of a rank that does not answer, how the system has it: sleeping, running, stopped, …"""
+    """Of a rank that does not answer, its state as the system has it: sleeping, stopped, …"""
     exit_code: int | None = None
     last_words: str = ""
     model: Fingerprint | None = None
@@ -162,7 +162,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that a diagnosis of set-up needs.
+    """The reports of all ranks, and what else a diagnosis needs.
 
     `told` is what the launcher gave every rank (MASTER_ADDR, MASTER_PORT, WORLD_SIZE as
     text). `store_host` is the rank that must host the store, None when the session hosts it.
@@ -187,8 +187,8 @@ class Case:
         return self.where(Activity.WAITING)
 
     @property
-    def came(self) -> tuple[RankReport, ...]:
-        """The ranks that came to the rendezvous."""
+    def callers(self) -> tuple[RankReport, ...]:
+        """The ranks that have called `init_process_group`."""
         return tuple(e for e in self.ranks if e.entered)
 
     def where(self, *activities: Activity) -> Ranks:

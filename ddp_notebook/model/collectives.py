@@ -107,7 +107,7 @@ class Collective:
 
     @property
     def over(self) -> bool:
-        """True when nobody waits for it any more."""
+        """True when no rank waits for it any more."""
         return self.phase in (Phase.DONE, Phase.FAILED, Phase.REFUSED)
 
 

@@ -77,7 +77,7 @@ class ReplicaFacts:
 class OptimizerFacts:
     """An optimizer that made steps in this run. `lrs`: of each group, None if not a number.
 
-    `replicas` are the keys of the models it updates. `strangers` are parameters that belong to
+    `replicas` are the keys of the models it updates. `unwrapped` are parameters that belong to
     no DistributedDataParallel object, while others of it do.
     """
 
@@ -86,7 +86,7 @@ class OptimizerFacts:
     steps: int = 0
     lrs: tuple[float | None, ...] = ()
     replicas: tuple[str, ...] = ()
-    strangers: tuple[TensorDigest, ...] = ()
+    unwrapped: tuple[TensorDigest, ...] = ()
     state: tuple[TensorDigest, ...] = ()
     place: Place | None = None
     """Where its last step was made."""

@@ -1,4 +1,4 @@
-"""What `%ddp_init` was asked for, checked before anything starts."""
+"""The options of `%ddp_init`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import parse_ranks
 
 MAX_WORLD_SIZE = 256
-"""More ranks than this on one machine is a slip of the finger."""
+"""More ranks than this on one machine is a typing error."""
 
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
@@ -28,7 +28,7 @@ Settings = Mapping[int, Mapping[str, str]]
 class InitOptions:
     """The options of `%ddp_init`, each as the user writes it.
 
-    `timeout_s` is how long set-up may take before it is given up and explained.
+    `timeout_s` is how long set-up may take before it fails with an explanation.
     `threads_per_rank` 0 means cores divided by ranks, at least 1. `master_port` 0 means
     that the system chooses a free one. `store` is session (it hosts the store, as torchrun's
     agent does) or rank0 (as in a plain script). `settings` change the environment of single

@@ -1,7 +1,7 @@
-"""Calling ranks without waiting for what cannot come.
+"""Calling ranks without waiting for answers that cannot come.
 
 A rank that died never answers; one that failed may have left the others in a collective for
-ever. So the wait ends by itself then, and before that when it is given up or interrupted.
+ever. So the wait ends by itself then, or earlier when it is cancelled or interrupted.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def pressed(session: Any, magic: str, buttons: dict[str, Button] | None = None) 
     told: list[Diagnosis] = []
     pressing = Buttons(session, buttons or board_buttons(session, VERBS), lambda: None, told.append)
     pressing._do(magic)
-    return {**pressing.said[0], "diagnoses": told}
+    return {**pressing.answers[0], "diagnoses": told}
 
 
 def test_a_button_gives_the_verbs_value_as_text() -> None:
@@ -175,7 +175,7 @@ def test_one_button_at_a_time_moves_ranks() -> None:
     )
     pressing.busy = ("%ddp_restart", "%ddp_step")
     pressing._do("%ddp_step")
-    assert pressing.said[0]["text"] == "%ddp_restart is still running. To stop it: %ddp_abort"
+    assert pressing.answers[0]["text"] == "%ddp_restart is still running. To stop it: %ddp_abort"
     pressing.busy = ("%ddp_restart", "%ddp_why")
     pressing._do("%ddp_why")
-    assert pressing.said[0]["ok"]
+    assert pressing.answers[0]["ok"]

@@ -302,7 +302,7 @@ _FACTS = st.builds(
             key=_NAMES,
             lrs=st.lists(_NUMBERS, max_size=2).map(tuple),
             replicas=st.lists(_NAMES, max_size=2).map(tuple),
-            strangers=st.lists(_DIGESTS, max_size=1).map(tuple),
+            unwrapped=st.lists(_DIGESTS, max_size=1).map(tuple),
         ),
         max_size=2,
     ).map(tuple),

@@ -169,7 +169,7 @@ def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(setting.see_through)
         setting.record.wait_for(lambda: setting.run.started == set(BOTH), 10)
-        setting.controller.give_up()
+        setting.controller.abort()
         assert setting.controller.state is RunState.INTERRUPTING
         setting.controller.signal_started()
         result = ended.result(10)
@@ -238,10 +238,10 @@ def test_a_detached_run_is_stopped_as_an_interrupt_stops_it(setting: Setting) ->
 @pytest.mark.parametrize(
     ("before", "act", "after"),
     [
-        (RunState.CLAIMED, RunController.give_up, RunState.INTERRUPTING),
-        (RunState.STUCK, RunController.give_up, RunState.INTERRUPTED),
-        (RunState.ENDED, RunController.give_up, RunState.ENDED),
-        (RunState.LOST, RunController.give_up, RunState.LOST),
+        (RunState.CLAIMED, RunController.abort, RunState.INTERRUPTING),
+        (RunState.STUCK, RunController.abort, RunState.INTERRUPTED),
+        (RunState.ENDED, RunController.abort, RunState.ENDED),
+        (RunState.LOST, RunController.abort, RunState.LOST),
         (RunState.INTERRUPTED, RunController.watch, RunState.INTERRUPTING),
         (RunState.STUCK, RunController.watch, RunState.RUNNING),
         (RunState.CLAIMED, RunController.release, RunState.ENDED),

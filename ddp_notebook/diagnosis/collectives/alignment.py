@@ -1,9 +1,10 @@
 """Collectives of each rank as sequences, compared: which ranks deviate, and where.
 
-Slots say what met; the lines of code say what was meant to meet. A rank with one collective
-too many, or too few, is out of step from there to the end, though each slot may look well by
-itself. So the lists are compared as lists. Healthy ones are equal, or the beginning of each
-other, and that is seen at the cost of building one number per record.
+A slot is a collective's sequence number in its group. Slots say what met; the lines of code say
+what was meant to meet. A rank with one collective too many, or too few, is out of step from
+there to the end, though each slot may look right by itself. So the sequences are compared as a
+whole (Myers' diff). Healthy ones are equal, or one is the beginning of the other, and to see that
+costs one number per record.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeAlias
 from ddp_notebook.model import Collective, Collectives, Phase, Ranks
 
 CallSite: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
-"""What is called, and the lines of code that lead to it: shapes and texts aside."""
+"""What is called, and the lines of code that lead to it: shapes and labels aside."""
 
 MOST_EDITS = 40
 """Lists that differ in more places are not compared further."""
@@ -31,7 +32,7 @@ class RankSequence:
     """What one rank issued in one group, by slots that follow on each other.
 
     `keys` has a number for each record; equal numbers, here and on other ranks of the same
-    alignment, mean the same lines, operation, shapes and texts.
+    alignment, mean the same lines, operation, shapes and labels.
     """
 
     rank: int
@@ -52,7 +53,7 @@ class RankSequence:
 
     @cached_property
     def labels(self) -> Mapping[CallSite, frozenset[str]]:
-        """The texts at each call site."""
+        """The labels at each call site."""
         found: dict[CallSite, set[str]] = {}
         for record in dict(zip(self.keys, self.records, strict=True)).values():
             if record.label:
@@ -73,7 +74,7 @@ class RankSequence:
 
 @dataclass(frozen=True)
 class Edit:
-    """A stretch where two sequences differ: what the one has there, and the other.
+    """A stretch where two sequences differ: what one has there, and the other.
 
     Both begin at slots of their own sequence. Either may be empty: the other has more there.
     """
@@ -149,10 +150,10 @@ def align_all(collectives: Collectives) -> dict[str, Alignment]:
 
 
 def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Collective]]:
-    """The records with one in each slot, also of ranks that were refused one and came again.
+    """The records with one in each slot, also of ranks that were refused one and called again.
 
-    Where all ranks went on, what they issued in the end is what met. Where a rank did not, it
-    is what they brought first: what came after it follows from that.
+    Where all ranks continued, what they issued last is what met. Where a rank did not, it is
+    what they called first: the rest follows from that.
     """
     refused = {r.slot for records in of.values() for r in records if r.phase is Phase.REFUSED}
     if not refused:

@@ -105,7 +105,7 @@ def passed_over(context: Context) -> Iterator[Finding]:
 
 
 def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:
-    """The refused collective, if it came as often as the others' with it, and not without it."""
+    """The refused collective, if only with it the rank would have called as often as the other."""
     issued = {record.number for record in short.records}
     for record in context.collectives.of[short.rank]:
         there = full.at(record.slot)

@@ -1,8 +1,8 @@
 """Who waits for whom: a graph of ranks, and which of them are stuck.
 
 A rank in a collective needs every member that has not issued it; a send needs its recv. So a
-rank gets on only when all it waits for can come: one that is gone holds it up for ever,
-however busy the rest is.
+rank makes progress only when all that it waits for can arrive: one that is gone blocks it for
+ever, however busy the rest is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddp_notebook.model import (
 )
 
 _MAY_COME = (Activity.HELD, Activity.SILENT)
-"""Nothing proves of such a rank that it will not come."""
+"""Nothing proves of such a rank that it will not call what the others wait in."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class WaitGraph:
     waits: Mapping[int, Ranks]
     at: Mapping[int, Collective]
     may_come: frozenset[int]
-    """Ranks that can still get on: those that run, and those that only wait for such."""
+    """Ranks that can still make progress: those that run, and those that only wait for such."""
 
     @cached_property
     def stuck(self) -> Ranks:
@@ -48,7 +48,7 @@ class WaitGraph:
 
     @cached_property
     def sinks(self) -> Ranks:
-        """Ranks that are waited for, and wait for nobody: gone, done, or busy."""
+        """Ranks that others wait for, and that wait for none: gone, finished, or busy."""
         wanted = {other for others in self.waits.values() for other in others}
         return tuple(sorted(wanted - self.waits.keys()))
 
@@ -95,7 +95,7 @@ def wait_graph(case: Case) -> WaitGraph:
 
 
 def can_progress(case: Case) -> bool:
-    """True while some rank can still get on, or runs code of its own that others wait for.
+    """True while some rank can still make progress, or runs code of its own that others wait for.
 
     False when ranks wait, and none of them can ever be freed by what any rank does.
     """
@@ -113,7 +113,7 @@ def in_new_group(evidence: RankReport) -> bool:
 
 
 def missing(case: Case, record: Collective) -> Ranks:
-    """The ranks that never came to `record`: absent, or at something else in its slot."""
+    """The ranks that never called `record`: absent, or at another collective in its place."""
     return _Arrivals(case, left=()).missing(record)
 
 
@@ -168,7 +168,7 @@ class _Arrivals:
     """Who has come to what, by slots; looked up for the few records in which ranks wait."""
 
     def __init__(self, case: Case, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
-        """`left` are phases of ranks that came and are no part of it any more."""
+        """`left` are phases of ranks that called it and take no part in it any more."""
         self._case = case
         self._not_there = (Phase.HELD, Phase.REFUSED, *left)
         self._ends: dict[tuple[int, str], int] = {}
@@ -189,7 +189,7 @@ class _Arrivals:
     def _came(self, rank: int, record: Collective) -> bool:
         theirs = at_slot(self._case.collectives, rank, record)
         if theirs is None:
-            return self._end(rank, record.group) > record.slot  # older than what is kept
+            return self._end(rank, record.group) > record.slot  # older than the records
         issued = theirs.phase not in self._not_there
         return issued and theirs.operation == record.operation
 
@@ -211,7 +211,7 @@ class _Arrivals:
 
 
 def members(case: Case, group: str) -> Ranks:
-    """The members of a group; of one that nobody described, the ranks that used it."""
+    """The members of a group; of one whose members are not known, the ranks that used it."""
     known = case.collectives.groups.get(group)
     if known is not None:
         return known

@@ -33,11 +33,11 @@ def _wrong_size(case: Case) -> int | None:
 
     A group of some of the processes is right: then no more ranks call than it takes.
     """
-    sizes = {e.arguments.world_size for e in case.came}
+    sizes = {e.arguments.world_size for e in case.callers}
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or size == case.world_size:
         return None
-    fits = len(case.came) <= size and all((e.arguments.rank or 0) < size for e in case.came)
+    fits = len(case.callers) <= size and all((e.arguments.rank or 0) < size for e in case.callers)
     return size if size > case.world_size or not fits else None
 
 
@@ -73,10 +73,10 @@ def _claimed_twice(reports: tuple[RankReport, ...], case: Case) -> Iterator[Find
             )
 
 
-def _same_world(evidence: RankReport, case: Case) -> bool:
-    told = case.told.get("WORLD_SIZE", "")
-    size = evidence.arguments.world_size
-    return size is None or not told or str(size) == told
+def _same_world(report: RankReport, case: Case) -> bool:
+    expected = case.told.get("WORLD_SIZE", "")
+    size = report.arguments.world_size
+    return size is None or not expected or str(size) == expected
 
 
 def differing_values(context: Context) -> Iterator[Finding]:
@@ -123,12 +123,12 @@ def wrong_world_size(context: Context) -> Iterator[Finding]:
         return
     yield Finding(
         Category.WORLD_SIZE_MISMATCH,
-        tuple(report.rank for report in case.came),
+        tuple(report.rank for report in case.callers),
         f"WORLD_SIZE is {size}, but there are {case.world_size} processes",
         f"Take WORLD_SIZE from the launcher's environment ({case.world_size}), "
         "or start as many processes as ranks.",
         case.waiting,
-        tuple(f"rank {report.rank}: world_size={size}" for report in case.came),
+        tuple(f"rank {report.rank}: world_size={size}" for report in case.callers),
     )
 
 

@@ -115,7 +115,7 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
     """A rank that waits in a loop for a file that no rank that still runs will write."""
     case = context.case
     pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
-    working = (Activity.BUSY, Activity.SILENT)  # also one that answers nobody may write it
+    working = (Activity.BUSY, Activity.SILENT)  # also a rank that does not answer may write it
     if not pollers or any(e.activity in working and not e.polls_for for e in case.ranks):
         return
     for e in pollers:

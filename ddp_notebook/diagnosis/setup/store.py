@@ -19,14 +19,14 @@ from ddp_notebook.model import (
 def stale_files(context: Context) -> Iterator[Finding]:
     """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
     case = context.case
-    came = tuple(e for e in case.came if e.arguments.method == "file")
-    claimed = [e.arguments.rank for e in came]
+    callers = tuple(e for e in case.callers if e.arguments.method == "file")
+    claimed = [e.arguments.rank for e in callers]
     proofs = [
         f"rank {e.rank} found an address of its own in it when it called init_process_group"
-        for e in came
+        for e in callers
         if e.arguments.stale
     ]
-    for rank, count in sorted(next((e.file.claims for e in came if e.file.exists), {}).items()):
+    for rank, count in sorted(next((e.file.claims for e in callers if e.file.exists), {}).items()):
         if count > max(1, claimed.count(int(rank))):
             proofs.append(f"rank {rank} is in it more than once")
         elif int(rank) >= case.world_size:
@@ -34,8 +34,8 @@ def stale_files(context: Context) -> Iterator[Finding]:
     if proofs:
         yield Finding(
             Category.STALE_STORE,
-            tuple(e.rank for e in came),
-            f"the file {came[0].arguments.path} holds the addresses of an earlier run",
+            tuple(e.rank for e in callers),
+            f"the file {callers[0].arguments.path} holds the addresses of an earlier run",
             "Delete the file before each run, or use a new name (or env://, tcp://).",
             case.waiting,
             tuple(proofs),
@@ -108,7 +108,7 @@ def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     if case.store_host is None:
         return True
-    first = tuple(o for o in case.came if o.arguments.rank == 0)
+    first = tuple(o for o in case.callers if o.arguments.rank == 0)
     hosts = tuple(o for o in first if o.arguments.hosts_store)
     if hosts:
         # It reaches its own store: so that is open, and only the others are shut out. One that
@@ -168,7 +168,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
 
 def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | None:
     """The rank whose store is open on its own host, while others hear nothing from it."""
-    for host in case.came:
+    for host in case.callers:
         if host.arguments.hosts_store and host.probe.state == "open":
             silent = all(e.probe.state == "timeout" and on_two_hosts(e, host) for e in shut_out)
             return host if silent else None

@@ -160,9 +160,9 @@ _PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
 
 
 def _other_model(failed: list[RankReport]) -> list[RankReport]:
-    """Of ranks that were all told that models differ, those whose own differs from most.
+    """Of ranks that all got the error that models differ, those whose own differs from most.
 
-    Each is told how many parameters it has itself. Without that, all.
+    Each error has the number of the rank's own parameters. Without that, all.
     """
     found = [_PARAMETERS.search(e.error_text) for e in failed]
     values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
@@ -173,7 +173,7 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
 def _took_its_port(e: RankReport, case: Case, category: Category) -> bool:
     """It could not have the port because another rank of this job hosts its store there."""
     port = e.arguments.master_port
-    others = (o.arguments for o in case.came if o.rank != e.rank)
+    others = (o.arguments for o in case.callers if o.rank != e.rank)
     return category is Category.PORT_IN_USE and any(
         o.hosts_store and o.master_port == port for o in others
     )
@@ -193,7 +193,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     if _VICTIM.search(e.error_text):
         return _gave_up_first(e, case)
     if not case.where(Activity.WAITING) and not _gave_up(case):
-        return None  # nobody was waiting for it: the error speaks for itself
+        return None  # no rank was waiting for it: the error speaks for itself
     return (
         Category.EXCEPTION_ON_ONE_RANK,
         f"raised {e.error_type}: {_first_line(e)}",

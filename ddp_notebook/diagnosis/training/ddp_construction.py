@@ -73,12 +73,12 @@ def blamed_rows(
     findings: Sequence[Finding], stage: WrapStage, ranks: Ranks, others: str
 ) -> tuple[StepRow, ...]:
     """How ranks stand when what they gave in `stage` does not agree; `others`: of the rest."""
-    odd = {rank for finding in findings for rank in finding.ranks}
+    culprits = {rank for finding in findings for rank in finding.ranks}
     state = {
         True: (before(stage), "failed", findings[0].cause),
         False: (before(stage), "paused", others),
     }
-    return rows({rank: state[rank in odd] for rank in ranks})
+    return rows({rank: state[rank in culprits] for rank in ranks})
 
 
 def why_not(found: Mapping[str, str], name: str) -> str:
@@ -114,9 +114,9 @@ def _other_values(mine: Synced, model: Fingerprint) -> str:
     first_buffer = len(model.parameters)
     parameters = sum(place < first_buffer for place in mine.changed)
     buffers = len(mine.changed) - parameters
-    said = [f"{parameters} of {first_buffer} parameters"] if parameters else []
-    said += [f"{buffers} of {len(model.buffers)} buffers"] if buffers else []
-    return f"other values in {' and '.join(said)}" if said else "the values of rank 0 already"
+    parts = [f"{parameters} of {first_buffer} parameters"] if parameters else []
+    parts += [f"{buffers} of {len(model.buffers)} buffers"] if buffers else []
+    return f"other values in {' and '.join(parts)}" if parts else "the values of rank 0 already"
 
 
 # -- buckets ---------------------------------------------------------------------------

@@ -92,8 +92,8 @@ def _first_in(
     their_names, our_names = [t.name for t in theirs], [t.name for t in ours]
     if len(theirs) != len(ours):
         note = _missing_and_extra(their_names, our_names)
-        said = [counted(len(each), kind) for each in (theirs, ours)]
-        return _Difference((section, 0, 0), "", said[0], said[1], note and f" ({note})")
+        parts = [counted(len(each), kind) for each in (theirs, ours)]
+        return _Difference((section, 0, 0), "", parts[0], parts[1], note and f" ({note})")
     reordered = sorted(their_names) == sorted(our_names)
     for index, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         place = (section, 1, index)
@@ -117,26 +117,26 @@ def _in_words(tensor: TensorInfo) -> tuple[str, ...]:
 
 
 def _how_much(theirs: Fingerprint, ours: Fingerprint) -> str:
-    said = []
+    parts = []
     for kind, their, our in (
         ("parameters", theirs.parameters, ours.parameters),
         ("buffers", theirs.buffers, ours.buffers),
     ):
         if len(their) != len(our):
             names = _missing_and_extra([t.name for t in their], [t.name for t in our])
-            said.append(f"{len(their)} {kind} instead of {len(our)}{names and f' ({names})'}")
+            parts.append(f"{len(their)} {kind} instead of {len(our)}{names and f' ({names})'}")
             continue
         other = [b.name for a, b in zip(their, our, strict=True) if a != b]
         if other:
-            said.append(f"{len(other)} of {len(our)} {kind} differ: {some(other)}")
-    return "; ".join(said)
+            parts.append(f"{len(other)} of {len(our)} {kind} differ: {some(other)}")
+    return "; ".join(parts)
 
 
 def _missing_and_extra(theirs: Sequence[str], ours: Sequence[str]) -> str:
     missing = [name for name in ours if name not in theirs]
     extra = [name for name in theirs if name not in ours]
-    said = [f"{some(missing)} missing"] if missing else []
-    return ", ".join([*said, *([f"{some(extra)} too much"] if extra else [])])
+    parts = [f"{some(missing)} missing"] if missing else []
+    return ", ".join([*parts, *([f"{some(extra)} too much"] if extra else [])])
 
 
 # -- what must agree later on -----------------------------------------------------------

@@ -156,7 +156,7 @@ def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
         yield Finding(
             Category.PARAMS_OUTSIDE_DDP,
             ranks,
-            f"{some(names)} of {model.title} came or was unfrozen after wrapping: its gradients "
+            f"{some(names)} of {model.title} was added or unfrozen after wrapping: its gradients "
             "are not reduced",
             "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
             "model again after it.",
@@ -173,7 +173,7 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             continue
         if not all(key in each.replicas[:1] for each in of.values()):
             continue
-        names = differing({rank: each.strangers for rank, each in of.items()})
+        names = differing({rank: each.unwrapped for rank, each in of.items()})
         if names:
             yield Finding(
                 Category.PARAMS_OUTSIDE_DDP,
@@ -289,7 +289,7 @@ def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
 
 
 def buffers(context: Context) -> Iterator[Finding]:
-    """Buffers in another order, or ones that nobody sends and that have drifted apart."""
+    """Buffers in another order, or ones that DDP does not send and that have drifted apart."""
     for model in context.models.values():
         orders = {rank: each.buffer_order for rank, each in model.of.items()}
         if len(set(orders.values())) > 1:

@@ -143,5 +143,5 @@ def _no_sampler(facts: Mapping[int, RunFacts], size: int) -> Iterator[Finding]:
         )
 
 
-def _lines(of: _Samplers, said: Callable[[SamplerFacts], str]) -> tuple[str, ...]:
-    return tuple(f"rank {rank}: {said(each)}" for rank, each in of.items())
+def _lines(of: _Samplers, text: Callable[[SamplerFacts], str]) -> tuple[str, ...]:
+    return tuple(f"rank {rank}: {text(each)}" for rank, each in of.items())

@@ -182,7 +182,7 @@ def _optimizers(keys: dict[int, str], digester: Digester) -> Iterator[OptimizerF
         models = tuple(keys[id(r)] for r in stepped.replicas if id(r) in keys)
         title = f"{stepped.type} {models}"
         counted[title] += 1
-        strangers, states = (
+        unwrapped, states = (
             stepped.kept
             if stepped.ref() is None and stepped.kept
             else _tensors_of(stepped, digester)
@@ -193,18 +193,18 @@ def _optimizers(keys: dict[int, str], digester: Digester) -> Iterator[OptimizerF
             steps=stepped.steps,
             lrs=tuple(_number(lr) for lr in stepped.lrs),
             replicas=models,
-            strangers=strangers,
+            unwrapped=unwrapped,
             state=states,
             place=_place(stepped.place),
         )
 
 
 def _tensors_of(stepped: Stepped, digester: Digester) -> tuple[Any, Any]:
-    living = [(name, ref()) for name, ref in stepped.strangers]
-    strangers = digester.all("parameters without DDP", living)
+    living = [(name, ref()) for name, ref in stepped.unwrapped]
+    unwrapped = digester.all("parameters without DDP", living)
     optimizer = stepped.ref()
     states = [] if optimizer is None else list(_states(optimizer))
-    return strangers, digester.all("optimizer states", states)
+    return unwrapped, digester.all("optimizer states", states)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:

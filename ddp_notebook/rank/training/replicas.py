@@ -144,7 +144,7 @@ class Stepped:
         self.type = type(optimizer).__name__
         self.shape: Any = None
         self.replicas: list[Replica] = []
-        self.strangers: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self.kept: Any = None
         self.begin()
 
@@ -186,7 +186,7 @@ class Stepped:
                 self.replicas.append(replica)
                 for each in inside:
                     mine.pop(each, None)
-        self.strangers = [
+        self.unwrapped = [
             (name, weakref.ref(each))
             for name, each in mine.values()
             if self.replicas and each.requires_grad

@@ -78,7 +78,7 @@ class CollectiveLogs:
         )
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Unmap the files."""
         maps, self._maps = self._maps, {}
         for words in maps.values():
             words.release()

@@ -227,7 +227,7 @@ class Processes:
         return self._lab.place(self.options.world_size)
 
     def close_lab(self) -> None:
-        """Let go of the lab's hosts, if there are any."""
+        """Release the lab's hosts, if there are any."""
         lab, self._lab = self._lab, None
         if lab is not None:
             lab.close()
@@ -296,4 +296,4 @@ class Processes:
         # Its children were told by the kernel to die with it; what they started was not.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
-        self._on_lost("The fork server that held the ranks ended.")
+        self._on_lost("The fork server that started the ranks ended.")

@@ -102,7 +102,7 @@ class CellWork:
             return replace(
                 result, diagnosis=post_run.examine(run, controller.cluster, controller.logs)
             )
-        if not isinstance(result.error, CellFailed) or len(run.ranks) < 2 or controller.given_up:
+        if not isinstance(result.error, CellFailed) or len(run.ranks) < 2 or controller.aborted:
             return result
         diagnosis = diagnose_run(controller.look())
         if diagnosis.wrong:

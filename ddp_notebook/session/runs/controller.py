@@ -61,7 +61,7 @@ _WATCHED = {
     RunState.STUCK: RunState.RUNNING,
     RunState.INTERRUPTED: RunState.INTERRUPTING,
 }
-_GIVEN_UP = {
+_ABORTED = {
     RunState.CLAIMED: RunState.INTERRUPTING,
     RunState.RUNNING: RunState.INTERRUPTING,
     RunState.STUCK: RunState.INTERRUPTED,
@@ -96,7 +96,7 @@ class Work(Protocol):
 class RunController:
     """Takes one run from the claim of its ranks to its end; owns its `state`.
 
-    One thread waits for the end (`see_through`); any thread may give the run up or lose it.
+    One thread waits for the end (`see_through`); any thread may abort or lose the run.
     """
 
     def __init__(
@@ -128,18 +128,18 @@ class RunController:
         self.watched = True
         self._enter(_WATCHED)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Have its ranks interrupted: those that are in it by `signal_started`, others later."""
-        self._enter(_GIVEN_UP)
+        self._enter(_ABORTED)
 
     def lose(self, reason: str) -> None:
-        """The session ends under it: whoever waits for it goes on."""
+        """The session ends under it: the thread that waits for it continues."""
         self._lost_reason = reason
         self._enter(_WITHOUT_SESSION)
         self.run.over.set()
 
     def release(self) -> None:
-        """Nobody waits for it any more: its free ranks may get another run."""
+        """No thread waits for it any more: its free ranks may get another run."""
         with self._lock:
             left = bool(self.run.pending)
             self.state = (
@@ -153,8 +153,8 @@ class RunController:
             self.state = table.get(self.state, self.state)
 
     @property
-    def given_up(self) -> bool:
-        """True once its ranks were to be interrupted, by the user or by another verb."""
+    def aborted(self) -> bool:
+        """True once its ranks are to be interrupted: by the user, or by %ddp_abort."""
         return self.state in (RunState.INTERRUPTING, RunState.INTERRUPTED)
 
     @property
@@ -165,17 +165,17 @@ class RunController:
     # -- what its ranks tell -------------------------------------------------------------
 
     def take(self, events: Sequence[Event]) -> None:
-        """Take in what its ranks tell; interrupt those that begin a run that was given up."""
+        """Take in what its ranks tell; interrupt those that begin an aborted run."""
         self.run.take(events)
         self.signal_started()
 
     def signal_started(self) -> None:
-        """Interrupt the ranks that are in a run that was given up.
+        """Interrupt the ranks that are in an aborted run.
 
         Only a rank that has begun: one that is about to begin would lose the message. And each
         once: what the cell does about an interrupt must not be interrupted in turn.
         """
-        if not self.given_up:
+        if not self.aborted:
             return
         with self._lock:
             ranks = sorted(set(self.run.pending) & self.run.started - self._signalled)
@@ -230,7 +230,7 @@ class RunController:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
 
     def _wait(self, work: Work, interrupted: Callable[[], bool]) -> Diagnosis | None:
-        """Wait until no rank is in it, or nobody is to wait longer; why it is stuck, if it is.
+        """Wait until no rank is in it, or it is stuck (the diagnosis) or interrupted.
 
         A reply without a start means that the engine dropped the message (it does after an
         interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
@@ -264,13 +264,13 @@ class RunController:
         return [r for r in replies if r in waited_for and sent_s[r] <= late_s and replies[r]()]
 
     def _detector(self) -> StallDetector:
-        """Looks for ranks that are stuck; asks nobody while they issue collectives or print."""
+        """Looks for ranks that are stuck; asks no rank while they issue collectives or print."""
         run, logs = self.run, self.logs
         return StallDetector(self.look, moved=lambda: (logs.written(run.ranks), run.changes))
 
     def _interrupt(self) -> CellInterrupted:
         """Interrupt its ranks; control returns whether they stop or not."""
-        self.give_up()
+        self.abort()
         deadline_s = time.monotonic() + _STOP_WITHIN_S
         while self.run.pending and (left_s := deadline_s - time.monotonic()) > 0:
             self.signal_started()

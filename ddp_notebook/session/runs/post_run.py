@@ -19,7 +19,7 @@ ASK_TIMEOUT_S = 2.0
 def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnosis | None:
     """What is wrong with a run that every rank has finished; None for nothing.
 
-    Nobody is asked unless ranks have trained in it: other cells are as fast as before.
+    No rank is asked unless ranks have trained in it: other cells are as fast as before.
     """
     ended = run.finished.values()
     if len(run.ranks) < 2 or len(run.finished) < len(run.ranks):

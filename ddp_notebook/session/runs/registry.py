@@ -119,7 +119,7 @@ class RunRegistry:
         if run.script or other.run.script:
             raise UsageMistake(
                 f"{heading} is not over on {on}, and {run.script or other.run.script} needs every "
-                "rank: it ends with a new group for all. Wait: %ddp_wait. Or give it up: %ddp_abort"
+                "rank: it ends with a new group for all. Wait: %ddp_wait. Or abort it: %ddp_abort"
             )
         if detach and self.detached is not None and other is self.detached.controller:
             raise UsageMistake(
@@ -128,7 +128,7 @@ class RunRegistry:
             )
 
     def await_released(self) -> None:
-        """Wait for the threads of runs that are over, or were given up, to clear up."""
+        """Wait for the threads of runs that are over, or were aborted, to clear up."""
 
         def released() -> bool:
             ending = (RunState.INTERRUPTING, RunState.LOST)
@@ -139,7 +139,7 @@ class RunRegistry:
         self._record.wait_for(released, _RELEASED_WITHIN_S)
 
     def lose_all(self, reason: str) -> None:
-        """The session ends: whoever waits for a run hears first that nothing will come of it."""
+        """The session ends: those who wait for a run hear of it before its processes end."""
         for controller in self.controllers:
             controller.lose(reason)
         self.await_released()
@@ -225,9 +225,9 @@ class RunRegistry:
 
 
 def _can_be_resumed(controller: RunController, *, ended_unseen: bool) -> bool:
-    """True when ranks are in a run that nobody waits for.
+    """True when ranks are in a run that no thread waits for.
 
-    Also of one that was stuck, and whose ranks may be free by now, when nobody has seen that.
+    Also of one that was stuck, whose ranks may be free by now, and whose end is unseen.
     """
     run, state = controller.run, controller.state
     if state is RunState.STUCK and ended_unseen:

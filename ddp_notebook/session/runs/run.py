@@ -48,9 +48,9 @@ class CellResult:
     error: DDPError | None
     diagnosis: Diagnosis | None = None
     steps: StepTable | None = None
-    """Before which collectives the ranks are held, when they are."""
+    """Before which collectives the ranks are paused, when they are."""
     pending: Ranks = ()
-    """Ranks that are still in it: it was detached, is held, is stuck, or could not be stopped."""
+    """Ranks that are still in it: it was detached, is paused, is stuck, or could not be stopped."""
 
     def raise_for_error(self) -> None:
         """Raise `error`, if there is one."""
@@ -86,7 +86,7 @@ class CellRun:
         self.over = threading.Event()
         """Set when no rank is in it any more, or the session has ended under it."""
         self.detector: StallDetector | None = None
-        """Who looks whether its ranks make progress; None when nobody does."""
+        """What checks whether its ranks make progress; None while nothing does."""
         self.changes = 0
         """Grows with every piece of output."""
 
@@ -128,7 +128,7 @@ class CellRun:
         return self.script or f"Cell {self.number}"
 
     @property
-    def awaited(self) -> str:
+    def waits_for(self) -> str:
         """Which rank the others wait for, in words; empty for none."""
         detector = self.detector  # once: another thread may take it away
         late = detector.latest if detector is not None else None

@@ -151,7 +151,7 @@ class ScriptWork:
         """How the script ended, with a diagnosis; its ranks have the session's group again."""
         run = self._run
         result = run.result()
-        diagnosis = Diagnosis() if controller.given_up else diagnose_run(controller.look())
+        diagnosis = Diagnosis() if controller.aborted else diagnose_run(controller.look())
         if diagnosis.wrong:
             result = replace(result, diagnosis=diagnosis)
             if isinstance(result.error, CellFailed):

@@ -10,7 +10,7 @@ from ddp_notebook.diagnosis import diagnose_run, progress
 from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
 
 LOOK_AFTER_S = 0.6
-"""How long somebody must have waited before it is worth a look."""
+"""How long a rank must have waited before it is worth a look."""
 LOOK_EVERY_S = 0.45
 LOOK_RARELY_S = 1.8
 """How often to look at ranks none of which waits."""
@@ -38,7 +38,7 @@ class StallDetector:
 
     `look` gives the case as it is. A finding counts when two looks in a row agree on it and
     no rank is busy with code of its own. `moved` gives another value whenever a rank has made
-    progress, and costs nothing: while it does, nobody is asked.
+    progress, and costs nothing: while it does, no rank is asked.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StallDetector:
         return self._after_long_stillness(case, now_s)
 
     def _made_progress(self, now_s: float) -> bool:
-        """True when a rank has moved since the last turn: then nobody is asked for a while."""
+        """True when a rank has moved since the last turn: then no rank is asked for a while."""
         moved = self._moved()
         if moved == self._last_moved:
             return False

@@ -258,7 +258,7 @@ class BringUp:
             heard.update(self.processes.cluster.ask(left, "free", 0.5))
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
-        # A call can be known to have ended before the rank's own word of it has arrived.
+        # A call can be known to have ended before the rank's own event has arrived.
         self.record.wait_for(lambda: not self._inside(ranks, left), scaled_for_load(_LAST_WORD_S))
         self.record.lose_group()
         return left

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.registry import RunRegistry
 
 _BEGUN_WITHIN_S = 0.5
-"""On a quiet machine, from sending a cell to a rank's word that it began."""
+"""On a quiet machine, from sending a cell to a rank's event that it began."""
 _IDLE_WITHIN_S = 2.0
 
 
@@ -199,20 +199,20 @@ class SetUp:
     def _free(self, ranks: Ranks) -> Ranks:
         bring_up = self.bring_up
         assert bring_up is not None
-        given_up = [
+        aborted = [
             controller
             for controller in self._runs.controllers
             if not controller.run.done and set(controller.run.ranks) & set(ranks)
         ]
-        for controller in given_up:
-            controller.give_up()
+        for controller in aborted:
+            controller.abort()
 
         def begun() -> bool:
-            return all(set(c.run.pending) & set(ranks) <= c.run.started for c in given_up)
+            return all(set(c.run.pending) & set(ranks) <= c.run.started for c in aborted)
 
-        # Until a rank's word that it began has arrived it passes for one that waits for a cell.
+        # Until a rank's event that it began has arrived, it looks like one that waits for a cell.
         self._record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
-        for controller in given_up:
+        for controller in aborted:
             controller.signal_started()
         blocked = bring_up.free(ranks)
         bring_up.processes.replace(blocked)
@@ -243,8 +243,8 @@ class SetUp:
     def _unblock(self, bring_up: BringUp, members: Ranks) -> list[str]:
         """Free `members`; a note about those that needed a new process for it."""
         blocked = self.free(members)
-        # One that is stopped is not always known to be in anything: it may have been idle, or its
-        # word that it began a cell may not have left it.
+        # A stopped process is not always known to be in a cell: it may have been idle, or its
+        # event that it began one may not have left it.
         stopped = bring_up.stopped(members)
         bring_up.processes.replace(stopped)
         replaced = tuple(sorted({*blocked, *stopped}))
@@ -291,7 +291,7 @@ class SetUp:
         """Ranks that waited for a stopped one fail now; wait until they are idle.
 
         Those that waited for one of these are not told by torch. They are freed, unless
-        somebody waits for their cell.
+        a thread waits for their cell.
         """
 
         def busy() -> Ranks:

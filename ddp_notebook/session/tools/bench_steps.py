@@ -140,7 +140,7 @@ class StepBench:
     def _end(self, answers: Answers, partial: _PartialResults) -> str:
         """How it ended, in words, empty when well; the ranks can go on working after it."""
         if answers.complete:
-            # The last word of a rank travels apart from its answer.
+            # The last event of a rank travels apart from its answer.
             blocks = {rank: answer["blocks"] for rank, answer in answers.values.items()}
             self._record.wait_for(lambda: partial.has(blocks), _LAST_WORD_S)
             return ""

@@ -32,7 +32,7 @@ class Save:
         if not self._record.snapshot.ranks:
             raise NoSession("%ddp_save")
         case = None
-        # Of a session that was lost nobody is left to ask; what it was like is known still.
+        # A lost session has no ranks to ask; what is on record is saved all the same.
         # One that is ending closes its connections while they are asked.
         with contextlib.suppress(NoSession, SessionLost, OSError):
             case = self._why.case("%ddp_save")
