@@ -2,7 +2,7 @@
 
 board.css           Its colours, for light and dark pages.
 board.js            The page's side of the live board: rows, buttons, timeline.
-buttons.py          The live board's buttons: each does what a magic does, on a thread of its own.
+buttons.py          The live board's buttons: each runs a verb's own code, on a thread of its own.
 controller.py       The live board in a notebook: a widget, and a picture for pages without scripts.
 kernel_messages.py  ipykernel's private parts, all of them: a page's messages while a cell runs.
 model.py            What the live board draws, as JSON: small, and the same for the same picture.

@@ -309,29 +309,20 @@ def _read_kind(cls: Any) -> Convert:
 def _read_dataclass(cls: Any) -> Convert:
     if hasattr(cls, "to_wire"):
         return lambda wire: cls.from_wire(decode(_hints(cls.to_wire)["return"], wire))
-    required = {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-    kind = getattr(cls, "kind", None) if hasattr(cls, "kinds") else None
+    kind = cls.kind if hasattr(cls, "kinds") else None
     # Made when first needed: a class may hold others of its own type.
-    readers: list[tuple[str, Any, Convert]] | None = None
+    fields: list[tuple[str, Any, Convert, bool]] | None = None
 
     def read(wire: Any) -> Any:
-        nonlocal readers
-        if not isinstance(wire, dict):
-            raise DecodeError(f"must be an object, not {_shown(wire)}")
-        if kind is not None and wire.get("kind", kind) != kind:
-            raise DecodeError(f"is {_shown(wire.get('kind'))} and not {kind!r}", "kind")
-        if readers is None:
-            hints = {field.name: _hints(cls)[field.name] for field in dataclasses.fields(cls)}
-            readers = [(name, hint, _reader(hint)) for name, hint in hints.items()]
+        nonlocal fields
+        _check_object(wire, kind)
+        if fields is None:
+            fields = _readers(cls)
         values = {}
-        for name, exact, read_one in readers:
+        for name, exact, read_one, required in fields:
             value = wire.get(name, _MISSING)
             if value is _MISSING:
-                if name in required:
+                if required:
                     raise DecodeError("is missing", name)
                 continue
             if type(value) is not exact:  # most are text and numbers, which need no call
@@ -346,6 +337,26 @@ def _read_dataclass(cls: Any) -> Convert:
             raise DecodeError(f"is not valid: {error}") from None
 
     return read
+
+
+def _readers(cls: Any) -> list[tuple[str, Any, Convert, bool]]:
+    """Of each field its name, its type, what reads it, and whether it must be there."""
+    return [
+        (
+            field.name,
+            _hints(cls)[field.name],
+            _reader(_hints(cls)[field.name]),
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cls)
+    ]
+
+
+def _check_object(wire: Any, kind: str | None) -> None:
+    if not isinstance(wire, dict):
+        raise DecodeError(f"must be an object, not {_shown(wire)}")
+    if kind is not None and wire.get("kind", kind) != kind:
+        raise DecodeError(f"is {_shown(wire.get('kind'))} and not {kind!r}", "kind")
 
 
 def _shown(wire: Any) -> str:

@@ -12,15 +12,7 @@ from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.summary import Setting, summarise
 from ddp_notebook.errors import DDPError, UsageMistake
-from ddp_notebook.model import (
-    Event,
-    Progress,
-    Ranks,
-    codec,
-    format_bytes,
-    format_ranks,
-    name_ranks,
-)
+from ddp_notebook.model import Event, Progress, Ranks, codec, format_bytes, format_ranks, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 from ddp_notebook.session.queries import Answers, ask

@@ -25,11 +25,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.model.ddp import (
-    Fingerprint,
-    RankFailure,
-    WrapStage,
-)
+from ddp_notebook.model.ddp import Fingerprint, RankFailure, WrapStage
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.guards import check_name, idle_ranks
