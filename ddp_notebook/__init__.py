@@ -2,15 +2,19 @@
 
 In a notebook: `%load_ext ddp_notebook`, then `%ddp_init --world-size 4` and `%%ddp` cells.
 
-The layers, top to bottom (checked by import-linter, see pyproject.toml):
+The rooms, top to bottom; a room imports only from those below its line, and rooms on one line
+do not know each other (checked by import-linter, see pyproject.toml):
 
-    magics, __main__                                     parse, call, return
-    session                                              one method per verb
-    views, faults, bench, cluster, listener, agent,      none knows another
-    analysis, workshop
-    launch                                               starting processes
-    errors
-    model                                                words and values
+    magics | __main__                the verbs as magics; the console script
+    board | doctor | workshop        the live board; checks of the machine; the exercises' judges
+    testing                          fakes, for tests
+    session                          everything a user can do, without a notebook
+    cluster | archive                ipyparallel, known here only; saved runs
+    rank | diagnosis | views         what runs on a rank; the rules; text, HTML and plots
+    launch                           starts processes
+    state | bench | faults           pure: state from events; plans and statistics; the fault lab
+    errors                           what a wrong call raises
+    model                            values
 
 Importing this package imports none of them: every rank imports it, and `%load_ext` is
 to return at once.

@@ -20,7 +20,7 @@ from ddp_notebook.model.codec import DecodeError
 _POLL_MS = 200
 
 
-class Listener:
+class EventReceiver:
     """Calls `receive` with events as they come, on a thread of its own.
 
     Messages that are not signed with this session's key are dropped. A gap in a rank's
@@ -38,12 +38,12 @@ class Listener:
         self._socket.rcvhwm = 0
         if zmq.has("ipc"):
             # In the session's folder, which is this user's alone.
-            self.url = f"ipc://{folder / 'beacon.sock'}"
+            self.url = f"ipc://{folder / 'events.sock'}"
             self._socket.bind(self.url)
         else:
             port = self._socket.bind_to_random_port("tcp://127.0.0.1")
             self.url = f"tcp://127.0.0.1:{port}"
-        self._thread = threading.Thread(target=self._listen, name="ddp-listener", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="ddp-receiver", daemon=True)
         self._thread.start()
 
     def expect_from_start(self, rank: int) -> None:

@@ -33,7 +33,7 @@ _RANK_THREADS = 16
 _SESSION_THREADS = 40
 """Threads of the controller, the store process, the fork server, and more in the kernel."""
 
-_SOCKET_NAME = "/ddp_notebook-xxxxxxxx/beacon.sock"
+_SOCKET_NAME = "/ddp_notebook-xxxxxxxx/events.sock"
 """The longest path of a socket that a session makes in the temporary folder."""
 
 _CENTURY_S = 100 * 365.25 * 86400

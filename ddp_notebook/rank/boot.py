@@ -47,14 +47,14 @@ class RankProcess:
 _process: RankProcess | None = None
 
 
-def start(rank: int, url: str, key: str, log: str, spool: str) -> None:
+def start(rank: int, url: str, key: str, log: str, output_folder: str) -> None:
     """Start the event sender and say that the rank was launched.
 
-    `log` is the file behind this process's own stdout and stderr, `spool` the folder for
+    `log` is the file behind this process's own stdout and stderr, `output_folder` the folder for
     output that is too long to send.
     """
     global _process
-    folder = Path(spool)
+    folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     keep_temporary_files_in(folder.parent)
     modules = frozenset(name.partition(".")[0] for name in sys.modules)

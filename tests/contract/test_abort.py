@@ -291,8 +291,8 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
 def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listener = processes_of(session).listener
-    receive = listener._receive
+    receiver = processes_of(session).receiver
+    receive = receiver._receive
     given_up = threading.Event()
 
     def late(events: Sequence[Event]) -> None:
@@ -300,7 +300,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
             given_up.wait(20)
         receive(events)
 
-    monkeypatch.setattr(listener, "_receive", late)
+    monkeypatch.setattr(receiver, "_receive", late)
     before = pids(session)
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(

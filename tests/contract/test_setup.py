@@ -165,7 +165,7 @@ def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None
     forged = b'[{"kind": "rank_exited", "rank": 0, "pid": 1, "exit_code": 1, "seq": 1}]'
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket_:
         socket_.linger = 1000
-        socket_.connect(processes_of(session).listener.url)
+        socket_.connect(processes_of(session).receiver.url)
         socket_.send_multipart([b"0" * 32, forged])
         session.run_cell("x = 1").raise_for_error()
     assert not [event for event in heard if event.kind == "rank_exited"]

@@ -175,7 +175,7 @@ def test_the_socket_a_session_makes_is_the_one_whose_length_is_looked_at() -> No
     from ddp_notebook.session.processes.folder import FOLDER_PREFIX
 
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-        path = f"/{Path(folder).name}/beacon.sock"
+        path = f"/{Path(folder).name}/events.sock"
     assert len(path) == len(machine._SOCKET_NAME)
     assert path.startswith(machine._SOCKET_NAME[: len(FOLDER_PREFIX) + 1])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_timeline import life
+from test_fold import life
 
 from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status

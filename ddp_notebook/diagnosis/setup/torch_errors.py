@@ -109,7 +109,7 @@ MEANINGS = (
 
 _VICTIM = re.compile(
     r"timed? ?out|did not join within|did not answer within|Connection (closed|reset)"
-    r"|connectFullMesh|aborted \(%ddp_abort|Broken pipe|clients joined|failed to recv"
+    r"|connectFullMesh|aborted \(%ddp_abort|given up|Broken pipe|clients joined|failed to recv"
     r"|pair closure|remote process exited|Socket closed",
     re.IGNORECASE,
 )

@@ -14,7 +14,7 @@ from ddp_notebook.cluster.cluster import (
     IPyParallelCluster,
     RankCluster,
 )
-from ddp_notebook.cluster.event_receiver import Listener
+from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
@@ -72,19 +72,19 @@ class Processes:
         """Of each rank's log, what an earlier run or process wrote."""
         fork_server.own(str(self.folder))
         write_owner(self.folder, fork_server.pid or os.getpid())
-        self.spool.mkdir(mode=0o700)
-        self.logs = CollectiveLogs(self.spool)
+        self.output_folder.mkdir(mode=0o700)
+        self.logs = CollectiveLogs(self.output_folder)
         """The collective logs of the ranks."""
-        self.listener = Listener(self.folder, record.add)
+        self.receiver = EventReceiver(self.folder, record.add)
         self.cluster: RankCluster = IPyParallelCluster(
             fork_server, self.folder, self._exited, options.world_size
         )
         fork_server.on_lost(self._fork_server_lost)
 
     @property
-    def spool(self) -> Path:
+    def output_folder(self) -> Path:
         """Where ranks put output that is too long to send."""
-        return self.folder / "spool"
+        return self.folder / "output"
 
     def log_file(self, rank: int) -> Path:
         """The file behind a rank's own stdout and stderr."""
@@ -94,7 +94,7 @@ class Processes:
 
     def output_file(self, rank: int, cell: int) -> Path:
         """Where `rank` puts what it writes in `cell`, once that is too long to send."""
-        return self.spool / f"rank-{rank}-cell-{cell}.txt"
+        return self.output_folder / f"rank-{rank}-cell-{cell}.txt"
 
     # -- bringing up -------------------------------------------------------------------
 
@@ -151,12 +151,12 @@ class Processes:
         environment = rank_environment(rank, options.world_size, options.threads, extra)
         light = {
             "rank": rank,
-            "url": self.listener.url,
-            "key": self.listener.key,
+            "url": self.receiver.url,
+            "key": self.receiver.key,
             "log": str(self.log_file(rank)),
-            "spool": str(self.spool),
+            "output_folder": str(self.output_folder),
         }
-        self.listener.expect_from_start(rank)
+        self.receiver.expect_from_start(rank)
         self.begin_last_words((rank,))
         pid = self.cluster.launch(rank, environment, [["ddp_notebook.rank.boot:start", light]])
         label = self.devices.labels[rank]
@@ -176,7 +176,7 @@ class Processes:
     def _store_process(self, port: int) -> StoreProcess:
         return StoreProcess(
             self.fork_server,
-            self.listener,
+            self.receiver,
             self.record,
             self.folder,
             self.options.master_addr,
@@ -251,7 +251,7 @@ class Processes:
         self._closing = True
         self.cluster.close()
         self.fork_server.close()
-        self.listener.close()
+        self.receiver.close()
         self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

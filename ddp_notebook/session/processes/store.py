@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_notebook.cluster.event_receiver import Listener
+from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
@@ -31,7 +31,7 @@ class StoreProcess:
     def __init__(
         self,
         fork_server: ForkServerClient,
-        listener: Listener,
+        receiver: EventReceiver,
         record: Record,
         folder: Path,
         host: str,
@@ -42,8 +42,8 @@ class StoreProcess:
         self._answers: list[StoreOpened | StoreFailed] = []
         self._ended = False
         self._unsubscribe = record.subscribe(self._watch)
-        listener.expect_from_start(SESSION)
-        arguments = {"url": listener.url, "key": listener.key, "host": host, "port": port}
+        receiver.expect_from_start(SESSION)
+        arguments = {"url": receiver.url, "key": receiver.key, "host": host, "port": port}
         spec = {
             "calls": [["ddp_notebook.rank.setup.store_process:main", arguments]],
             "env": child_environment({}),

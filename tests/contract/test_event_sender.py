@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.cluster.event_receiver import Listener
+from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.model import CellStarted, Event, EventsLost, Pulse
 from ddp_notebook.rank.events import EventSender
 
@@ -21,15 +21,15 @@ def heard() -> list[Event]:
 
 
 @pytest.fixture
-def listener(tmp_path: Path, heard: list[Event]) -> Iterator[Listener]:
-    made = Listener(tmp_path, heard.extend)
+def receiver(tmp_path: Path, heard: list[Event]) -> Iterator[EventReceiver]:
+    made = EventReceiver(tmp_path, heard.extend)
     yield made
     made.close()
 
 
 @pytest.fixture
-def sender(listener: Listener) -> Iterator[EventSender]:
-    made = EventSender(3, listener.url, listener.key)
+def sender(receiver: EventReceiver) -> Iterator[EventSender]:
+    made = EventSender(3, receiver.url, receiver.key)
     yield made
     made.close()
 
@@ -52,7 +52,7 @@ def test_a_rank_with_nothing_to_say_gives_signs_of_life(
 
 
 def test_a_gap_in_the_counting_is_a_loss_that_is_said(
-    sender: EventSender, heard: list[Event], listener: Listener
+    sender: EventSender, heard: list[Event], receiver: EventReceiver
 ) -> None:
     sender.emit(CellStarted, cell=1)
     eventually(lambda: any(isinstance(event, CellStarted) for event in heard), 5)
@@ -79,13 +79,13 @@ def test_an_observer_that_fails_takes_itself_out_and_the_rank_goes_on(
 
 
 def test_what_is_not_signed_with_the_sessions_key_is_dropped(
-    listener: Listener, heard: list[Event]
+    receiver: EventReceiver, heard: list[Event]
 ) -> None:
-    stranger = EventSender(1, listener.url, "00" * 32)
+    stranger = EventSender(1, receiver.url, "00" * 32)
     stranger.emit(CellStarted, cell=1)
     assert stranger.flush()
     stranger.close()
-    known = EventSender(2, listener.url, listener.key)
+    known = EventSender(2, receiver.url, receiver.key)
     known.emit(CellStarted, cell=1)
     eventually(lambda: heard, 5)
     known.close()

@@ -22,7 +22,7 @@ from ddp_notebook.rank.component import Run
 
 
 class Voice:
-    """Stands in for the beacon; keeps what was said."""
+    """Stands in for the event sender; records what it is given."""
 
     rank = 0
 
