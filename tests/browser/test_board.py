@@ -148,7 +148,7 @@ def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(
         board = Board(notebook.run(1))
         board.await_roles("ready", "ready")
         bench = notebook.start(2)
-        runs = board.el.locator(".ddpb-measuring")
+        runs = board.el.locator(".ddpb-benchmark")
         expect(runs).to_contain_text("%ddp_bench runs: all_reduce", timeout=SHOWN_WITHIN_MS)
         expect(runs.get_by_role("progressbar", name="Benchmark")).to_be_visible()
         expect(bench.locator("circle").first).to_be_visible(timeout=SHOWN_WITHIN_MS)  # a point
@@ -173,7 +173,7 @@ def picture_of(saved: Path, folder: Path) -> str:
 
 
 BROKEN = """from ddp_notebook.board.widget import BoardWidget
-begin = "drawLanes(board) {"
+begin = "drawRows(board) {"
 BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
 
 
