@@ -249,10 +249,10 @@ def given_up(session: Session, died: tuple[int, ...] = ()) -> None:
     assert {rank for rank in range(3) if before[rank] != after[rank]} == set(died)
     kept = tuple(rank for rank in range(3) if rank not in died)
     assert session.pull("kept", kept) == dict.fromkeys(kept, "kept")
-    said = [note for note in board.notes if "variables are gone" in note]
+    said = [note for note in board.notes if "variables are lost" in note]
     assert len(said) == len(died), board.notes
     for rank in died:
-        assert f"rank {rank} (killed by SIGKILL)" in said[0]
+        assert f"Rank {rank} was dead (killed by SIGKILL)" in said[0]
     result = session.run_cell(
         "x = torch.full((3,), rank + 1.0)\ndist.all_reduce(x)\nassert x.tolist() == [6, 6, 6]"
     )
