@@ -116,7 +116,7 @@ def test_a_rank_that_goes_on_after_a_refusal_is_told_where_it_parted(ranks: Sess
     (finding,) = result.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("shape-mismatch", (2,))
     assert finding.waiting == (0, 1, 3)
-    assert "was refused all_reduce" in finding.cause and "went on without it" in finding.cause
+    assert "was refused all_reduce" in finding.cause and "continued without it" in finding.cause
 
 
 def test_what_may_differ_is_let_through(ranks: Session) -> None:
