@@ -183,7 +183,7 @@ def test_a_rank_that_does_not_answer_is_not_taken_for_one_that_waits(
         "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
         "dist.init_process_group('gloo')\ndist.barrier()\n"
     )
-    cluster, answered = ranks2._need("a test").cluster, []
+    cluster, answered = cluster_of(ranks2), []
     ask = cluster.ask
 
     def counted(ranks: Any, question: Any, *more: Any) -> Any:
