@@ -23,9 +23,14 @@ class CellOutput:
     """The output of whichever cell runs in one shell."""
 
     def __init__(self, shell: Any) -> None:
-        self.publisher = shell.display_pub
+        self._shell = shell
         self.is_live = getattr(shell, "kernel", None) is not None
         """True where a front end can paint again what it shows: in a kernel, not in a terminal."""
+
+    @property
+    def publisher(self) -> Any:
+        """What displays bundles now: another one while a cell's output is captured (%%capture)."""
+        return self._shell.display_pub
 
     def say(self, text: str) -> None:
         """Print `text`."""

@@ -61,6 +61,13 @@ def test_init_and_status_return_a_board_that_shows_itself(
     assert capsys.readouterr().out.count("6/6 verified") == 2
 
 
+def test_what_a_magic_displays_can_be_captured(shell: Any) -> None:
+    publish = "get_ipython()._ddp_notebook_magics.output.publish({'text/plain': 'a finding'})"
+    shell.run_cell(f"%%capture shown\n{publish}").raise_error()
+    (captured,) = shell.user_ns["shown"].outputs
+    assert captured.data == {"text/plain": "a finding"}
+
+
 def test_a_cell_shows_equal_output_once(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shell.run_cell("%ddp_init --world-size 2 --device cpu")
     capsys.readouterr()
