@@ -142,9 +142,8 @@ class RunController:
         """No thread waits for it any more: its free ranks may get another run."""
         with self._lock:
             left = bool(self.run.pending)
-            self.state = (
-                _RELEASED_WITH_RANKS.get(self.state, RunState.ENDED) if left else (RunState.ENDED)
-            )
+            after = _RELEASED_WITH_RANKS if left else {}
+            self.state = after.get(self.state, RunState.ENDED)
             self.run.detector = None
         self._record.add(())  # wakes those who wait for the release
 
