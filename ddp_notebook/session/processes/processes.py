@@ -244,16 +244,22 @@ class Processes:
         for rank in ranks:
             self.cluster.stop(rank)
 
-    def close(self) -> None:
-        """End everything; returns when nothing of it is left."""
+    def close(self, keep_warm: bool) -> bool:
+        """End everything; returns when nothing of it is left.
+
+        With `keep_warm` the fork server stays, for other ranks: True when it does.
+        """
         if self._closing:
-            return
+            return False
         self._closing = True
         self.cluster.close()
-        self.fork_server.close()
+        stays = keep_warm and self.fork_server.reset()
+        if not stays:
+            self.fork_server.close()
         self.receiver.close()
         self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        return stays
 
     @staticmethod
     def sweep_stale_folders() -> None:

@@ -20,6 +20,7 @@ from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.devices import DevicePlan
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
@@ -70,24 +71,25 @@ class SetUp:
 
     # -- starting ------------------------------------------------------------------------
 
-    def init(self, options: InitOptions) -> Board:
+    def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
-        if processes is not None and not self._pool.lost_reason:
+        if processes is not None and not self._pool.lost_reason and not replace:
             if not self.half_way:
                 raise UsageMistake(
                     f"{self._record.snapshot.world_size} ranks are running already. Fresh ranks: "
-                    "%ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
+                    "%ddp_restart. Other ranks in their place, without their variables: "
+                    f"%ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
                 return self._set_up_in_place(processes, options)
+        devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
         self._pool.close("New ranks were started.")
-        self._start(options)
+        self._start(options, devices)
         return self._set_up(options)
 
-    def _start(self, options: InitOptions) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan) -> None:
         """Start the processes. When that fails nothing is left of them."""
-        devices = self._pool.plan(options)
         self._pool.lost_reason = ""
         self._runs.reset()
         self.script = None
