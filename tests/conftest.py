@@ -27,6 +27,7 @@ from support import (
 # because the path of a socket must be.
 os.environ[support.RUN_TAG] = uuid.uuid4().hex
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles the package again
 _RUN_FOLDER = Path(tempfile.mkdtemp(prefix="dt-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))
 # The same file in all workers of a run (pytest -n): they inherit its name.
 _TURNS = os.environ.setdefault("DDP_NOTEBOOK_TEST_TURNS", str(_RUN_FOLDER / "turns"))
