@@ -204,7 +204,13 @@ class CellRun:
         good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
         if good:
             lines.append(f"{name_ranks(good)} finished")
-        return CellFailed("; ".join(lines) + ".", bad)
+        text = "; ".join(lines) + "."
+        if not self.script and any(f.ename == "SystemExit" for f in self.finished.values()):
+            text += (
+                " exit() ends the cell on a rank, not the rank: its process and its variables "
+                "are still there. To end the ranks: %ddp_shutdown"
+            )
+        return CellFailed(text, bad)
 
     def _deaths(self) -> list[str]:
         lines = []
