@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -227,6 +228,18 @@ class ObservedGroup(dist.ProcessGroup):
 def unobserved(group: Any) -> Any:
     """torch's own group in an observed one; `group` itself when it is not observed."""
     return getattr(group, "ddp_notebook_inner", group)
+
+
+def record_of(frames: Iterable[FrameType]) -> int | None:
+    """The number of the record whose call is in progress in the first of these frames that has one.
+
+    None where torch waits for it, or the user does, after the call.
+    """
+    for frame in frames:
+        if frame.f_code.co_name == "observed" and frame.f_code.co_filename == __file__:
+            number = frame.f_locals.get("number")
+            return number if isinstance(number, int) else None
+    return None
 
 
 class _Making:

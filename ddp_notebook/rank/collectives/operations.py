@@ -254,6 +254,7 @@ OPERATIONS = (
     Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key),
     Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key),
     Operation("barrier", "barrier", _barrier, _no_key),
+    Operation("monitored_barrier", "monitored_barrier", _barrier, _no_key),
     Operation("send", "send", _to_peer, _key_of_peer, to_peer=True),
     Operation("recv", "recv", _to_peer, _key_of_peer, to_peer=True),
     Operation("recv_anysource", "recv", _from_anybody, _no_key, to_peer=True),
