@@ -166,6 +166,10 @@ def leftovers() -> Leftovers:
     )
 
 
+_others: set[psutil.Process] = set()
+"""Processes that are not ours, nor can become so: the tag is inherited, from the first moment."""
+
+
 def our_processes() -> list[psutil.Process]:
     """Live processes that this test process started, or that those started, however deep.
 
@@ -175,8 +179,12 @@ def our_processes() -> list[psutil.Process]:
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
+            if process in _others:
+                continue
             if process.pid != os.getpid() and process.environ().get(RUN_TAG) == tag:
                 found[process.pid] = process
+            else:
+                _others.add(process)
     for process in psutil.Process().children(recursive=True):
         found[process.pid] = process
     for pid in _warm:
