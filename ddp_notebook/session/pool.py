@@ -133,7 +133,7 @@ class RankPool:
         self.lost_reason = reason
         self._record.note(ended=reason)
         self._record.add(())
-        close = partial(self.close, reason)
+        close = partial(self.close, reason, keep_warm=False)  # what broke may be the fork server
         threading.Thread(target=close, name="ddp-close", daemon=True).start()
 
 
