@@ -169,6 +169,13 @@ def group_backend(group: Any) -> str:
     return str(name()) if callable(name) else ""
 
 
+def source_of(work: Any) -> int | None:
+    """Who has sent what a recv from anybody has got, as a rank of its group; None if unknown."""
+    source = getattr(work, "_source_rank", None)
+    rank = source() if callable(source) else -1
+    return int(rank) if rank >= 0 else None
+
+
 def is_forgotten(group: Any) -> bool:
     """True when torch does not know `group` any more: it was destroyed."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
