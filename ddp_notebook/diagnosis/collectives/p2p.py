@@ -63,9 +63,12 @@ def _ring(context: Context, ring: Ranks) -> Finding:
 
 def _tags_differ(records: dict[int, Collective]) -> bool:
     return any(
-        mine.peer == theirs.rank and theirs.peer == mine.rank and mine.tag != theirs.tag
+        mine.peer in (theirs.rank, None)
+        and theirs.peer in (mine.rank, None)
+        and mine.tag != theirs.tag
         for mine in records.values()
         for theirs in records.values()
+        if mine is not theirs
     )
 
 

@@ -304,9 +304,13 @@ def between(
 
 
 def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
-    """Each send with its recv, of ranks none of whose records were dropped."""
+    """Each send with its recv, of ranks none of whose records were dropped.
+
+    None of those among which one has received from a rank that is not known.
+    """
     sent: dict[tuple[object, ...], list[Collective]] = {}
     received: dict[tuple[object, ...], list[Collective]] = {}
+    from_anybody: set[tuple[object, ...]] = set()
     for rank, records in collectives.of.items():
         if collectives.first.get(rank):
             continue
@@ -315,17 +319,27 @@ def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
                 sent.setdefault((each.group, rank, each.peer, each.tag), []).append(each)
             elif each.operation == "recv":
                 received.setdefault((each.group, each.peer, rank, each.tag), []).append(each)
+                if each.peer is None:
+                    from_anybody.add((each.group, rank, each.tag))
     for key, sends in sent.items():
-        yield from zip(sends, received.get(key, ()), strict=False)
+        group, _, receiver, tag = key
+        if (group, receiver, tag) not in from_anybody:
+            yield from zip(sends, received.get(key, ()), strict=False)
 
 
 def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
-    """The ranks with a send to this rank that is not done."""
+    """The ranks that have sent this rank more, with the tag of `record`, than it has received."""
+    me = record.rank
     return tuple(
         rank
         for rank in sorted(collectives.of)
-        if any(
-            each.operation == "send" and each.peer == record.rank and not each.over
-            for each in collectives.of[rank]
-        )
+        if rank != me and _sent_more(collectives, rank, me, record)
     )
+
+
+def _sent_more(collectives: Collectives, sender: int, receiver: int, like: Collective) -> bool:
+    sent = between(collectives, sender, "send", receiver, like)
+    if collectives.first.get(sender) or collectives.first.get(receiver):
+        return any(not each.over for each in sent)
+    received = between(collectives, receiver, "recv", sender, like)
+    return len(sent) > sum(each.peer is not None for each in received)
