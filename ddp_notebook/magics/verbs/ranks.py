@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.magics import options
@@ -19,6 +20,7 @@ from ddp_notebook.session.options import (
     STORES,
     parse_settings,
 )
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle
 
@@ -145,7 +147,9 @@ ABORT = Verb(
 
 def _shutdown(ui: NotebookUi, _args: argparse.Namespace) -> None:
     had_ranks = ui.session.running
-    ui.board.close()  # before the ranks end: what was there last stays in the notebook
+    # Before the ranks end: what they were at last stays in the notebook, as ranks that ended.
+    snapshot = replace(ui.session.record.snapshot, ended="the ranks were shut down.")
+    ui.board.close(board(snapshot) if had_ranks else None)
     ui.session.shutdown()
     ui.say("All ranks have ended." if had_ranks else "There were no ranks.")
 
