@@ -52,7 +52,8 @@ def start_ranks(ui: NotebookUi, wanted: InitOptions) -> Board | StepTable:
         return ui.session.init(wanted)  # which raises: there are ranks already
     ui.open_board()
     try:
-        board = ui.session.init(wanted)
+        with ui.progress():
+            board = ui.session.init(wanted)
         return ui.session.step_table() if wanted.step else board
     except SetupFailed as failure:
         ui.board.close(failure.board)
