@@ -53,6 +53,8 @@ class ForkServerClient:
         self._python_path = list(sys.path)
         self._address = _address(mode)
         self.ready: Future[Mapping[str, Any]] = Future()
+        self._loaded = 0.0
+        self._on_loading: Callable[[float], None] = lambda done: None
         self._tags = itertools.count()
         self._spawned: dict[int, Future[int]] = {}
         self._exit_handlers: dict[int, ExitHandler] = {}
@@ -152,6 +154,11 @@ class ForkServerClient:
     def own(self, path: str) -> None:
         """Have the folder `path` removed when this process is gone."""
         self._send({"cmd": "own", "path": path})
+
+    def on_loading(self, handler: Callable[[float], None]) -> None:
+        """Call `handler` with the share of torch that is loaded: now, as it grows, 1 at last."""
+        self._on_loading = handler
+        handler(1.0 if self.ready.done() else self._loaded)
 
     def on_lost(self, handler: Callable[[], None]) -> None:
         """Call `handler` when the fork server is gone (at once if it is)."""
@@ -257,6 +264,10 @@ class ForkServerClient:
                         self._process.set_pid(event["pid"])
                         self._send_unsent()
                 self.ready.set_result(event)
+                self._on_loading(1.0)
+            case "loading":
+                self._loaded = event["done"]
+                self._on_loading(self._loaded)
             case "spawned":
                 self._spawned.pop(event["tag"]).set_result(event["pid"])
             case "error":
@@ -285,6 +296,7 @@ class ForkServerClient:
         for future in futures:
             if not future.done():
                 future.set_exception(lost)
+        self._on_loading(1.0)
         for handler in handlers:
             handler()
         for stream in (self._process.stdin, self._process.stdout):

@@ -6,6 +6,7 @@ It reads commands from standard input and writes events to standard output, as J
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
     <- {"cmd": "own", "path": folder}                   remove it when the session is gone
     <- {"cmd": "reset"}                                 end what the session has here
+    -> {"event": "loading", "done": s}                  a share, 0 to 1, while torch is loaded
     -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
     -> {"event": "spawned", "tag": n, "pid": p}
     -> {"event": "exited", "pid": p, "code": c}         as soon as SIGCHLD arrives
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.launch import child
-from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES
+from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES, LoadProgress
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
 from ddp_notebook.launch.shared_memory import remove_orphans
@@ -126,8 +127,10 @@ class ForkServer:
         # matplotlib reads it once, when it is loaded; ranks draw as a notebook does.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         gc.disable()  # it would scan all new objects again and again: a third of the time
+        progress = LoadProgress(lambda done: self.send(event="loading", done=round(done, 2)))
         for name in modules:
-            _import(name)
+            with progress.watched():  # not while a child is forked
+                _import(name)
             self.turn(0)
             if self.closed:
                 return

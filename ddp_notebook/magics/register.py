@@ -44,6 +44,7 @@ def unload(shell: Any) -> None:
     if ui is None:
         return
     ui.session.shutdown()
+    ui.board.withdraw()
     for kind in ("line", "cell"):
         for verb in VERBS:
             shell.magics_manager.magics[kind].pop(verb.name, None)
@@ -82,8 +83,6 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             return None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
-        finally:
-            ui.board.keep()
 
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.magics import options
@@ -19,6 +20,7 @@ from ddp_notebook.session.options import (
     STORES,
     parse_settings,
 )
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle
 
@@ -51,7 +53,8 @@ def start_ranks(ui: NotebookUi, wanted: InitOptions, *, replace: bool = False) -
         return ui.session.init(wanted)  # which raises: there are ranks already
     ui.open_board()
     try:
-        board = ui.session.init(wanted, replace=replace)
+        with ui.progress():
+            board = ui.session.init(wanted, replace=replace)
         return ui.session.step_table() if wanted.step else board
     except SetupFailed as failure:
         ui.board.close(failure.board)
@@ -148,7 +151,9 @@ ABORT = Verb(
 
 def _shutdown(ui: NotebookUi, _args: argparse.Namespace) -> None:
     had_ranks = ui.session.running
-    ui.board.close()  # before the ranks end: what was there last stays in the notebook
+    # Before the ranks end: what they were at last stays in the notebook, as ranks that ended.
+    snapshot = replace(ui.session.record.snapshot, ended="the ranks were shut down.")
+    ui.board.close(board(snapshot) if had_ranks else None)
     ui.session.shutdown(keep_warm=True)
     ui.say("All ranks have ended." if had_ranks else "There were no ranks.")
 

@@ -58,6 +58,9 @@ class CellResult:
             raise self.error
 
 
+_EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
+
+
 class CellRun:
     """Folds the events of one cell; `done` when every rank finished it or died.
 
@@ -133,6 +136,21 @@ class CellRun:
         detector = self.detector  # once: another thread may take it away
         late = detector.latest if detector is not None else None
         return late.headline if late is not None and late.findings else ""
+
+    @property
+    def exits(self) -> Mapping[str, Ranks]:
+        """How ranks left it that are not in it any more: finished, raised, ..., in a word."""
+        words: dict[str, list[int]] = {}
+        with self._lock:
+            for rank in self.ranks:
+                end = self.finished.get(rank)
+                if end is not None:
+                    words.setdefault(_EXITS.get(end.outcome, end.outcome), []).append(rank)
+                elif rank in self.died:
+                    words.setdefault("died", []).append(rank)
+                elif rank in self.lost:
+                    words.setdefault("never began", []).append(rank)
+        return {word: tuple(ranks) for word, ranks in words.items()}
 
     @property
     def pending(self) -> Ranks:

@@ -104,7 +104,7 @@ class SetUp:
         except (DDPError, OSError, KeyboardInterrupt) as error:
             failed = self.status()
             self._pool.close("The ranks could not be started.")
-            self._record.note(ended="set-up did not finish.")
+            self._record.note(ended="set-up did not finish.", loading=None)
             if mode == "fork":
                 self._pool.warm_fork_server(mode)  # for the next try
             raise SetupFailed(_why_not_started(error), failed) from None
@@ -274,13 +274,14 @@ class SetUp:
         check_ranks(members, self._record.snapshot)
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        processes.stop(members)
-        if in_set_up:  # they wait for the old group, and nothing else ends that
-            self.free(in_set_up)
-        self._await_survivors(survivors, members)
-        self.script = None
-        self._runs.await_released()
-        processes.launch(members)
+        with self._record.restarting(members):
+            processes.stop(members)
+            if in_set_up:  # they wait for the old group, and nothing else ends that
+                self.free(in_set_up)
+            self._await_survivors(survivors, members)
+            self.script = None
+            self._runs.await_released()
+            processes.launch(members)
         return self._set_up(self.as_before())
 
     def _in_set_up(self, ranks: Ranks) -> Ranks:
