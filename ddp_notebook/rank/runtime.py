@@ -16,6 +16,7 @@ from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells import values
+from ddp_notebook.rank.cells.keyboard import Keyboard
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
 from ddp_notebook.rank.cells.scripts import ScriptRunner
@@ -91,6 +92,7 @@ class RankRuntime:
                 forwarder,
                 self.shell,
                 LostInterrupts(forwarder),
+                Keyboard(shell, user_code),
                 self.handlers,
                 gate,
                 init_calls,

@@ -133,17 +133,21 @@ class Stacks:
         """The variables of a frame of the user's; `traced` when a debugger is on the stack."""
         if not self._user_code.is_users(frame.f_code.co_filename):
             return ()
-        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            variables = _of_function(frame, keep=traced or frame.f_trace is not None)
-        else:
-            variables = _of_module(frame)
-        shown = [
-            Local(name[:_LONGEST_NAME], safe_repr.of(value))
-            for name, value in variables[:_MOST_LOCALS]
-        ]
-        if len(variables) > _MOST_LOCALS:
-            shown.append(Local("…", f"{len(variables) - _MOST_LOCALS} more"))
-        return tuple(shown)
+        return variables_of(frame, keep=traced)
+
+
+def variables_of(frame: FrameType, *, keep: bool) -> tuple[Local, ...]:
+    """The variables of a frame; `keep` when a debugger holds it."""
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        variables = _of_function(frame, keep=keep or frame.f_trace is not None)
+    else:
+        variables = _of_module(frame)
+    shown = [
+        Local(name[:_LONGEST_NAME], safe_repr.of(value)) for name, value in variables[:_MOST_LOCALS]
+    ]
+    if len(variables) > _MOST_LOCALS:
+        shown.append(Local("…", f"{len(variables) - _MOST_LOCALS} more"))
+    return tuple(shown)
 
 
 def _module(frame: FrameType) -> str:
