@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
 
-from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short
+from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
@@ -83,6 +83,7 @@ RULES: tuple[Rule, ...] = (
     # Collectives that met and do not match are proof, whether ranks are stuck or not.
     Rule(hang.unreduced_gradients, When.RUN),
     Rule(p2p.non_members, When.RUN),
+    Rule(threads.concurrent_use, When.RUN),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(exits.ended, When.RUN),

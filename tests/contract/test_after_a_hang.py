@@ -310,6 +310,24 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
         dist.barrier()
         """,
     ),
+    "two threads that use one group at once": (
+        "mismatched-order",
+        (0, 1, 2),
+        """
+        import threading
+        def reduce():
+            for _ in range(50):
+                dist.all_reduce(torch.ones(4))
+        def meet():
+            for _ in range(50):
+                dist.barrier()
+        threads = [threading.Thread(target=work) for work in (reduce, meet)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        """,
+    ),
 }
 
 
@@ -373,3 +391,28 @@ def test_a_rank_that_is_only_slow_is_no_hang_and_can_be_given_up(ranks3: Session
         given_up(ranks3)
         thread.join(10)
     assert results
+
+
+def test_whatever_else_a_rank_waits_for_it_does_not_wait_in_a_collective(ranks3: Session) -> None:
+    """Rank 0 has a recv outstanding while it waits for a lock, a process and a pipe of its own."""
+    source = """
+        import os, subprocess, threading
+        if rank == 0:
+            work = dist.irecv(torch.zeros(1), 1)
+            lock, (end, begin) = threading.Lock(), os.pipe()
+            lock.acquire()
+            threading.Timer(1.5, lock.release).start()
+            lock.acquire()
+            subprocess.run(["sleep", "1.5"])
+            threading.Timer(1.5, os.write, (begin, b"x")).start()
+            os.read(end, 1)
+            dist.send(torch.ones(2), 1)
+            work.wait()
+        elif rank == 1:
+            dist.recv(torch.zeros(2), 0)
+            dist.send(torch.ones(1), 0)
+        dist.barrier()
+        """
+    result = ranks3.run_cell(textwrap.dedent(source).strip())
+    result.raise_for_error()
+    assert result.diagnosis is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ddp_notebook.diagnosis.collectives import threads
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, nothing_after, verb
@@ -49,13 +50,15 @@ def _another_order(context: Context, classified: Classified) -> Finding:
         for first, side in zip((True, False), classified.sides, strict=True)
         if side.here is not None
     )
-    return _finding(
-        context,
-        classified,
-        Category.MISMATCHED_ORDER,
-        f"the same collectives in another order: {starts}",
-        "Call them in the same order on every rank: sort what you loop over.",
-    )
+    cause = f"the same collectives in another order: {starts}"
+    remedy = "Call them in the same order on every rank: sort what you loop over."
+    group = classified.full.here.group if classified.full.here is not None else ""
+    in_threads = threads.several(context, group)
+    if in_threads:
+        those = f"{verb(in_threads, 'calls', 'call')} them in more than one thread"
+        cause = f"{cause}; {those}, and threads run in any order"
+        remedy = threads.REMEDY
+    return _finding(context, classified, Category.MISMATCHED_ORDER, cause, remedy)
 
 
 # -- one collective with contents that do not match --------------------------------------

@@ -1,4 +1,4 @@
-"""Rules about the store: no answer, gone, left over from an earlier run, a key that nobody sets."""
+"""Rules about the store: no answer, gone, left over, a key that nobody sets."""
 
 from __future__ import annotations
 

@@ -427,7 +427,7 @@ def _prepare(
         _PARTS[site.part],
         _PHASES[Phase.ISSUED],
         len(shape),
-        facts.waited and group.waits,
+        (facts.waited and group.waits) | site.thread << 1,
         facts.tensors,
         members[facts.root] if facts.root is not None else NOBODY,
         members[facts.peer] if facts.peer is not None else NOBODY,

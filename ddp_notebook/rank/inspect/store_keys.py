@@ -30,12 +30,11 @@ class StoreKeys(Component):
 
 
 def _with_a_frame(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
     def waits_for_key(self: Any, *args: Any, **named: Any) -> Any:
         return method(self, *args, **named)
 
     _codes.add(waits_for_key.__code__)
-    return waits_for_key
+    return functools.update_wrapper(waits_for_key, method)
 
 
 _codes: set[object] = set()
