@@ -128,11 +128,20 @@ def _living(state: RankState, event: Event) -> RankState:
     match event:
         case CellStarted():
             cell = event.number or event.cell
-            return replace(state, status=Status.RUNNING, cell=cell, doing="", raised="")
+            return replace(
+                state,
+                status=Status.RUNNING,
+                cell=cell,
+                doing="",
+                raised="",
+                since_ns=event.heard_ns,
+            )
         case CellFinished():
             return replace(state, status=_idle(state), doing="", raised=_raised(event))
         case Pulse():
-            return replace(state, doing=event.doing)
+            moved = state.status is Status.RUNNING and event.doing != state.doing
+            since_ns = event.heard_ns if moved else state.since_ns
+            return replace(state, doing=event.doing, since_ns=since_ns)
         case StageStarted() | StagePaused() | StageFinished() | StageFailed():
             return _in_setup(replace(state, doing="", since_ns=event.heard_ns), event)
         case _:

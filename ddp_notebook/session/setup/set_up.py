@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
+from ddp_notebook.session.findings import Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
@@ -20,6 +21,8 @@ from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
+    from ddp_notebook.model import Diagnosis
+    from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
@@ -35,7 +38,9 @@ _IDLE_WITHIN_S = 2.0
 class SetUp:
     """The process group of a session: made, made again, and ranks freed from what blocks them."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(
+        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
+    ) -> None:
         self.bring_up: BringUp | None = None
         """The stages of the ranks that there are; None before the first start."""
         self.script: RunController | None = None
@@ -43,6 +48,7 @@ class SetUp:
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._findings = findings
         self._freeing = threading.RLock()
         """Held while ranks are freed: no set-up may begin on them before that is over."""
         self._replaced: tuple[str, ...] = ()
@@ -80,7 +86,9 @@ class SetUp:
                     "%ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
                 )
             if options.same_processes(processes.options):
+                self._findings.begin(Found("set-up"))
                 return self._set_up_in_place(processes, options)
+        self._findings.begin(Found("set-up"))
         self._pool.close("New ranks were started.")
         self._start(options)
         return self._set_up(options)
@@ -120,6 +128,7 @@ class SetUp:
 
     def set_up(self, options: InitOptions) -> Board:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        self._findings.begin(Found("set-up"))
         self.make_ready()
         return self._set_up(options)
 
@@ -154,8 +163,16 @@ class SetUp:
             ) from None
         except SetupFailed as failure:
             failure.board = self.status()
+            self._keep(failure.diagnosis)
             raise
         return self.status()
+
+    def _keep(self, diagnosis: Diagnosis | None) -> None:
+        """Keep why set-up failed, also where it was done for a script or an abort."""
+        if diagnosis is not None and diagnosis.findings:
+            found = Found("set-up")
+            found.take(diagnosis)
+            self._findings.begin(found)
 
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
