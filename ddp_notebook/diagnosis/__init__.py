@@ -2,6 +2,7 @@
 
 context.py    What the rules look at: all ranks' reports, and what is derived from them once.
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
+failures.py   What ranks failed with, or wait in, where no rule says more.
 majority.py   Which of several values is the right one, and which ranks have another.
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
 setup/        Rules for set-up.

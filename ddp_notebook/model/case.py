@@ -119,6 +119,8 @@ class RankReport:
     arguments: InitArguments = InitArguments()
     error_type: str = ""
     error_text: str = ""
+    error_at: tuple[Place, ...] = ()
+    """The user's lines that the error passed through, the outermost first."""
     error_category: str = ""
     """A category the rank itself is sure of."""
     error_remedy: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +55,7 @@ class Category(StrEnum):
     DATALOADER_DEADLOCK = "dataloader-deadlock"
     MISSING_DESTROY = "missing-destroy"
     EXCEPTION_ON_ONE_RANK = "exception-on-one-rank"
+    EXCEPTION = "exception"
     RANK_DIED = "rank-died"
     EARLY_EXIT = "early-exit"
     OOM_ON_ONE_RANK = "oom-on-one-rank"
@@ -96,15 +98,52 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Traceback:
+    """What ranks raised, as IPython shows it; `text` may hold ANSI colours."""
+
+    ranks: Ranks
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """With the text as it is without colours."""
+        return {"ranks": list(self.ranks), "text": _COLOURS.sub("", self.text)}
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """The run or the set-up that a diagnosis is of.
+
+    When it is `over`, its findings are those of `found_at` (local time, ISO 8601), `age_s` seconds
+    ago: no run has begun since.
+    """
+
+    title: str
+    """``cell 3``, ``train.py``, ``set-up``."""
+    number: int = 0
+    """The notebook's prompt number; 0 for none."""
+    over: bool = False
+    found_at: str = ""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What `%ddp_why` says. No findings: nothing is wrong, as far as can be known.
 
-    `doing` says for each rank what it did when it was asked, in a few words.
+    `doing` says for each rank what it did when it was asked, in a few words. `tracebacks` are
+    those of the ranks that raised in `run`. `unsure` says why no findings prove nothing: that
+    ranks are still in the run, that they wait, or failed; empty where there is proof.
     """
 
     findings: tuple[Finding, ...] = ()
     doing: Mapping[int, str] | None = None
     world_size: int = 0
+    tracebacks: tuple[Traceback, ...] = ()
+    run: JudgedRun | None = None
+    unsure: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -115,7 +154,7 @@ class Diagnosis:
     def headline(self) -> str:
         """The diagnosis in one line."""
         if not self.findings:
-            return "No problem found."
+            return self.unsure or "No problem found."
         first = self.findings[0]
         who = name_ranks(first.ranks).capitalize() if first.ranks else "No rank in particular"
         return f"{who}: {first.cause}"
@@ -125,7 +164,9 @@ class Diagnosis:
         return {
             "headline": self.headline,
             "world_size": self.world_size,
+            "run": codec.encode(self.run) if self.run is not None else None,
             "findings": codec.encode(self.findings),
+            "tracebacks": [traceback.to_json() for traceback in self.tracebacks],
             "doing": codec.encode(dict(sorted((self.doing or {}).items()))),
         }
 

@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     RankExited,
     Ranks,
     StepTable,
+    Traceback,
     cut,
     format_ranks,
     name_ranks,
@@ -164,9 +165,10 @@ class CellRun:
         return not self.pending
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
-        """The output so far, a rank that is only behind counted as equal."""
+        """The output so far, a rank that is only behind counted as equal; who raised, first."""
         with self._lock:
-            return group_live({rank: log.items() for rank, log in self._logs.items()})
+            groups = group_live({rank: log.items() for rank, log in self._logs.items()})
+        return tuple(sorted(groups, key=lambda group: not _has_traceback(group)))
 
     def news(self) -> tuple[OutputGroup, ...]:
         """What was written since this was asked for last, as far as it is text."""
@@ -197,18 +199,32 @@ class CellRun:
         text = self._written(rank).strip()
         return text.splitlines()[-1] if text else ""
 
-    def result(self, interrupted: DDPError | None = None) -> CellResult:
-        """How it ended, or how it stands."""
+    def tracebacks(self) -> tuple[Traceback, ...]:
+        """What its ranks raised so far, equal tracebacks as one."""
+        return tuple(
+            Traceback(raised.ranks, item.text)
+            for raised in self._split()[0]
+            for item in raised.items
+        )
+
+    def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
+        """All tracebacks, and all that was written beside them."""
         with self._lock:
             groups = group({rank: log.items() for rank, log in self._logs.items()})
-        tracebacks, outputs = split_errors(groups)
+        return split_errors(groups)
+
+    def result(self, interrupted: DDPError | None = None) -> CellResult:
+        """How it ended, or how it stands."""
+        tracebacks, outputs = self._split()
         error = interrupted or self.error()
         return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
 
     def standing(self) -> CellResult:
-        """How it stands while ranks are in it, with what they wrote since that was asked last."""
-        tracebacks, outputs = split_errors(self.news())
-        return CellResult(tracebacks, outputs, {}, None, pending=self.pending)
+        """How it stands while ranks are in it: what was raised, and what they wrote since that was
+        asked last.
+        """
+        _, outputs = split_errors(self.news())
+        return CellResult(self._split()[0], outputs, {}, None, pending=self.pending)
 
     def error(self) -> DDPError | None:
         """How it failed on the ranks that are not in it any more; None when it did not."""
@@ -257,3 +273,7 @@ class CellRun:
         where = f"{self.script}, line" if self.script else "cell line"
         line = f" ({where} {finished.line})" if finished.line else ""
         return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
+
+
+def _has_traceback(group: OutputGroup) -> bool:
+    return any(item.what is OutputKind.ERROR for item in group.items)

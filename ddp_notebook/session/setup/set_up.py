@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
+from ddp_notebook.session.findings import Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
@@ -21,6 +22,8 @@ from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.devices import DevicePlan
+    from ddp_notebook.model import Diagnosis
+    from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
@@ -36,7 +39,9 @@ _IDLE_WITHIN_S = 2.0
 class SetUp:
     """The process group of a session: made, made again, and ranks freed from what blocks them."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(
+        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
+    ) -> None:
         self.bring_up: BringUp | None = None
         """The stages of the ranks that there are; None before the first start."""
         self.script: RunController | None = None
@@ -44,6 +49,7 @@ class SetUp:
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._findings = findings
         self._freeing = threading.RLock()
         """Held while ranks are freed: no set-up may begin on them before that is over."""
         self._replaced: tuple[str, ...] = ()
@@ -82,8 +88,10 @@ class SetUp:
                     f"%ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
+                self._findings.begin(Found("set-up"))
                 return self._set_up_in_place(processes, options)
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
+        self._findings.begin(Found("set-up"))
         self._pool.close("New ranks were started.")
         self._start(options, devices)
         return self._set_up(options)
@@ -122,6 +130,7 @@ class SetUp:
 
     def set_up(self, options: InitOptions) -> Board:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        self._findings.begin(Found("set-up"))
         self.make_ready()
         return self._set_up(options)
 
@@ -156,8 +165,16 @@ class SetUp:
             ) from None
         except SetupFailed as failure:
             failure.board = self.status()
+            self._keep(failure.diagnosis)
             raise
         return self.status()
+
+    def _keep(self, diagnosis: Diagnosis | None) -> None:
+        """Keep why set-up failed, also where it was done for a script or an abort."""
+        if diagnosis is not None and diagnosis.findings:
+            found = Found("set-up")
+            found.take(diagnosis)
+            self._findings.begin(found)
 
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
