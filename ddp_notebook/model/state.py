@@ -55,6 +55,8 @@ class RankState:
     """What its last cell raised, until it runs the next: ``KeyError: 'x'``."""
     exit_code: int | None = None
     last_words: str = ""
+    peak_bytes: int = 0
+    oom_kills: int = -1
     lost_events: int = 0
     heard_ns: int = 0
     since_ns: int = 0
