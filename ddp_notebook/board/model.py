@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     BoardRow,
     Diagnosis,
     Finding,
+    Loading,
     Role,
     StackLocation,
     Stage,
@@ -57,10 +58,18 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
         "headline": _line(board.headline),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
+        "loading": _loading(board.snapshot.loading, epoch_ns),
         "rows": [_row(row, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes],
     }
+
+
+def _loading(loading: Loading | None, epoch_ns: int) -> dict[str, Any] | None:
+    """How far torch is loaded, and since when."""
+    if loading is None:
+        return None
+    return {"percent": loading.percent, "since_us": _micros(loading.since_ns, epoch_ns)}
 
 
 def _row(row: BoardRow, epoch_ns: int) -> dict[str, Any]:

@@ -91,6 +91,7 @@ RULES: tuple[Rule, ...] = (
     Rule(exits.ended, When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
     # Only that ranks are stuck proves that these are mistakes.
+    Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
     Rule(out_of_step.passed_over, When.RUN_STUCK),
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),

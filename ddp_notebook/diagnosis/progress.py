@@ -72,7 +72,8 @@ def doing(report: RankReport) -> str:
     match report.activity:
         case Activity.WAITING:
             where = report.doing.removeprefix(f"{report.inside}: ")
-            return f"waits in {report.inside}{f' ({where})' if where else ''}"
+            what = f"for the store's key {report.key!r}" if report.key else f"in {report.inside}"
+            return f"waits {what}{f' ({where})' if where else ''}"
         case Activity.BUSY if report.workers:
             return f"waits for a batch of its DataLoader ({report.doing})"
         case Activity.BUSY:

@@ -24,6 +24,13 @@ class NotebookBoard:
         self._buttons = buttons
         self._open: LiveBoard | StillBoard | None = None
         session.record.subscribe(self._changed)
+        shell.events.register("pre_run_cell", self._cell_begins)
+        shell.events.register("post_run_cell", self._cell_ended)
+
+    def withdraw(self) -> None:
+        """Look no more at which cells run."""
+        self._shell.events.unregister("pre_run_cell", self._cell_begins)
+        self._shell.events.unregister("post_run_cell", self._cell_ended)
 
     def open(self) -> None:
         """Show a live board in the cell that runs; an earlier one stays as it is."""
@@ -42,10 +49,13 @@ class NotebookBoard:
         if self._open is not None:
             self._open.nudge()
 
-    def keep(self) -> None:
-        """Have what is known now in the notebook before the cell that runs ends."""
+    def _cell_begins(self, _info: object) -> None:
         if self._open is not None:
-            self._open.keep()
+            self._open.cell_begins()
+
+    def _cell_ended(self, _result: object) -> None:
+        if self._open is not None:
+            self._open.cell_ended()
 
     def _changed(self, events: Sequence[Event]) -> None:
         if is_news(events):

@@ -12,6 +12,7 @@ from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.completion import offer_completion, withdraw_completion
+from ddp_notebook.magics.hints import Hints
 from ddp_notebook.magics.parser import HelpShown
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
@@ -21,6 +22,8 @@ from ddp_notebook.session import Session
 
 _UI = "_ddp_notebook_magics"
 """The attribute of a shell that holds its NotebookUi while the extension is loaded."""
+_HINTS = "_ddp_notebook_hints"
+"""The same of its Hints."""
 
 
 def load(shell: Any) -> None:
@@ -28,7 +31,9 @@ def load(shell: Any) -> None:
     if getattr(shell, _UI, None) is not None:
         return
     session = Session()
-    setattr(shell, _UI, register(shell, session))
+    ui = register(shell, session)
+    setattr(shell, _UI, ui)
+    setattr(shell, _HINTS, Hints(ui))
     atexit.register(session.shutdown)
     session.warm()
 
@@ -39,10 +44,12 @@ def unload(shell: Any) -> None:
     if ui is None:
         return
     ui.session.shutdown()
+    ui.board.withdraw()
     for kind in ("line", "cell"):
         for verb in VERBS:
             shell.magics_manager.magics[kind].pop(verb.name, None)
     withdraw_completion(shell)
+    getattr(shell, _HINTS).withdraw()
     setattr(shell, _UI, None)
 
 
@@ -76,8 +83,6 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             return None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
-        finally:
-            ui.board.keep()
 
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.

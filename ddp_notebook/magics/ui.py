@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from ddp_notebook.board.buttons import Button
@@ -13,6 +15,7 @@ from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.live_board import NotebookBoard
 from ddp_notebook.magics.parser import Surroundings
 from ddp_notebook.magics.run_display import RunDisplay
+from ddp_notebook.magics.terminal_line import progress_line
 from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
@@ -59,6 +62,12 @@ class NotebookUi:
             return
         self.board.open()
         self.displays.shown_already()
+
+    def progress(self) -> AbstractContextManager[None]:
+        """Where there is no live board, a line in the terminal that says what goes on."""
+        if self.output.is_live:
+            return nullcontext()
+        return progress_line(lambda: self.session.record.snapshot, sys.stdout)
 
     @property
     def variables(self) -> MutableMapping[str, Any]:

@@ -79,6 +79,7 @@ from ddp_notebook.model.stacks import (
 )
 from ddp_notebook.model.stages import Stage, StepRow, StepTable
 from ddp_notebook.model.state import (
+    Loading,
     Moment,
     OutputGroup,
     OutputItem,
@@ -132,6 +133,7 @@ __all__ = [
     "Finding",
     "Frame",
     "Local",
+    "Loading",
     "Moment",
     "Output",
     "OutputGroup",

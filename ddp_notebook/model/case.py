@@ -101,9 +101,10 @@ class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
-    `inside` is the part of set-up that its main thread is in: store, rendezvous,
-    process-group, collective or ddp, empty for none. `entered` counts its calls of
-    `init_process_group` in this run and `initialized` is true when it has a default group.
+    `inside` is what its main thread waits in: a part of set-up (store, rendezvous,
+    process-group, ddp), a collective, or a key of a store; empty for none.
+    `entered` counts its calls of `init_process_group` in this run and `initialized` is true when
+    it has a default group.
     """
 
     rank: int
@@ -157,7 +158,9 @@ class RankReport:
     path: tuple[Place, ...] = ()
     """Where its main thread is in the user's code, the outermost line first."""
     waits_for: int | None = None
-    """The number of the collective in which its main thread waits."""
+    """The number of the collective in which its main thread waits, where it is known which."""
+    key: str = ""
+    """The key of a store that it waits for, and that nobody has set."""
     run: int = 0
     """The session's number of the cell or script that it runs, or ran last."""
     replicas: tuple[ReplicaFacts, ...] = ()

@@ -70,6 +70,8 @@ class Collective:
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
     seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
+    The call itself lasts until it is done where it is `waited` for. The `peer` of a recv from any
+    rank is known once it has got a message.
     """
 
     rank: int
@@ -94,6 +96,7 @@ class Collective:
     issued_ns: int = 0
     done_ns: int = 0
     backwards: int = 0
+    waited: bool = False
 
     @property
     def is_point_to_point(self) -> bool:

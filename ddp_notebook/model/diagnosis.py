@@ -38,6 +38,7 @@ class Category(StrEnum):
     DTYPE_MISMATCH = "dtype-mismatch"
     OP_MISMATCH = "op-mismatch"
     P2P_MISMATCH = "p2p-mismatch"
+    UNSET_KEY = "unset-key"
     SUBGROUP_MISUSE = "subgroup-misuse"
     UNEVEN_INPUTS = "uneven-inputs"
     ASYNC_MISUSE = "async-misuse"

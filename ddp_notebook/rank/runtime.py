@@ -16,6 +16,7 @@ from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells import values
+from ddp_notebook.rank.cells.keyboard import Keyboard
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
 from ddp_notebook.rank.cells.scripts import ScriptRunner
@@ -26,11 +27,13 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.inspect import facts
-from ddp_notebook.rank.inspect.case import Reporter, Waiting
+from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
 from ddp_notebook.rank.inspect.stacks import Stacks
+from ddp_notebook.rank.inspect.store_keys import StoreKeys
+from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.rendezvous import InitCalls
@@ -89,12 +92,14 @@ class RankRuntime:
                 forwarder,
                 self.shell,
                 LostInterrupts(forwarder),
+                Keyboard(shell, user_code),
                 self.handlers,
                 gate,
                 init_calls,
                 observer,
                 hooks,
                 self.data_workers,
+                StoreKeys(),
                 subgroups,
                 self.rescue,
                 sockets,

@@ -82,14 +82,15 @@ class Session:
         """Start the fork server in the background, so that `init` finds torch loaded."""
         self.pool.warm()
 
-    def init(self, options: InitOptions) -> Board:
+    def init(self, options: InitOptions, *, replace: bool = False) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.
 
         With `options.step` it returns before the first stage. Ranks whose set-up failed before
-        are set up again in place. Raises UsageMistake when it cannot work as asked, SetupFailed
-        when set-up cannot succeed; ranks that were started stay as they are.
+        are set up again in place. `replace` ends ranks that there are. Raises UsageMistake when
+        it cannot work as asked, SetupFailed when set-up cannot succeed; ranks that were started
+        stay as they are.
         """
-        return self._set_up.init(options)
+        return self._set_up.init(options, replace=replace)
 
     def set_up(self, options: InitOptions) -> Board:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
@@ -115,9 +116,12 @@ class Session:
         """
         return self._set_up.abort(ranks)
 
-    def shutdown(self) -> None:
-        """End the ranks and everything started for them. Does nothing when there is nothing."""
-        self.pool.shut_down()
+    def shutdown(self, *, keep_warm: bool = False) -> None:
+        """End the ranks and everything started for them. Does nothing when there is nothing.
+
+        With `keep_warm` the fork server stays, idle, with torch loaded: the next start is quick.
+        """
+        self.pool.shut_down(keep_warm=keep_warm)
 
     # -- what is known without asking the ranks ------------------------------------------
 

@@ -235,6 +235,81 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
         dist.destroy_process_group()
         """,
     ),
+    "a functional collective that one rank skips": (
+        "divergent-control-flow",
+        (1,),
+        """
+        import torch.distributed._functional_collectives as functional
+        for i in range(3):
+            if rank == 1 and i == 2:
+                continue
+            total = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+            total = total + 1
+        """,
+    ),
+    "full_tensor on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        mesh = init_device_mesh("cpu", (world_size,))
+        sharded = distribute_tensor(torch.arange(12.0), mesh, [Shard(0)])
+        if rank == 0:
+            print(sharded.full_tensor())
+        """,
+    ),
+    "FSDP2, evaluated on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        from torch.distributed.fsdp import fully_shard
+        model = torch.nn.Linear(8, 4)
+        fully_shard(model)
+        model(torch.ones(2, 8)).sum().backward()
+        if rank == 0:
+            with torch.no_grad():
+                model(torch.ones(2, 8))
+        """,
+    ),
+    "work.wait under another name": (
+        "conditional-collective",
+        (2,),
+        """
+        if rank == 2:
+            finish = dist.all_reduce(torch.ones(4), async_op=True).wait
+            finish()
+        """,
+    ),
+    "a collective in a thread of a pool": (
+        "conditional-collective",
+        (2,),
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(1)
+        if rank == 2:
+            pool.submit(dist.all_reduce, torch.ones(4)).result()
+        """,
+    ),
+    "monitored_barrier on one rank": (
+        "conditional-collective",
+        (1,),
+        """
+        if rank == 1:
+            dist.monitored_barrier()
+        """,
+    ),
+    "a key of the store that nobody sets": (
+        "unset-key",
+        (1,),
+        """
+        store = dist.distributed_c10d._get_default_store()
+        store.set("model_ready", "yes")
+        if rank == 1:
+            store.wait(["model-ready"])
+        dist.barrier()
+        """,
+    ),
 }
 
 

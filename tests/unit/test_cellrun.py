@@ -75,6 +75,12 @@ def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
     assert texts(run.result()) == run.written(0) == "one\ntwo\n"
 
 
+def test_a_killed_rank_is_not_said_to_have_finished() -> None:
+    run = CellRun(1, (0, 1, 2, 3))
+    run.take((finished(0), RankExited(rank=2, pid=7, exit_code=-9), finished(3, "error")))
+    assert run.exits == {"finished": (0,), "died": (2,), "raised": (3,)}
+
+
 def texts(result: CellResult) -> str:
     return "".join(item.text for group in result.outputs for item in group.items)
 

@@ -78,6 +78,8 @@ def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
     """What a rank outside of any collective does: the verb for one, for several, the rest."""
     line = f" at {report.path[-1]}" if report.path else ""
     match report.activity:
+        case Activity.WAITING if report.key:
+            return "waits", "wait", f"for the store's key {report.key!r}{line}"
         case Activity.WAITING:
             return "waits", "wait", f"in {report.inside}"
         case Activity.BUSY if report.workers:

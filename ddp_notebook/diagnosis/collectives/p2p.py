@@ -109,9 +109,12 @@ def _answers(record: Collective, rank: int, operation: str) -> bool:
 
 def _tags_differ(records: Mapping[int, Collective]) -> bool:
     return any(
-        mine.peer == theirs.rank and theirs.peer == mine.rank and mine.tag != theirs.tag
+        mine.peer in (theirs.rank, None)
+        and theirs.peer in (mine.rank, None)
+        and mine.tag != theirs.tag
         for mine in records.values()
         for theirs in records.values()
+        if mine is not theirs
     )
 
 

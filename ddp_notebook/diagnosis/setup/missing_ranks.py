@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     Case,
     Category,
     Finding,
+    RankReport,
     Ranks,
     format_ranks,
 )
@@ -114,11 +115,15 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
         )
 
 
+def _is_in_setup(e: RankReport) -> bool:
+    return e.activity is Activity.WAITING and not e.key
+
+
 def late_ranks(context: Context) -> Iterator[Finding]:
     """A rank that the others wait for and that is busy, or paused by the user: not a hang."""
     case = context.case
-    if context.graph.at.keys() >= set(case.waiting):
-        return  # none of them waits in set-up
+    if context.graph.at.keys() >= {e.rank for e in case.ranks if _is_in_setup(e)}:
+        return
     for e in case.ranks:
         if works(e):
             yield Finding(

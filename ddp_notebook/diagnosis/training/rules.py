@@ -272,6 +272,8 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
             continue
         if any(each.local_steps or each.bypassed_steps for each in model.of.values()):
             continue  # steps of one rank alone, averaged by hand: that is meant so
+        if any(each.hook for each in model.of.values()):
+            continue  # what the hook does with gradients is its own affair: PostLocalSGD, gossip
         states = {rank: _state(each, names) for rank, each in model.of.items()}
         ranks = minority({rank: each.steps for rank, each in model.of.items()}) or minority(states)
         yield Finding(

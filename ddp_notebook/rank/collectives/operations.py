@@ -204,6 +204,8 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     return facts._replace(tag=int(tag))
 
 
+FROM_ANYBODY = "recv_anysource"
+"""torch's method for a recv without a source."""
 OPERATIONS = (
     Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), has_metric=True),
     Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
@@ -259,8 +261,9 @@ OPERATIONS = (
     Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key),
     Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key),
     Operation("barrier", "barrier", _barrier, _no_key),
+    Operation("monitored_barrier", "monitored_barrier", _barrier, _no_key),
     Operation("send", "send", _to_peer, _key_of_peer, to_peer=True),
     Operation("recv", "recv", _to_peer, _key_of_peer, to_peer=True),
-    Operation("recv_anysource", "recv", _from_anybody, _no_key, to_peer=True),
+    Operation(FROM_ANYBODY, "recv", _from_anybody, _no_key, to_peer=True),
 )
 """All that are observed; torch may lack some, or have two names for one."""

@@ -59,6 +59,9 @@ class CellResult:
             raise self.error
 
 
+_EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
+
+
 class CellRun:
     """Folds the events of one cell; `done` when every rank finished it or died.
 
@@ -139,6 +142,21 @@ class CellRun:
         return late.headline if late is not None and late.findings else ""
 
     @property
+    def exits(self) -> Mapping[str, Ranks]:
+        """How ranks left it that are not in it any more: finished, raised, ..., in a word."""
+        words: dict[str, list[int]] = {}
+        with self._lock:
+            for rank in self.ranks:
+                end = self.finished.get(rank)
+                if end is not None:
+                    words.setdefault(_EXITS.get(end.outcome, end.outcome), []).append(rank)
+                elif rank in self.died:
+                    words.setdefault("died", []).append(rank)
+                elif rank in self.lost:
+                    words.setdefault("never began", []).append(rank)
+        return {word: tuple(ranks) for word, ranks in words.items()}
+
+    @property
     def pending(self) -> Ranks:
         """Ranks that are still in the cell."""
         over = self.finished.keys() | self.died.keys() | self.lost
@@ -203,7 +221,13 @@ class CellRun:
         good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
         if good:
             lines.append(f"{name_ranks(good)} finished")
-        return CellFailed("; ".join(lines) + ".", bad)
+        text = "; ".join(lines) + "."
+        if not self.script and any(f.ename == "SystemExit" for f in self.finished.values()):
+            text += (
+                " exit() ends the cell on a rank, not the rank: its process and its variables "
+                "are still there. To end the ranks: %ddp_shutdown"
+            )
+        return CellFailed(text, bad)
 
     def _deaths(self) -> list[str]:
         lines = []

@@ -20,6 +20,7 @@ from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.devices import DevicePlan
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
@@ -70,24 +71,25 @@ class SetUp:
 
     # -- starting ------------------------------------------------------------------------
 
-    def init(self, options: InitOptions) -> Board:
+    def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
-        if processes is not None and not self._pool.lost_reason:
+        if processes is not None and not self._pool.lost_reason and not replace:
             if not self.half_way:
                 raise UsageMistake(
                     f"{self._record.snapshot.world_size} ranks are running already. Fresh ranks: "
-                    "%ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
+                    "%ddp_restart. Other ranks in their place, without their variables: "
+                    f"%ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
                 return self._set_up_in_place(processes, options)
+        devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
         self._pool.close("New ranks were started.")
-        self._start(options)
+        self._start(options, devices)
         return self._set_up(options)
 
-    def _start(self, options: InitOptions) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan) -> None:
         """Start the processes. When that fails nothing is left of them."""
-        devices = self._pool.plan(options)
         self._pool.lost_reason = ""
         self._runs.reset()
         self.script = None
@@ -102,7 +104,7 @@ class SetUp:
         except (DDPError, OSError, KeyboardInterrupt) as error:
             failed = self.status()
             self._pool.close("The ranks could not be started.")
-            self._record.note(ended="set-up did not finish.")
+            self._record.note(ended="set-up did not finish.", loading=None)
             if mode == "fork":
                 self._pool.warm_fork_server(mode)  # for the next try
             raise SetupFailed(_why_not_started(error), failed) from None
@@ -272,13 +274,14 @@ class SetUp:
         check_ranks(members, self._record.snapshot)
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        processes.stop(members)
-        if in_set_up:  # they wait for the old group, and nothing else ends that
-            self.free(in_set_up)
-        self._await_survivors(survivors, members)
-        self.script = None
-        self._runs.await_released()
-        processes.launch(members)
+        with self._record.restarting(members):
+            processes.stop(members)
+            if in_set_up:  # they wait for the old group, and nothing else ends that
+                self.free(in_set_up)
+            self._await_survivors(survivors, members)
+            self.script = None
+            self._runs.await_released()
+            processes.launch(members)
         return self._set_up(self.as_before())
 
     def _in_set_up(self, ranks: Ranks) -> Ranks:
