@@ -158,7 +158,7 @@ def test_ranks_that_meet_again_with_other_values_are_compared_with_those_that_do
         ),
         ({"world_size": 4}, "rank 1 has WORLD_SIZE=4, but ranks 0,2 have 3"),
         ({"backend": "nccl"}, "rank 1 has backend nccl, but ranks 0,2 have gloo"),
-        ({"method": "tcp"}, "init_method is tcp on rank 1, but env on ranks 0,2"),
+        ({"method": "tcp"}, "rank 1 has init_method tcp, but ranks 0,2 have env"),
     ],
 )
 def test_a_value_that_differs_is_said_with_both_and_what_to_set(
@@ -175,7 +175,7 @@ def test_a_value_that_differs_is_said_with_both_and_what_to_set(
 def test_files_that_differ_are_a_mismatch() -> None:
     came = [InitArguments("file", r, 2, path=f"/tmp/{r}", backend="gloo") for r in range(2)]
     finding = the_one(*(waiting(r, came=came[r]) for r in range(2)), told={})
-    assert finding.cause == "the file is /tmp/1 on rank 1, but /tmp/0 on rank 0"
+    assert finding.cause == "rank 1 has the file /tmp/1, but rank 0 has /tmp/0"
 
 
 def test_every_rank_with_a_port_of_its_own_is_one_mistake_against_the_stores_host() -> None:
@@ -183,7 +183,7 @@ def test_every_rank_with_a_port_of_its_own_is_one_mistake_against_the_stores_hos
     ranks = [waiting(0, "store", came[0]), knocking(1, came[1]), knocking(2, came[2])]
     finding = the_one(*ranks, store="rank0")
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (1, 2))
-    assert "40001 on rank 1, 40002 on rank 2, but 40000 on rank 0" in finding.cause
+    assert "40001 on rank 1, 40002 on rank 2, but rank 0 has 40000" in finding.cause
 
 
 def test_where_the_session_hosts_the_store_every_port_of_its_own_is_wrong() -> None:
