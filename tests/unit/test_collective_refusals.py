@@ -257,15 +257,17 @@ def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group()
     stuck = replace(stuck, collectives=replace(stuck.collectives, disputed={"6": views}))
     finding = diagnose_run(stuck).findings[0]
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (3,))
-    assert "ranks 0-1 on ranks 0-1; ranks 2-3 on rank 3" in finding.cause
+    assert "ranks 0-1 say ranks 0-1; rank 3 says ranks 2-3" in finding.cause
     assert "with the same lists in the same order" in finding.remedy
-    even = {0: (0, 3), 3: (0, 3), 1: (1, 2)}
-    even |= {2: (1, 2)}
+    even = {0: (0, 3), 3: (0, 3), 1: (1, 2), 2: (1, 2)}
     program = {rank: [replace(pair, group="1"), barrier(9)] for rank in range(4)}
     program[0] = program[0][:1]
     case = play(program, groups={"1": (0, 1, 2, 3)})
     case = replace(case, collectives=replace(case.collectives, disputed={"1": even}))
     assert diagnose_run(case).findings[0].ranks == (0, 1, 2, 3), "nobody says which list is right"
+    of_two = {"1": {0: (0, 3), 1: (1, 2)}}
+    case = replace(case, collectives=replace(case.collectives, disputed=of_two))
+    assert diagnose_run(case).findings[0].ranks == (0, 1, 2, 3), "the others have not come so far"
 
 
 def test_new_group_that_not_all_ranks_call() -> None:

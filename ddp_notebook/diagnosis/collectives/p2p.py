@@ -192,17 +192,22 @@ def disputed_groups(context: Context) -> Iterator[Finding]:
     """Ranks whose groups of one number have other members: torch tells groups by their number."""
     for group, views in sorted(context.collectives.disputed.items()):
         alignment = context.alignments.get(group)
-        of = {rank: views[rank] for rank in (alignment.sequences if alignment else ())}
+        users = alignment.sequences if alignment else ()
+        of = {rank: members for rank, members in views.items() if rank in users}
         if len(set(of.values())) < 2:
             continue  # nobody uses both
         sides = sorted(alike(of), key=lambda side: -len(side[0]))
         outvoted = len(sides[0][0]) > len(sides[1][0])
-        culprits = tuple(sorted(r for ranks, _ in sides[outvoted:] for r in ranks))
+        # Where as many say this as that, everybody who is meant may have made the mistake.
+        named_by = () if outvoted else (member for _, members in sides for member in members)
+        culprits = tuple(
+            sorted({r for ranks, _ in sides[outvoted:] for r in ranks} | set(named_by))
+        )
         yield Finding(
             Category.SUBGROUP_MISUSE,
             culprits,
             f"ranks disagree who is in group {group}: "
-            + "; ".join(f"{name_ranks(m)} on {name_ranks(ranks)}" for ranks, m in sides),
+            + "; ".join(f"{verb(ranks, 'says', 'say')} {name_ranks(m)}" for ranks, m in sides),
             _SAME_LISTS,
             context.victims,
             tuple(
