@@ -70,6 +70,8 @@ class Collective:
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
     seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
+    `held_ns` is how long it was paused before it was issued (while it is paused, `issued_ns` is
+    when that began). With `freed` it failed because its rank was freed or interrupted.
     """
 
     rank: int
@@ -94,6 +96,8 @@ class Collective:
     issued_ns: int = 0
     done_ns: int = 0
     backwards: int = 0
+    held_ns: int = 0
+    freed: bool = False
 
     @property
     def is_point_to_point(self) -> bool:
