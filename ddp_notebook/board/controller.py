@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
@@ -57,8 +57,11 @@ class StillBoard:
             BOARD_INTERVAL_S,
             settle_s=BOARD_INTERVAL_S,
         )
-        self.open = self._region.open
         self.nudge = self._region.nudge
+
+    def open(self, delay_s: float, show: object) -> None:
+        """Show it in the cell that runs, and begin painting after `delay_s`."""
+        self._region.open(delay_s)
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run."""
@@ -104,9 +107,9 @@ class LiveBoard:
             self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
         )
 
-    def open(self, delay_s: float = 0.0) -> None:
-        """Show it in the cell that runs, and begin painting after `delay_s`."""
-        self._publisher.publish(data=self._widget.bundle(), metadata={})
+    def open(self, delay_s: float, show: Callable[[Mapping[str, Any]], None]) -> None:
+        """Begin painting after `delay_s`. `show` displays the widget, the cell has its picture."""
+        show(self._widget.bundle())
         self._picture.open(delay_s)
         # ipykernel sends a message for the cell in whose context it is sent: with this cell's
         # context, the answers of pages go to the main thread, where they are read.

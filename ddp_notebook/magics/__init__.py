@@ -4,6 +4,7 @@ buttons.py      The buttons that the live board is handed: each runs a verb, and
 cell_output.py  The output of the notebook cell that runs: text, MIME bundles, progress.
 completers.py   What Tab offers for the values of options: rank sets, lists, files, variables.
 completion.py   Tab completion on the line of a magic: its options, and the values they take.
+hints.py        What the shell adds to IPython's answers: the verb that was meant, and %debug.
 live_board.py   The live board of a notebook: it stands in one cell at a time.
 options.py      Options that several verbs have.
 parser.py       The options of a verb, and the parser of its line: bad input ends with a call.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,13 @@ class Surroundings:
     variables: Sequence[str] = ()
     ranks: Sequence[RankState] = ()
 
+
+_ELSEWHERE = dict.fromkeys(
+    ("np", "nproc", "nprocs", "nproc-per-node", "num-processes", "num-ranks", "size"), "world-size"
+)
+"""What torchrun, mpirun and others call options of ours."""
+_RANK_SET = re.compile(r"all|[\d,-]*\d")
+_SIMILAR = 0.6
 
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
 """What the word typed so far may become. None leaves it to IPython, which completes files."""
@@ -123,12 +132,17 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             formatter_class=_HelpFormatter,  # IPython's own writes reStructuredText
         )
         self.example = examples[0][0]
+        self._options = options
         for option in (HELP, *options):
             option.add_to(self)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says what is wrong and what to type."""
-        raise UsageError(f"{message}. For example: {self.example}   (all options: {self.prog} -h)")
+        raise UsageError(f"{message}. For example: {self.example}   ({self._all_options})")
+
+    @property
+    def _all_options(self) -> str:
+        return f"all options: {self.prog} -h"
 
     def read(self, line: str) -> argparse.Namespace:
         """The arguments of `line`. Raises UsageError, HelpShown."""
@@ -136,5 +150,40 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         words = arg_split(line, posix=os.name == "posix", strict=False)
         arguments, unknown = self.parse_known_args(words)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            meant, message = self._meant(unknown), f"unrecognized arguments: {' '.join(unknown)}"
+            if not meant:
+                self.error(message)
+            raise UsageError(
+                f"{message}. Did you mean: {self.prog} {meant}   ({self._all_options})"
+            )
         return arguments
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """What the words that were not understood may have meant; empty where that is open."""
+        first, equals, value = unknown[0].partition("=")
+        option, values = self._named(first.strip("-").replace("_", "-")), unknown[1:2]
+        if equals:
+            values = [value]
+        elif option is None:
+            option, values = self._taking(first), unknown[:1]
+        if option is None:
+            return ""
+        needed = [] if option.is_flag else [*values, option.metavar][:1]
+        return " ".join([option.names[-1], *needed])
+
+    def _named(self, name: str) -> Option | None:
+        """The option that `name` is like, one of torchrun's among them."""
+        options = {o.names[-1].lstrip("-"): o for o in self._options if not o.is_positional}
+        name = _ELSEWHERE.get(name, name)
+        near = [o for o in options if len(name) == 1 and o.startswith(name)]
+        near = near or difflib.get_close_matches(name, options, 1, _SIMILAR)
+        return options[near[0]] if near else None
+
+    def _taking(self, word: str) -> Option | None:
+        """The option that has `word` as a value: ranks, how many there are, one of its choices."""
+        options = {option.names[-1]: option for option in self._options}
+        if _RANK_SET.fullmatch(word):
+            return options.get("--ranks") or (
+                options.get("--world-size") if word.isdecimal() else None
+            )
+        return next((option for option in self._options if word in option.choices), None)

@@ -12,15 +12,19 @@ from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.completion import offer_completion, withdraw_completion
+from ddp_notebook.magics.hints import Hints
 from ddp_notebook.magics.parser import HelpShown
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.run import WAIT
 from ddp_notebook.session import Session
+from ddp_notebook.workshop.check import NOTEBOOK
 
 _UI = "_ddp_notebook_magics"
 """The attribute of a shell that holds its NotebookUi while the extension is loaded."""
+_HINTS = "_ddp_notebook_hints"
+"""The same of its Hints."""
 
 
 def load(shell: Any) -> None:
@@ -28,7 +32,10 @@ def load(shell: Any) -> None:
     if getattr(shell, _UI, None) is not None:
         return
     session = Session()
-    setattr(shell, _UI, register(shell, session))
+    ui = register(shell, session)
+    NOTEBOOK.ranks = lambda: session.record.snapshot.world_size
+    setattr(shell, _UI, ui)
+    setattr(shell, _HINTS, Hints(ui))
     atexit.register(session.shutdown)
     session.warm()
 
@@ -40,10 +47,12 @@ def unload(shell: Any) -> None:
         return
     ui.session.shutdown()
     ui.board.withdraw()
+    NOTEBOOK.ranks = lambda: 0
     for kind in ("line", "cell"):
         for verb in VERBS:
             shell.magics_manager.magics[kind].pop(verb.name, None)
     withdraw_completion(shell)
+    getattr(shell, _HINTS).withdraw()
     setattr(shell, _UI, None)
 
 

@@ -29,10 +29,10 @@ HEADER = struct.Struct("<8sQQQ")
 HEAD = struct.Struct("<QQQQQ")
 """Of a record, what is different each time: number + 1, slot, issued_ns, done_ns, and how many
 backward passes had begun."""
-REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQ")
+REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
-operation, dtype and reduce_op; part, phase, how many sizes, freed; tensors; root, peer, tag;
-shape; held_ns."""
+operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
+peer, tag; shape; held_ns, freed."""
 MAGIC = b"ddpring2"
 WRITTEN_AT, TEXT_AT = 16, 24
 RECORD_BYTES = 144
@@ -41,9 +41,11 @@ TEXTS_FROM = RECORDS_FROM + CAPACITY * RECORD_BYTES
 FILE_BYTES = TEXTS_FROM + TEXT_BYTES
 DONE_OFFSET = 24
 PHASE_OFFSET = 77
-FREED_OFFSET = 79
+PEER = struct.Struct("<i")
+PEER_OFFSET = 88
 ISSUED_OFFSET = 16
 HELD_OFFSET = 132
+FREED_OFFSET = 140
 
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
@@ -144,7 +146,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         return found if isinstance(found, str) else ""
 
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
-    (group, operation, dtype, reduce_op, part, phase, sizes, freed) = fields[10:18]
+    (group, operation, dtype, reduce_op, part, phase, sizes, called) = fields[10:18]
     tensors, root, peer, tag = fields[18:22]
     in_group, lines = text(group), text(path)
     return Collective(
@@ -170,6 +172,8 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         issued_ns=issued_ns,
         done_ns=done_ns,
         backwards=backwards,
+        waited=bool(called & 1),
+        thread=called >> 1,
         held_ns=fields[22 + DIMENSIONS],
-        freed=bool(freed),
+        freed=bool(fields[23 + DIMENSIONS]),
     )

@@ -58,7 +58,7 @@ INIT = "%ddp_init --world-size 4"
         (
             "%ddp_init --wrld-size 4",
             "UsageError: unrecognized arguments: --wrld-size 4. "
-            f"For example: {INIT}   (all options: %ddp_init -h)",
+            f"Did you mean: {INIT}   (all options: %ddp_init -h)",
         ),
         ("%ddp_init --timeout 0", "UsageError: --timeout is in seconds and must be more than 0"),
         (

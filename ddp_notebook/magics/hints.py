@@ -1,0 +1,103 @@
+"""What the shell adds to IPython's own answers: the verb that was meant, where %debug can look."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from ddp_notebook.errors import CellFailed, DDPError, Stuck
+from ddp_notebook.magics.ui import NotebookUi
+from ddp_notebook.magics.verbs import VERBS
+from ddp_notebook.model import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
+_CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(\w+)", re.MULTILINE)
+_SIMILAR = 0.6
+_REPLACED = ("show_usage_error", "debugger")
+"""The methods of a shell that are others while the extension is loaded."""
+
+
+def meant(name: str) -> Sequence[str]:
+    """The verbs that `name` may stand for, as they are typed; the likeliest first."""
+    prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
+    stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
+    near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2, _SIMILAR)
+    return [_MAGIC_OF[prefix + stem] for stem in near]
+
+
+def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
+    """What to say of a cell that calls a magic of ours by a wrong name; empty if none does.
+
+    `known` is true of the names of all magics that there are.
+    """
+    for name in _CALLS.findall(cell):
+        if known(name):
+            continue
+        if near := meant(name):
+            return f"Did you mean {' or '.join(near)}?"
+        if name.startswith("ddp_"):
+            return f"There are {', '.join(_MAGIC_OF.values())}"
+    return ""
+
+
+def after(error: Exception, ended: frozenset[int]) -> str:
+    """What to type in place of `%debug` after `error`; `ended` are ranks without a process."""
+    first = "There is nothing for a debugger in the notebook: "
+    if isinstance(error, Stuck):
+        return f"{first}ranks wait. Their stacks, with variables: %ddp_where --locals"
+    if not isinstance(error, CellFailed):
+        return f"{first}{error}"
+    raised = [rank for rank in error.ranks if rank not in ended]
+    if not raised:
+        return f"{first}the ranks that failed have ended. What they wrote last: %ddp_output"
+    return (
+        f"{first}the error was raised on rank {raised[0]}. To see the line and its variables, run "
+        f"a cell there:\n%%ddp --ranks {raised[0]}\n%debug"
+    )
+
+
+class Hints:
+    """Gives these answers in a notebook's shell, until it is withdrawn."""
+
+    def __init__(self, ui: NotebookUi) -> None:
+        self._ui = ui
+        self._shell = ui.shell
+        self._show_usage_error = self._shell.show_usage_error
+        self._debugger = self._shell.debugger
+        self._cell = ""
+        """The source of the cell that runs, or ran last."""
+        self._shell.events.register("pre_run_cell", self._remember)
+        self._shell.show_usage_error, self._shell.debugger = self._on_usage_error, self._on_debug
+
+    def withdraw(self) -> None:
+        """Have the shell answer as IPython does."""
+        self._shell.events.unregister("pre_run_cell", self._remember)
+        for name in _REPLACED:
+            vars(self._shell).pop(name, None)
+
+    def _remember(self, info: Any) -> None:
+        self._cell = str(info.raw_cell)
+
+    def _on_usage_error(self, error: Any) -> None:
+        self._show_usage_error(error)
+        if hint := unknown_magic(self._cell, self._is_known):
+            self._ui.say(hint)
+
+    def _is_known(self, name: str) -> bool:
+        return bool(self._shell.find_line_magic(name) or self._shell.find_cell_magic(name))
+
+    def _on_debug(self, force: bool = False) -> None:
+        error = getattr(sys, "last_value", None)
+        if not isinstance(error, DDPError | UsageError):
+            self._debugger(force)
+        elif force or self._shell.call_pdb:
+            states = self._ui.session.record.snapshot.ranks
+            ended = frozenset(state.rank for state in states if state.status is Status.DEAD)
+            self._ui.say(after(error, ended))

@@ -1,0 +1,152 @@
+"""What is meant for a person at a terminal: exit, debuggers, input; a rank says what to use."""
+
+from __future__ import annotations
+
+import bdb
+import builtins
+import getpass
+import os
+import pdb
+import re
+import sys
+import warnings
+from types import FrameType
+from typing import Any, NoReturn
+
+from IPython.core.autocall import ZMQExitAutocall
+
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect import frames
+from ddp_notebook.rank.inspect.stacks import variables_of
+
+_LOOK = (
+    "To see variables: run it with --step collective, which pauses ranks before each collective; "
+    "then type %ddp_where --locals"
+)
+_NOTEBOOKS_MAGIC = re.compile(r"^\s*(?:[\w, ]+=\s*)?(%%?ddp\w*)", re.MULTILINE)
+
+
+class NoKeyboard(EOFError):
+    """`input()` or `getpass()` on a rank; an EOFError, as wherever nobody can type."""
+
+
+class Exit(ZMQExitAutocall):  # type: ignore[misc]  # IPython has no type information
+    """`exit` and `quit`: they end what runs on this rank, and not the rank."""
+
+    def __call__(self, code: object = None) -> NoReturn:
+        """As Python's own."""
+        raise SystemExit if code is None else SystemExit(code)
+
+    def __repr__(self) -> str:
+        return "Type exit() to end the cell on this rank. To end the ranks: %ddp_shutdown"
+
+
+class Keyboard(Component):
+    """Answers in place of the person whom user code asks for, and lets it go on where it can."""
+
+    def __init__(self, shell: Any, user_code: frames.UserCode) -> None:
+        self._shell = shell
+        self._user_code = user_code
+        self._told: set[tuple[str, int]] = set()
+        """The calls of this run that were answered: one in a loop is answered once."""
+
+    def attach(self) -> None:
+        """Replace what asks."""
+        self._replace_exit()
+        self._explain_magics()
+        sys.breakpointhook = self._on_breakpoint
+        # Every debugger of Python's and IPython's is one of these, and so is torch's.
+        bdb.Bdb.set_trace = _set_trace_of(self)  # type: ignore[method-assign]
+        pdb.Pdb.cmdloop = _command_loop_of(self)  # type: ignore[method-assign]
+        builtins.input = self._on_input
+        getpass.getpass = self._on_getpass
+
+    def run_begins(self, run: Run) -> None:
+        """What was said belongs to the run before."""
+        self._told.clear()
+
+    def _replace_exit(self) -> None:
+        shell, ours = self._shell, Exit()
+        shell.exiter = ours
+        for name in ("exit", "quit"):
+            shell.user_ns[name] = ours
+            setattr(builtins, name, ours)
+            # IPython hides both while a cell runs, also from modules that the cell calls.
+            shell.builtin_trap.auto_builtins.pop(name, None)
+        shell.ask_exit = ours
+        warnings.filterwarnings("ignore", "To exit: use 'exit'", UserWarning)
+
+    def _explain_magics(self) -> None:
+        show = self._shell.show_usage_error
+
+        def show_with_hint(error: Any) -> None:
+            show(error)
+            if match := _NOTEBOOKS_MAGIC.search(self._shell.history_manager.input_hist_raw[-1]):
+                where = "a cell of its own" if match[1] == "%%ddp" else "a cell without %%ddp"
+                _say(f"{match[1]} belongs to the notebook, not to a rank: type it in {where}")
+
+        self._shell.show_usage_error = show_with_hint
+
+    def _on_breakpoint(self, *_: object, **__: object) -> None:
+        if os.environ.get("PYTHONBREAKPOINT") != "0":
+            self.say_once("breakpoint() does not stop a rank, and the code continued.", _LOOK)
+
+    def on_set_trace(self) -> None:
+        """A debugger was to stop at the caller's line."""
+        self.say_once("A debugger cannot stop on a rank, and the code continued.", _LOOK)
+
+    def on_commands(self, debugger: pdb.Pdb) -> None:
+        """A debugger has shown a line and was to read commands: it shows the variables there."""
+        before = [frame for frame, _ in debugger.stack[: debugger.curindex + 1]]
+        users = [frame for frame in before if self._user_code.is_users(frame.f_code.co_filename)]
+        for frame in (users or before)[-1:]:
+            debugger.message(f"Variables at {self._user_code.describe(frame)}:")
+            for local in variables_of(frame, keep=True):
+                debugger.message(f"  {local.name} = {local.text}")
+        instead = "" if sys.gettrace() is None else _LOOK
+        self.say_once("A debugger cannot ask for commands on a rank.", instead)
+
+    def say_once(self, what: str, instead: str) -> None:
+        """Print a line, once for each line of the user's that leads here."""
+        frame, _ = self._user_code.innermost(frames.frames_of(sys._getframe(1)))
+        if self._is_new(frame):
+            where = f" ({self._user_code.describe(frame)})" if frame is not None else ""
+            _say(f"{what.removesuffix('.')}{where}. {instead}".rstrip())
+
+    def _is_new(self, frame: FrameType | None) -> bool:
+        line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        new = line not in self._told
+        self._told.add(line)
+        return new
+
+    def _on_input(self, prompt: object = "", /) -> NoReturn:
+        raise NoKeyboard(_no_keyboard("input"))
+
+    def _on_getpass(self, *_: object, **__: object) -> NoReturn:
+        raise NoKeyboard(_no_keyboard("getpass"))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _no_keyboard(function: str) -> str:
+    return (
+        f"a rank has no keyboard, so {function}() cannot ask there. Ask in a cell without %%ddp, "
+        f"answer = {function}(), and send it: %ddp_push answer. Give a script arguments instead"
+    )
+
+
+def _set_trace_of(keyboard: Keyboard) -> Any:
+    def set_trace(debugger: bdb.Bdb, *_: object, **__: object) -> None:
+        keyboard.on_set_trace()
+
+    return set_trace
+
+
+def _command_loop_of(keyboard: Keyboard) -> Any:
+    def cmdloop(debugger: pdb.Pdb, *_: object, **__: object) -> None:
+        keyboard.on_commands(debugger)
+        debugger.set_continue()
+
+    return cmdloop

@@ -1,0 +1,108 @@
+"""What asks for a person at a terminal, on ranks: `exit()`, debuggers, `input()`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import CellFailed
+from ddp_notebook.session import Session
+from ddp_notebook.session.runs.run import CellResult
+
+LOOK = "run it with --step collective, which pauses ranks before each collective; then type"
+
+
+def text(result: CellResult) -> str:
+    """What every rank printed, the same on all of them."""
+    assert [group.ranks for group in result.outputs] == [(0, 1)]
+    return "".join(item.text for item in result.outputs[0].items)
+
+
+@pytest.mark.parametrize(
+    ("ending", "raised"),
+    [
+        ("exit()", "raised SystemExit (cell line 3)"),
+        ("quit(2)", "raised SystemExit: 2 (cell line 3)"),
+        ("get_ipython().ask_exit()", "raised SystemExit (cell line 3)"),
+        ("import sys; sys.exit(0)", "raised SystemExit: 0 (cell line 3)"),
+        ("import asyncio; await asyncio.sleep(0); exit()", "raised SystemExit (cell line 3)"),
+        ("import textwrap; (lambda: quit('no data'))()", "raised SystemExit: no data"),
+    ],
+)
+def test_exit_ends_the_cell_and_neither_the_rank_nor_its_variables(
+    ranks2: Session, ending: str, raised: str
+) -> None:
+    pids = [state.pid for state in ranks2.record.snapshot.ranks]
+    result = ranks2.run_cell(f"kept = 'still there'\n{ending}\nprint('not reached')")
+    assert isinstance(result.error, CellFailed)
+    assert raised in str(result.error)
+    assert "exit() ends the cell on a rank, not the rank" in str(result.error)
+    assert result.outputs == ()
+    seen = ranks2.run_cell("import os\nprint(kept, os.getpid())")
+    assert {g.items[0].text for g in seen.outputs} == {f"still there {pid}\n" for pid in pids}
+
+
+def test_exit_without_brackets_ends_a_cell_that_is_nothing_else(ranks2: Session) -> None:
+    assert "raised SystemExit (cell line 2)" in str(ranks2.run_cell("exit").error)
+    shown = ranks2.run_cell("x = 1\nexit").outputs[0].items[0].data["text/plain"]
+    assert shown == "Type exit() to end the cell on this rank. To end the ranks: %ddp_shutdown"
+
+
+def test_exit_in_a_module_that_a_cell_calls_ends_the_cell(ranks2: Session) -> None:
+    source = (
+        "import types\nm = types.ModuleType('m')\n"
+        "exec('def leave():\\n    exit(5)', vars(m))\nm.leave()"
+    )
+    assert "raised SystemExit: 5 (cell line 5)" in str(ranks2.run_cell(source).error)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        "breakpoint()",
+        "__import__('pdb').set_trace()",
+        "__import__('pdb').Pdb().set_trace()",
+        "__import__('IPython.core.debugger').core.debugger.set_trace()",
+    ],
+)
+def test_a_breakpoint_says_once_what_to_use_and_the_cell_continues(
+    ranks2: Session, stop: str
+) -> None:
+    result = ranks2.run_cell(f"for i in range(3):\n    {stop}\nprint('end')")
+    result.raise_for_error()
+    *said, end = text(result).splitlines()
+    assert end == "end"
+    assert len(said) == 1
+    assert LOOK in said[0]
+    assert "line 3)" in said[0]
+
+
+def test_torchs_own_breakpoint_goes_on_and_no_rank_waits(ranks2: Session) -> None:
+    result = ranks2.run_cell("dist.breakpoint()\nprint('end')")
+    result.raise_for_error()
+    assert LOOK in "".join(item.text for group in result.outputs for item in group.items)
+
+
+@pytest.mark.parametrize("look", ["%debug", "import pdb; pdb.pm()"])
+def test_debug_after_an_error_shows_the_users_line_and_variables(
+    ranks2: Session, look: str
+) -> None:
+    ranks2.run_cell("def scale(model, factor):\n    return model(factor / 0)\nscale(None, 7)")
+    shown = text(ranks2.run_cell(look))
+    assert "  model = None\n  factor = 7\n" in shown
+    assert "A debugger cannot ask for commands on a rank" in shown
+
+
+@pytest.mark.parametrize("ask", ["input('name? ')", "from getpass import getpass; getpass()"])
+def test_a_rank_that_asks_the_user_says_how_to_send_the_answer(ranks2: Session, ask: str) -> None:
+    result = ranks2.run_cell(f"try:\n    {ask}\nexcept EOFError as error:\n    print(error)")
+    assert "Ask in a cell without %%ddp" in text(result)
+    assert "%ddp_push answer" in text(result)
+
+
+def test_a_magic_of_the_notebook_in_a_cell_for_ranks_says_where_it_belongs(
+    ranks2: Session,
+) -> None:
+    shown = text(ranks2.run_cell("x = 1\nboard = %ddp_status"))
+    assert shown.endswith(
+        "%ddp_status belongs to the notebook, not to a rank: type it in a cell without %%ddp\n"
+    )

@@ -1,0 +1,74 @@
+"""A verb with a typo, %debug after a failure on the ranks: the shell says what to type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_notebook.errors import CellFailed, DDPError, Stuck, UsageMistake
+from ddp_notebook.magics import hints
+from ddp_notebook.magics.verbs import VERBS
+from ddp_notebook.model import Diagnosis
+
+_IPYTHONS = ("time", "matplotlib", "load_ext", "bash", "debug", "pdb")
+
+
+@pytest.mark.parametrize(
+    ("cell", "hint"),
+    [
+        ("%ddp_inti", "Did you mean %ddp_init"),
+        ("%%dpp\nx", "Did you mean %%ddp"),
+        ("x = 1\nboard = %ddp_statsu", "Did you mean %ddp_status"),
+        ("%dpd_init --world-size 2", "Did you mean %ddp_init"),
+        ("%ddp_start", "Did you mean %ddp_restart"),
+        ("%ddp_xyzzy", "There are %ddp_init, %%ddp, %ddp_run"),
+        ("%matplotlb inline", ""),
+        ("%lod_ext x", ""),
+        ("%%bsah\nls", ""),
+        ("%time x", ""),
+        ("%ddp_init 4", ""),
+        ("a = 7 %ddp_inti", ""),
+    ],
+)
+def test_a_verb_with_a_typo_is_answered_with_the_one_that_was_meant(cell: str, hint: str) -> None:
+    known = (*_IPYTHONS, *(verb.name for verb in VERBS))
+    said = hints.unknown_magic(cell, lambda name: name in known)
+    assert said.startswith(hint)
+    assert bool(said) == bool(hint)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (CellFailed("ranks 1-2 raised", (1, 2)), "%%ddp --ranks 2\n%debug"),
+        (CellFailed("rank 1 died", (1,)), "the ranks that failed have ended"),
+        (Stuck("ranks wait", Diagnosis()), "%ddp_where --locals"),
+        (UsageMistake("There is no rank 9."), "There is no rank 9."),
+    ],
+)
+def test_debug_says_where_the_error_is_to_be_looked_at(error: DDPError, expected: str) -> None:
+    assert expected in hints.after(error, frozenset({1}))
+
+
+def test_debug_after_our_errors_does_not_land_in_our_files(
+    shell: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(cell: str) -> str:
+        capsys.readouterr()
+        shell.run_cell(cell)
+        return capsys.readouterr().out
+
+    opened = []
+    monkeypatch.setattr(shell.InteractiveTB, "debugger", lambda force: opened.append(force))
+    assert shown("%ddp_inti").startswith("Did you mean %ddp_init")
+    assert shown("%ddp_intit").startswith("Did you mean %ddp_init")
+    assert "Did you mean" not in shown("%matplotlb inline")
+    shown("%%ddp\nx = 1")
+    assert shown("%debug").startswith(
+        "There is nothing for a debugger in the notebook: %%ddp needs"
+    )
+    assert not opened
+    shown("1 / 0")
+    shown("%debug")
+    assert opened == [True]  # the notebook's own error is IPython's
