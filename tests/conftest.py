@@ -27,6 +27,7 @@ from support import (
 # because the path of a socket must be.
 os.environ[support.RUN_TAG] = uuid.uuid4().hex
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles the package again
 _RUN_FOLDER = Path(tempfile.mkdtemp(prefix="dt-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"]))
 # The same file in all workers of a run (pytest -n): they inherit its name.
 _TURNS = os.environ.setdefault("DDP_NOTEBOOK_TEST_TURNS", str(_RUN_FOLDER / "turns"))
@@ -35,6 +36,7 @@ os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
 
+LAYERS_WITH_SESSIONS = {"contract", "magics"}
 MOST_FLAKY = 3
 """So many tests of a run may fail once and pass when they are run again (``--reruns 1``)."""
 _FAILED = pytest.StashKey[bool]()
@@ -104,9 +106,18 @@ def _check(before: Leftovers) -> None:
         pytest.fail(f"left behind after {GONE_WITHIN_S:g} s:\n{left}", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def warm_fork_server() -> Iterator[None]:
+    """Sessions of this process start warm; see `support.warm_fork_server`."""
+    with support.warm_fork_server():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
-def nothing_left_behind_by_the_module() -> Iterator[None]:
+def nothing_left_behind_by_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """A module's shared sessions leave nothing when the module is over."""
+    if LAYERS_WITH_SESSIONS.intersection(request.path.parts):
+        request.getfixturevalue("warm_fork_server")
     before = leftovers()
     yield
     _check(before)
@@ -151,6 +162,12 @@ def turn(request: pytest.FixtureRequest) -> Iterator[None]:
     with Path(_TURNS).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of this test loads torch itself, as that of a first notebook does."""
+    monkeypatch.setenv("DDP_NOTEBOOK_TEST_COLD", uuid.uuid4().hex)
 
 
 @pytest.fixture

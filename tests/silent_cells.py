@@ -234,6 +234,19 @@ WRONG = {
             opt.zero_grad(); net(batch()).pow(2).mean().backward(); opt.step()
         """,
     ),
+    "a skipped step under a hook that reduces everything": (
+        "replica-divergence",
+        SECOND,
+        """
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        for i in range(3):
+            opt.zero_grad()
+            net(batch()).pow(2).mean().backward()
+            if not (rank == 1 and i == 1):
+                opt.step()
+        """,
+    ),
 }
 
 HANGS = {

@@ -216,4 +216,38 @@ RIGHT = {
         for _ in range(4):
             step(opt=opt)
         """,
+    "PostLocalSGD between two averages": """
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        alone = [dist.new_group([each]) for each in range(world_size)][rank]
+        state = post.PostLocalSGDState(None, subgroup=alone, start_localSGD_iter=2)
+        net.register_comm_hook(state, post.post_localSGD_hook)
+        averager = PeriodicModelAverager(period=4, warmup_steps=2)
+        for _ in range(9):
+            step()
+            averager.average_parameters(net.parameters())
+        """,
+    "a communication hook that sends nothing": """
+        def keep(state, bucket):
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+        net.register_comm_hook(None, keep)
+        for _ in range(2):
+            step()
+        """,
+    "a communication hook that reduces among some ranks": """
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        alone = [dist.new_group([each]) for each in range(world_size)][rank]
+        net.register_comm_hook(alone, default_hooks.fp16_compress_hook)
+        for _ in range(2):
+            step()
+        """,
+    "PowerSGD": """
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+        state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        net.register_comm_hook(state, power.powerSGD_hook)
+        for _ in range(5):
+            step()
+        """,
 }

@@ -122,6 +122,30 @@ def spared(session: Any) -> Iterator[None]:
         del _spared[pids.fork_server]
 
 
+_warm: set[int] = set()
+"""The fork server that forks those of all sessions of this process; its pid."""
+
+
+@contextlib.contextmanager
+def warm_fork_server() -> Iterator[None]:
+    """Torch is loaded once for the sessions that begin meanwhile: each forks its server from it.
+
+    As notebooks of one user do. A test of a cold start changes the environment (`cold`).
+    """
+    from ddp_notebook.launch.client import ForkServerClient, can_fork
+
+    if not can_fork():
+        yield
+        return
+    server = ForkServerClient("fork")
+    _warm.add(server.pid)
+    try:
+        yield
+    finally:
+        server.close()
+        _warm.clear()
+
+
 def renew_shared_ranks() -> None:
     """New processes for the ranks of shared sessions: a test failed and may have left them busy."""
     for session in _shared:
@@ -142,6 +166,10 @@ def leftovers() -> Leftovers:
     )
 
 
+_others: set[psutil.Process] = set()
+"""Processes that are not ours, nor can become so: the tag is inherited, from the first moment."""
+
+
 def our_processes() -> list[psutil.Process]:
     """Live processes that this test process started, or that those started, however deep.
 
@@ -151,10 +179,16 @@ def our_processes() -> list[psutil.Process]:
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
+            if process in _others:
+                continue
             if process.pid != os.getpid() and process.environ().get(RUN_TAG) == tag:
                 found[process.pid] = process
+            else:
+                _others.add(process)
     for process in psutil.Process().children(recursive=True):
         found[process.pid] = process
+    for pid in _warm:
+        found.pop(pid, None)
     for pid in _spared:
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(pid)

@@ -16,13 +16,16 @@ export const ROLES = {
   waiting: ["…", "waiting", "warn"],
   running: ["▶", "running", "busy"],
   ready: ["✓", "ready", "ok"],
+  raised: ["✗", "raised", "bad"],
+  refused: ["✗", "refused", "bad"],
+  ended: ["■", "ended", "idle"],
 };
 
-export function lookOf({ role, status }) {
+export function lookOf({ role, status, word: own }) {
   const [mark, word, tone] = ROLES[role] ?? ["·", role, "idle"];
   const dead = role === "culprit" && status === "dead";
   const inSetup = role === "running" && status !== "running";
-  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? status : word, tone };
+  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? own || status : word, tone };
 }
 
 /** A time span in words, from microseconds: `12 µs`, `3.4 ms`, `1.5 s`, `4 min`. */
@@ -386,9 +389,13 @@ async function copy(text, button) {
 const copyButton = (text, of) =>
   make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
 
-const LOST_AFTER_MS = 8_000; // a kernel that knows of a page sends something every two seconds
-const SILENT_FOR_MS = 5_000; // and at once after "hello": a saved page has no kernel
+const LOST_AFTER_MS = 10_000; // a kernel sends something every two seconds while it is busy or watched
+const ASK_AFTER_MS = 4_000; // an idle one that knows of no page is asked first
+const SLEPT_MS = 5_000; // between two looks: the page slept, and knows nothing of that time
 const HERE_EVERY_MS = 60_000;
+
+const ENDED = "These ranks ended with their kernel. Run this cell again.";
+const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
 
 class Page {
   /** `guarded` runs what is drawn later, while the page exists. */
@@ -399,7 +406,8 @@ class Page {
     this.view = crypto.randomUUID?.() ?? String(Math.random());
     this.chosen = new Set();
     this.past = null;
-    this.messageAt = performance.now() - SILENT_FOR_MS;
+    this.messageAt = this.tickAt = performance.now();
+    this.hereAt = -Infinity;
     this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
@@ -410,6 +418,7 @@ class Page {
       make("style", {}, `.ddp-still-${model.get("still")}, .jp-OutputArea-child:has(.ddp-still-${model.get("still")}) { display: none }`),
       part("head"),
       part("gone", { role: "status" }),
+      part("loading", { hidden: true }),
       part("findings", { role: "status" }),
       part("benchmark"),
       part("actions", { role: "toolbar", "aria-label": "What can be done" }),
@@ -419,26 +428,37 @@ class Page {
       part("answers", { "aria-live": "polite" }),
       part("notes", { tag: "ul" }),
     );
-    this.gone.textContent = "The kernel does not respond. This is the last known state.";
   }
 
   get board() {
-    return this.past ?? this.model.get("board");
+    return this.past ?? this.get("board");
+  }
+
+  /** A part of the state: as it is told now, else as the notebook has it of the end of the cell. */
+  get(name) {
+    return this.store.state?.[name] ?? this.model.get(name);
   }
 
   /** Microseconds since the session's epoch; those of the last drawing where no kernel answers. */
   now() {
-    const board = this.model.get("board");
+    const board = this.get("board");
     if (this.past) return this.past.now;
     if (board.frozen || this.store.ahead == null || this.disconnected) return Math.max(board.now ?? 0, this.store.heard ?? 0);
     return performance.now() * 1000 + this.store.ahead;
   }
 
+  /** Jupyter marks a widget so whose kernel has ended or was restarted. */
   get disconnected() {
     return Boolean(this.el.closest(".jupyter-widgets-disconnected"));
   }
 
+  /** Nothing is ready whose kernel has ended. */
+  look(row) {
+    return lookOf(this.wasEnded && this.store.live && row.status !== "dead" ? { role: "ended" } : row);
+  }
+
   received(now) {
+    this.store.live = true; // a kernel has spoken: this is no saved page
     this.messageAt = performance.now();
     if (now == null) return;
     this.store.heard = Math.max(this.store.heard ?? 0, now);
@@ -446,7 +466,7 @@ class Page {
   }
 
   send(message) {
-    this.model.send({ ...message, view: this.view });
+    if (!this.disconnected) this.model.send({ ...message, view: this.view });
   }
 
   act(magic) {
@@ -456,19 +476,19 @@ class Page {
   draw() {
     const board = this.board;
     this.drawHead(board);
-    this.drawFindings(this.past ? [] : this.model.get("findings"));
-    this.drawBenchmark(this.past ? {} : this.model.get("benchmark"));
+    this.drawFindings(this.past ? [] : this.get("findings"));
+    this.drawBenchmark(this.past ? {} : this.get("benchmark"));
     this.drawRows(board);
     this.drawActions();
-    this.drawSources(this.past ? [] : this.model.get("locations"));
-    this.drawAnswers(this.model.get("answers"));
+    this.drawSources(this.past ? [] : this.get("locations"));
+    this.drawAnswers(this.get("answers"));
     show(this.notes, board.notes, () => board.notes.map((note) => make("li", {}, note)));
     this.tick();
     this.timeline.touch();
   }
 
   drawHead(board) {
-    const past = this.past && `${formatSpan(this.model.get("board").now - this.past.now)} ago`;
+    const past = this.past && `${formatSpan(this.get("board").now - this.past.now)} ago`;
     show(this.head, [board.headline, past, board.closed], () => [
       make("span", { class: "ddpb-title" }, board.headline),
       board.closed && make("span", { class: "ddpb-category" }, "last known state"),
@@ -519,7 +539,7 @@ class Page {
   drawRows(board) {
     const dense = board.rows.length > 16;
     this.rows.classList.toggle("ddpb-dense", dense);
-    const drawn = show(this.rows, [board.rows, board.left_out, [...this.chosen]], () => {
+    const drawn = show(this.rows, [board.rows, board.left_out, [...this.chosen], this.wasEnded], () => {
       this.ages = [];
       const widest = Math.max(...board.rows.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
       this.rows.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
@@ -532,7 +552,7 @@ class Page {
   }
 
   row(row, stages) {
-    const { mark, word, tone } = lookOf(row);
+    const { mark, word, tone } = this.look(row);
     const ranks = parseRanks(row.ranks);
     const chosen = ranks.every((rank) => this.chosen.has(rank));
     const age = make("span", { class: "ddpb-age" });
@@ -584,15 +604,40 @@ class Page {
     this.wires.replaceChildren(...paths);
   }
 
+  /** torch is being loaded. Its bar stays the same element, so that it moves. */
+  drawLoading(loading, now) {
+    this.loading.hidden = !loading;
+    if (!loading) return;
+    const bar = this.loading.firstChild ?? make("progress", { max: "100", "aria-label": "Loading torch" });
+    if (!bar.parentNode) this.loading.append(bar, make("span"));
+    if (loading.percent) bar.value = loading.percent;
+    const share = loading.percent ? `about ${loading.percent} %, ` : "";
+    this.loading.lastChild.textContent = `Loading torch, once for all ranks: ${share}${formatAge(now - loading.since_us)}`;
+  }
+
   /** What changes by itself: ages, and whether a kernel is there. */
   tick() {
     const now = this.now();
-    const [time, frozen] = [performance.now(), this.model.get("board").frozen];
-    this.el.classList.toggle("ddpb-lost", !frozen && time - this.messageAt > LOST_AFTER_MS);
-    if (!frozen && !document.hidden && time - (this.hereAt ?? 0) > HERE_EVERY_MS) {
+    const [time, frozen] = [performance.now(), this.get("board").frozen];
+    const ended = this.disconnected;
+    if (document.hidden || time - this.tickAt > SLEPT_MS) [this.messageAt, this.hereAt] = [time, -Infinity];
+    this.tickAt = time;
+    const quietMs = time - this.messageAt;
+    if (!frozen && !ended && !document.hidden && time - this.hereAt > (quietMs > ASK_AFTER_MS ? ASK_AFTER_MS : HERE_EVERY_MS)) {
       this.hereAt = time;
       this.send({ kind: "here" });
     }
+    const lost = !frozen && !ended && quietMs > LOST_AFTER_MS;
+    this.el.classList.toggle("ddpb-lost", lost);
+    this.el.classList.toggle("ddpb-ended", ended);
+    const why = ended ? (this.store.live ? ENDED : SAVED) : lost ? `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.` : "";
+    if (this.gone.textContent !== why) this.gone.textContent = why;
+    if (ended !== this.wasEnded) {
+      this.wasEnded = ended;
+      this.drawRows(this.board);
+      this.timeline.touch();
+    }
+    this.drawLoading(this.board.loading, now);
     for (const [element, { heard_us, since_us }] of this.ages ?? []) {
       const text = heard_us ? `silent ${formatAge(now - heard_us)}` : formatAge(Math.max(0, now - since_us));
       if (element.textContent !== text) element.textContent = text;
@@ -602,8 +647,8 @@ class Page {
   // -- actions
 
   drawActions() {
-    const actions = this.past ? [] : this.model.get("actions");
-    const busy = this.model.get("busy");
+    const actions = this.past ? [] : this.get("actions");
+    const busy = this.get("busy");
     const key = [actions, busy, [...this.chosen]];
     const focused = this.actions.contains(document.activeElement) && document.activeElement.dataset.name;
     show(this.actions, key, () => [
@@ -783,7 +828,7 @@ class Timeline {
   /** Scrub back: the window goes there, and the rows show what was known then. */
   scrub() {
     const { store } = this.page;
-    const { now: end = store.last, began = store.first } = this.page.model.get("board");
+    const { now: end = store.last, began = store.first } = this.page.get("board");
     const at = began + (Number(this.slider.value) / 1000) * (Math.max(end, store.last) - began);
     this.window.centre(at);
     this.touch();
@@ -904,11 +949,11 @@ class Timeline {
 
   /** Draw it, if it can be seen, and again while time alone changes it. */
   frame() {
-    const { store, model, el } = this.page;
+    const { store, el } = this.page;
     if (!el.offsetParent) return; // hidden; a ResizeObserver reports when that changes
     this.el.hidden = !store.rows.size;
     if (this.el.hidden) return;
-    const { frozen } = model.get("board");
+    const { frozen } = this.page.get("board");
     this.now = this.page.now();
     const flows = this.window.update(store, this.now);
     this.drawCanvas();
@@ -943,7 +988,7 @@ class Timeline {
   }
 
   drawCanvas() {
-    const size = this.page.model.get("board").world_size;
+    const size = this.page.get("board").world_size;
     const ratio = (this.ratio = window.devicePixelRatio || 1);
     this.shown = [];
     this.rowHeight = rowHeight(size);
@@ -1057,7 +1102,7 @@ class Timeline {
     for (let rank = 1; rank <= size; rank++) {
       const row = rows.get(began);
       if (!apart && rank < size && rows.get(rank) === row) continue;
-      brush.fillStyle = colours[row && lookOf(row).tone] ?? colours.idle;
+      brush.fillStyle = colours[row && this.page.look(row).tone] ?? colours.idle;
       brush.fillRect(this.gutter - 5, began * this.rowHeight, 3, Math.max((rank - began) * this.rowHeight - apart, 0.6));
       began = rank;
     }
@@ -1067,7 +1112,7 @@ class Timeline {
     // Where there is no room for all numbers, those of ranks in trouble stand above the others.
     const troubled = [...rows.keys()].filter((rank) => ["culprit", "late", "dead", "failed"].includes(rows.get(rank).role));
     for (const rank of troubled.slice(0, 12)) {
-      brush.fillStyle = colours[lookOf(rows.get(rank)).tone];
+      brush.fillStyle = colours[this.page.look(rows.get(rank)).tone];
       brush.fillRect(0, middle(rank) - 7, this.gutter - 5, 14);
       brush.fillStyle = colours.paper;
       brush.fillText(String(rank), this.gutter - 8, middle(rank));
@@ -1136,7 +1181,7 @@ function guarded(el, page, act) {
     page?.el.remove();
     console.error(error);
     el.replaceChildren(
-      make("div", { class: "ddpb ddpb-broken", role: "alert" }, `The live board does not work here; below is the board as it stands. ${error?.name ?? ""}: ${error?.message ?? error}`),
+      make("div", { class: "ddpb ddpb-broken", role: "alert" }, `The live board does not work here; below is the board as it was when this cell ended. Now: %ddp_status. ${error?.name ?? ""}: ${error?.message ?? error}`),
     );
     return false;
   }
@@ -1148,12 +1193,14 @@ export default () => {
   const pages = new Set();
 
   function receive(model, message) {
+    if (message.kind === "state") Object.assign((store.state ??= {}), message.values);
     if (message.kind === "slices") {
-      store.resize(model.get("board").world_size);
+      store.resize((store.state?.board ?? model.get("board")).world_size);
       if (!store.take(message)) pages.values().next().value?.send({ kind: "hello" });
     }
     for (const page of pages) {
       page.received(message.now);
+      if (message.kind === "state") page.draw();
       if (message.kind === "past" && message.view === page.view && !page.timeline.window.follow) {
         page.past = message.board;
         page.draw();

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
@@ -13,8 +13,7 @@ from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.timeline import Timeline, died_ns
-from ddp_notebook.board.timeline_svg import bars
-from ddp_notebook.model import Board, Ranks, Snapshot
+from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.state.collective_table import collectives_at
@@ -25,19 +24,18 @@ from ddp_notebook.views.notebook import mime_bundle
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
 
-DRAWN = ("board", "findings", "locations", "actions", "benchmark", "busy", "answers")
-"""The parts of the widget's state that change."""
-
 _PICTURE_INTERVAL_S = 1.0
 """Below a widget the picture is for later: it need not be painted as often."""
-REST_S = 3.0
-"""While a cell runs, its collectives are drawn in the picture when none came for so long."""
 _QUIET_S = 1.0
+_CAPTION = (
+    '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
+    "Now: <code>%ddp_status</code></div>"
+)
 _BEAT_S = 2.0
 """A page that watches gets a message this often; without one it reports that the kernel is gone."""
 _WATCHED_S = 90.0
-"""A page that watches reports every minute. Without one no message is sent at all: only then can
-Jupyter see that the kernel is idle, or that it has ended."""
+"""A page that watches reports every minute, and no page can while a cell runs. Otherwise no message
+is sent at all: only then can Jupyter see that the kernel is idle, or that it has ended."""
 
 
 def open_board(
@@ -59,11 +57,17 @@ class StillBoard:
             BOARD_INTERVAL_S,
             settle_s=BOARD_INTERVAL_S,
         )
-        self.open = self._region.open
         self.nudge = self._region.nudge
 
-    def keep(self) -> None:
-        """Put what is known now into the notebook before the running cell ends."""
+    def open(self, delay_s: float, show: object) -> None:
+        """Show it in the cell that runs, and begin painting after `delay_s`."""
+        self._region.open(delay_s)
+
+    def cell_begins(self) -> None:
+        """A cell of the notebook begins to run."""
+
+    def cell_ended(self) -> None:
+        """The cell has ended. Put what is known now into the notebook before it does."""
         if self._region.shown:
             self._region.paint()
 
@@ -90,13 +94,12 @@ class LiveBoard:
         self._lock = threading.Lock()
         self._questions: dict[str, Mapping[str, Any]] = {}
         self._closed = False
+        self.cell_runs = True
+        """A cell of the notebook runs: pages are told that the kernel lives, watched or not."""
         self._watched_until_s = 0.0
         self._sent_s = 0.0
-        self._kept_state: object = None
-        self._kept_key: object = None
-        self._moved_s = 0.0
-        self._rows: list[Ranks] = []
-        self._bars, self._bars_of = "", (0, 0.0, self._rows)
+        self._kept = False
+        self._found: Diagnosis | None = None
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
         self._widget: BoardWidget = widget_class()(self._on_message, board=empty)
@@ -104,9 +107,9 @@ class LiveBoard:
             self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
         )
 
-    def open(self, delay_s: float = 0.0) -> None:
-        """Show it in the cell that runs, and begin painting after `delay_s`."""
-        self._publisher.publish(data=self._widget.bundle(), metadata={})
+    def open(self, delay_s: float, show: Callable[[Mapping[str, Any]], None]) -> None:
+        """Begin painting after `delay_s`. `show` displays the widget, the cell has its picture."""
+        show(self._widget.bundle())
         self._picture.open(delay_s)
         # ipykernel sends a message for the cell in whose context it is sent: with this cell's
         # context, the answers of pages go to the main thread, where they are read.
@@ -120,41 +123,42 @@ class LiveBoard:
         self._wake.set()
         self._picture.nudge()
 
-    def keep(self) -> None:
-        """Send all of it for the running cell, unless a page watches, which has it already.
+    def cell_begins(self) -> None:
+        """A cell of the notebook begins to run: no page is heard until it ends."""
+        self.cell_runs = True
 
-        A program that runs a notebook and saves it, as nbclient does, keeps only what is sent
-        for the running cell; what the painter sends belongs to the board's own cell.
-        """
-        if time.monotonic() < self._watched_until_s:
-            return
-        key = self._source.key()
-        if key == self._kept_key:
-            return  # the cells of a loop: a painting each would be a tenth of their time
-        self._kept_key = key
-        self._paint()
-        if self._picture.shown:
-            self._draw_bars(at_rest=True)
-            self._picture.paint()
-        with self._lock:
-            state = self._widget.get_state(DRAWN)
-            if state != self._kept_state:
-                self._kept_state = state
-                self._widget.send_state(DRAWN)
+    def cell_ended(self) -> None:
+        """The cell has ended. If it was the board's own, the notebook keeps what is known now."""
+        self.cell_runs = False
+        if not self._kept:
+            self._paint()
+            self._keep(self._session.status())
 
     def close(self, final: Board | None = None) -> None:
-        """Stop painting: what is shown then stays. Of `final` the picture is made."""
+        """Stop painting: what is shown then stays, or else `final`."""
         self._paint()
         self._closed = True
         self._wake.set()
-        self._kept_key = None
         with self._lock:
-            self._widget.actions, self._widget.benchmark = [], {}
-            self._widget.board = {**self._widget.board, "frozen": True, "closed": True}
-        self.keep()
-        self._draw_bars(at_rest=True)
-        shown = final if final is not None else self._session.status()
-        self._picture.close(self._widget.picture(mime_bundle(shown), self._bars))
+            widget, now_us = self._widget, self._now_us()
+            last = {**widget.board, **widget.drawn.get("board", {})}
+            if final is not None:
+                last |= model.board_json(final, self._epoch_ns)
+            shown = {**last, "loading": None, "frozen": True, "closed": True}
+            widget.draw(now_us, board=shown, actions=[], benchmark={})
+        self._keep(final if final is not None else self._session.status())
+
+    def _keep(self, board: Board) -> None:
+        """Have `board` in the notebook, once: later cells do not change what this one shows."""
+        if self._kept:
+            return
+        self._kept = True
+        picture = self._widget.picture(self._bundle(board), _CAPTION)
+        if not self._picture.shown:
+            self._picture.paint()
+        self._picture.close(picture)
+        with self._lock:
+            self._widget.keep()
 
     # -- painting ----------------------------------------------------------------------
 
@@ -165,21 +169,15 @@ class LiveBoard:
         return run is not None and not run.done
 
     def _still(self) -> dict[str, str]:
-        self._draw_bars(not self._in_run or time.monotonic() - self._moved_s > REST_S)
-        return self._widget.picture(mime_bundle(self._session.status()), self._bars)
+        return self._widget.picture(self._bundle(self._session.status()))
 
-    def _draw_bars(self, at_rest: bool) -> None:
-        """Draw the last collectives for the picture.
-
-        While new ones come, the bars drawn before stay: the picture is for later, and need not
-        be sent with each collective.
-        """
-        with self._lock:
-            timeline, of = self._timeline, (self._source.run, self._moved_s, self._rows)
-            if timeline is not None and at_rest and of != self._bars_of:
-                self._bars, self._bars_of = bars(timeline, self._rows), of
-            elif of[0] != self._bars_of[0]:
-                self._bars = ""
+    def _bundle(self, board: Board) -> dict[str, str]:
+        """The board as text and as HTML, what was found above it."""
+        bundle, found = mime_bundle(board), self._found
+        if found is None or not found.findings:
+            return bundle
+        html = mime_bundle(found)["text/html"] + bundle["text/html"]
+        return {**bundle, "text/html": html}
 
     def _paint_loop(self, delay_s: float) -> None:
         time.sleep(delay_s)
@@ -201,11 +199,8 @@ class LiveBoard:
                 self._timeline = Timeline(self._epoch_ns, facts.snapshot.world_size)
             self._timeline.take(self._source.run, news)
             self._timeline.end(died_ns(facts.snapshot))
-            self._rows = [row.ranks for row in board.rows]
-            if news:
-                self._moved_s = time.monotonic()
-            with self._widget.hold_sync():
-                self._draw(board, facts)
+            self._found = facts.diagnosis
+            self._draw(board, facts)
             self._send_slices(self._timeline)
             self._answer()
 
@@ -213,14 +208,17 @@ class LiveBoard:
         """Set what the widget shows."""
         widget, session = self._widget, self._session
         benchmark = session.measuring
-        shown = model.board_json(board, self._epoch_ns)
-        widget.paint({**shown, "began": 0, "frozen": False}, self._now_us())
-        widget.findings = model.findings_json(facts.diagnosis)
-        widget.locations = model.locations_json(pending_locations(facts))
-        widget.benchmark = model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {}
         in_run = self._in_run and bool(facts.pending)
-        widget.actions = model.actions_json(
-            model.actions(board.rows, session.running, in_run, benchmark is not None)
+        shown = model.board_json(board, self._epoch_ns)
+        widget.draw(
+            self._now_us(),
+            board={**shown, "began": 0, "frozen": False},
+            findings=model.findings_json(facts.diagnosis),
+            locations=model.locations_json(pending_locations(facts)),
+            benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
+            actions=model.actions_json(
+                model.actions(board.rows, session.running, in_run, benchmark is not None)
+            ),
         )
         self._show_buttons()
 
@@ -228,7 +226,8 @@ class LiveBoard:
         """Send what is new in the timeline; a sign of life to a page that got nothing for long."""
         message = timeline.news()
         now_s = time.monotonic()
-        if message is None and self._sent_s + _BEAT_S < now_s < self._watched_until_s:
+        heard = self.cell_runs or now_s < self._watched_until_s
+        if message is None and heard and self._sent_s + _BEAT_S < now_s:
             message = {"kind": "beat"}
         if message is not None:
             self._sent_s = now_s
@@ -237,14 +236,13 @@ class LiveBoard:
     def _pressed(self) -> None:
         """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
         with self._lock:
-            self._kept_key = None
             if not self._closed:
                 self._show_buttons()
         self.nudge()
 
     def _show_buttons(self) -> None:
-        self._widget.busy = list(self._buttons.busy)
-        self._widget.answers = [model.answer_json(answer) for answer in self._buttons.answers]
+        answers = [model.answer_json(answer) for answer in self._buttons.answers]
+        self._widget.draw(self._now_us(), busy=list(self._buttons.busy), answers=answers)
 
     def _now_us(self) -> int:
         return (time.monotonic_ns() - self._epoch_ns) // 1000
@@ -267,6 +265,7 @@ class LiveBoard:
     def _answer(self) -> None:
         """Answer the latest question of each kind."""
         if self._questions.pop("hello", None) is not None and self._timeline is not None:
+            self._widget.tell_whole(self._now_us())
             self._widget.tell(self._timeline.whole(), self._now_us())
         past = self._questions.pop("at", None)
         if past is not None:

@@ -82,7 +82,8 @@ class ReplayBoard:
         shown = model.board_json(named, self._epoch_ns)
         reports = saved.case.ranks if saved.case is not None else ()
         sources = saved.case.sources if saved.case is not None else {}
-        paths = {report.rank: report.path for report in reports if report.path}
+        raised = {report.rank: report.error_at for report in reports if report.error_at}
+        paths = raised or {report.rank: report.path for report in reports if report.path}
         self.widget: BoardWidget = widget_class()(
             self._on_message,
             board={**shown, "began": 0, "frozen": True, "now": self._end_us},

@@ -68,6 +68,9 @@ class BoardSource:
             self._diagnosis(snapshot, bool(news)),
             run.sources if run is not None else {},
             session.store,
+            {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
+            if run is not None
+            else {},
         )
         return facts, news
 
@@ -135,6 +138,6 @@ class BoardSource:
 
     def _ask(self, key: object) -> None:
         with contextlib.suppress(DDPError):
-            diagnosis = self._session.why()
+            diagnosis = self._session.why_now()
             if key == self._key:
                 self._found = diagnosis

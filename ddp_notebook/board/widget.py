@@ -2,6 +2,9 @@
 
 Importing this needs anywidget. The class knows nothing of sessions: it holds what is drawn, and
 passes on the messages of the page.
+
+Jupyter saves a widget's state in the notebook. That is what was drawn when the board's own cell
+ended, as the text around it is of then; what is drawn later is told to the pages alone.
 """
 
 from __future__ import annotations
@@ -45,15 +48,38 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
         super().__init__(still=uuid.uuid4().hex[:12], **values)
+        self.drawn: dict[str, Any] = {}
+        """What was drawn last, by the names above."""
+        self._kept = False
         self.on_msg(
             lambda _, content, __: on_message(content) if isinstance(content, dict) else None
         )
 
-    def paint(self, board: Mapping[str, Any], now_us: int) -> None:
-        """Show `board`, if it is not what is shown already. `now_us` is when this is."""
-        shown = {name: value for name, value in self.board.items() if name != "now"}
-        if shown != board:
-            self.board = {**board, "now": now_us}
+    def draw(self, now_us: int, **values: Any) -> None:
+        """Show `values` by their names, as far as they are not shown yet. `now_us` is when."""
+        changed = {name: each for name, each in values.items() if self.drawn.get(name) != each}
+        if not changed:
+            return
+        self.drawn.update(changed)
+        if "board" in changed:
+            changed["board"] = {**changed["board"], "now": now_us}
+        if self._kept:
+            self.tell({"kind": "state", "values": changed}, now_us)
+        else:
+            with self.hold_sync():
+                for name, value in changed.items():
+                    setattr(self, name, value)
+
+    def keep(self) -> None:
+        """The board's own cell has ended: what is drawn now is what is saved of it."""
+        self._kept = True
+
+    def tell_whole(self, now_us: int) -> None:
+        """Tell a page that opens late what is drawn, if it is not the widget's state."""
+        if self._kept and self.drawn:
+            values = dict(self.drawn)
+            values["board"] = {**values["board"], "now": now_us}
+            self.tell({"kind": "state", "values": values}, now_us)
 
     def tell(self, message: Mapping[str, Any], now_us: int) -> None:
         """Send something to the pages that is no part of what is drawn for good."""
@@ -64,7 +90,17 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {_WIDGET: view, "text/plain": ""}
 
-    def picture(self, bundle: Mapping[str, str], bars: str = "") -> dict[str, str]:
-        """`bundle` as the picture that is seen where the script does not run, `bars` below it."""
-        html = f'<div class="ddp-still-{self.still}">{bundle["text/html"]}{bars}</div>'
+    def picture(self, bundle: Mapping[str, str], below: str = "") -> dict[str, str]:
+        """`bundle` as the picture that is seen where the script does not run, `below` below it.
+
+        Where the notebook is opened again, there is no model, and Jupyter says so in words in place
+        of the widget: these are hidden, the picture is what there is.
+        """
+        still = f"ddp-still-{self.still}"
+        view = f'> [data-mime-type="{_WIDGET}"]'
+        lost = f".jp-OutputArea-child:has({view}):not(:has({view} *))"
+        html = (
+            f"<style>.jp-OutputArea:has(.{still}) > {lost} {{ display: none }}</style>"
+            f'<div class="{still}">{bundle["text/html"]}{below}</div>'
+        )
         return {**bundle, "text/html": html}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_notebook.model import Activity, RankReport, Worker, cut
+from collections.abc import Sequence
+
+from ddp_notebook.model import Activity, Place, RankReport, Worker, cut
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for the others to arrive."""
@@ -11,6 +13,7 @@ STILL_S = 1.5
 """Seconds without running after which a worker that waits for a lock of its own is stuck."""
 
 
+_MOST_CALLERS = 6
 _ERROR_LENGTH = 160
 """How much of an error stands beside what the other ranks do."""
 
@@ -67,12 +70,36 @@ def where_busy(e: RankReport) -> str:
     return f" in {e.doing}" if e.doing else ""
 
 
+def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
+    """What was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
+
+    `path` are the user's lines that it passed through; of the message so many characters.
+    """
+    lines = text.strip().splitlines()
+    what = f"{name}: {cut(lines[0], most)}" if lines else name
+    return f"{what} at {path[-1]}" if path else what
+
+
+def way_to_error(path: Sequence[Place]) -> str:
+    """``cell 3:8 → cell 3:6 in load: return d['key7']``."""
+    text = f": {path[-1].text}" if path[-1].text else ""
+    return f"{' → '.join(map(str, path[-_MOST_CALLERS:]))}{text}"
+
+
+def _failure(report: RankReport) -> str:
+    """The error of a rank; one of set-up, which has no line, is a sentence by itself."""
+    if not report.error_at and report.error_text.strip():
+        return cut(report.error_text.strip().splitlines()[0], _ERROR_LENGTH)
+    return raised_words(report.error_type, report.error_text, report.error_at, _ERROR_LENGTH)
+
+
 def doing(report: RankReport) -> str:
     """What a rank does, for a person."""
     match report.activity:
         case Activity.WAITING:
             where = report.doing.removeprefix(f"{report.inside}: ")
-            return f"waits in {report.inside}{f' ({where})' if where else ''}"
+            what = f"for the store's key {report.key!r}" if report.key else f"in {report.inside}"
+            return f"waits {what}{f' ({where})' if where else ''}"
         case Activity.BUSY if report.workers:
             return f"waits for a batch of its DataLoader ({report.doing})"
         case Activity.BUSY:
@@ -80,9 +107,7 @@ def doing(report: RankReport) -> str:
         case Activity.HELD:
             return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
         case Activity.FAILED:
-            first = report.error_text.strip().splitlines()
-            error = first[0] if first else report.error_type
-            return f"failed: {cut(error, _ERROR_LENGTH)}"
+            return f"failed: {_failure(report)}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:

@@ -36,6 +36,11 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
+def _address(mode: str) -> str:
+    """Where fork servers are that are equal to one started now; empty where none is shared."""
+    return shared_fork_server.address(sys.path) if mode == "fork" else ""
+
+
 class ForkServerClient:
     """One fork server, started on construction and warm when `ready` is done.
 
@@ -45,13 +50,20 @@ class ForkServerClient:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self._python_path = list(sys.path)
+        self._address = _address(mode)
         self.ready: Future[Mapping[str, Any]] = Future()
+        self._loaded = 0.0
+        self._on_loading: Callable[[float], None] = lambda done: None
         self._tags = itertools.count()
         self._spawned: dict[int, Future[int]] = {}
         self._exit_handlers: dict[int, ExitHandler] = {}
         self._exit_codes: dict[int, int] = {}
+        self.peak_bytes: dict[int, int] = {}
+        """The most memory that children which ended had in use, by pid."""
         self._pidfds: dict[int, int] = {}
         self._lost_handlers: list[Callable[[], None]] = []
+        self._reset: Future[None] = Future()
         self._lost = False
         self._closing = False
         self._lock = threading.Lock()
@@ -61,14 +73,14 @@ class ForkServerClient:
         threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
 
     def _begin(self) -> subprocess.Popen[bytes] | ForkedServer:
-        address = shared_fork_server.address(sys.path) if self.mode == "fork" else ""
-        listener = shared_fork_server.listen(address)
-        # Another server listens at the address already: it forks ours.
-        if address and listener is None and (server := shared_fork_server.request(address)):
-            self._unsent = []
-            return server
+        listener = shared_fork_server.listen(self._address)
+        if self._address and listener is None:  # another server listens there: it forks ours
+            server = shared_fork_server.request(self._address)
+            if server is not None:
+                self._unsent = []
+                return server
         try:
-            return self._start(address, listener)
+            return self._start(self._address, listener)
         finally:
             if listener is not None:
                 listener.close()
@@ -101,6 +113,13 @@ class ForkServerClient:
     def alive(self) -> bool:
         """False once the fork server is gone."""
         return not self._lost
+
+    def equals_a_new_one(self) -> bool:
+        """False when what it has loaded is not what a server started now would load.
+
+        Something was installed or edited, or the module path or the environment was changed.
+        """
+        return self._python_path == sys.path and self._address == _address(self.mode)
 
     def spawn(self, spec: Mapping[str, Any], on_exit: ExitHandler, timeout_s: float = 60) -> int:
         """Start a child; its pid. `on_exit(code)` runs once, on the reader's thread, when it ends.
@@ -138,6 +157,11 @@ class ForkServerClient:
         """Have the folder `path` removed when this process is gone."""
         self._send({"cmd": "own", "path": path})
 
+    def on_loading(self, handler: Callable[[float], None]) -> None:
+        """Call `handler` with the share of torch that is loaded: now, as it grows, 1 at last."""
+        self._on_loading = handler
+        handler(1.0 if self.ready.done() else self._loaded)
+
     def on_lost(self, handler: Callable[[], None]) -> None:
         """Call `handler` when the fork server is gone (at once if it is)."""
         with self._lock:
@@ -145,6 +169,19 @@ class ForkServerClient:
                 self._lost_handlers.append(handler)
                 return
         handler()
+
+    def reset(self, timeout_s: float = 5) -> bool:
+        """End all children; the server stays, for other ranks. False when it does not answer."""
+        self._reset = Future()
+        with self._lock:
+            self._lost_handlers.clear()
+            self._exit_handlers.clear()
+        try:
+            self._send({"cmd": "reset"})
+            self._reset.result(scaled_for_load(timeout_s))
+        except (SessionLost, TimeoutError):
+            return False
+        return True
 
     def close(self, timeout_s: float = 5) -> None:
         """End the fork server with all its children; returns when they are gone."""
@@ -229,6 +266,10 @@ class ForkServerClient:
                         self._process.set_pid(event["pid"])
                         self._send_unsent()
                 self.ready.set_result(event)
+                self._on_loading(1.0)
+            case "loading":
+                self._loaded = event["done"]
+                self._on_loading(self._loaded)
             case "spawned":
                 self._spawned.pop(event["tag"]).set_result(event["pid"])
             case "error":
@@ -236,11 +277,15 @@ class ForkServerClient:
             case "exited":
                 with self._lock:
                     self._close_pidfd(event["pid"])
+                    self.peak_bytes[event["pid"]] = event["peak_bytes"]
                     handler = self._exit_handlers.pop(event["pid"], None)
                     if handler is None:
                         self._exit_codes[event["pid"]] = event["code"]
                 if handler is not None:
                     handler(event["code"])
+            case "reset":
+                self._exit_codes.clear()
+                self._reset.set_result(None)
 
     def _gone(self) -> None:
         with self._lock:
@@ -250,10 +295,11 @@ class ForkServerClient:
             for pid in list(self._pidfds):
                 self._close_pidfd(pid)
         lost = SessionLost(_LOST)
-        futures: list[Future[Any]] = [self.ready, *waiting]
+        futures: list[Future[Any]] = [self.ready, self._reset, *waiting]
         for future in futures:
             if not future.done():
                 future.set_exception(lost)
+        self._on_loading(1.0)
         for handler in handlers:
             handler()
         for stream in (self._process.stdin, self._process.stdout):

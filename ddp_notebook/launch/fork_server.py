@@ -5,10 +5,13 @@ It reads commands from standard input and writes events to standard output, as J
     <- {"cmd": "spawn", "tag": n, "spec": {...}}        see child.py
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
     <- {"cmd": "own", "path": folder}                   remove it when the session is gone
+    <- {"cmd": "reset"}                                 end what the session has here
+    -> {"event": "loading", "done": s}                  a share, 0 to 1, while torch is loaded
     -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
     -> {"event": "spawned", "tag": n, "pid": p}
-    -> {"event": "exited", "pid": p, "code": c}         as soon as SIGCHLD arrives
+    -> {"event": "exited", "pid": p, "code": c, "peak_bytes": n}         as soon as SIGCHLD arrives
     -> {"event": "error", "tag": n, "text": "..."}
+    -> {"event": "reset"}                               nothing is left: ready for other ranks
 
 It also serves between two imports: a controller, which needs no torch, can be started while torch
 is being loaded. Modules that are only nice to have are imported while no command waits.
@@ -37,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.launch import child
-from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES
+from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES, LoadProgress
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
 from ddp_notebook.launch.shared_memory import remove_orphans
@@ -89,13 +92,9 @@ class ForkServer:
 
     def begin(self) -> None:
         """Be a server that has no children yet."""
-        self.started_s = time.time()
+        self.begin_session()
         self.forked_servers: set[int] = set()
         """Fork servers of other notebooks that were forked here."""
-        self.children: dict[int, subprocess.Popen[bytes] | None] = {}
-        self.folders: list[str] = []
-        self.orphaned: dict[int, float] = {}
-        """Sessions whose leader is dead, and until when their members may end by themselves."""
         self.buffer = b""
         self.closed = False
         self.wake_read, self.wake_write = os.pipe()
@@ -104,6 +103,14 @@ class ForkServer:
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def begin_session(self) -> None:
+        """Nothing belongs to the notebook's session yet."""
+        self.started_s = time.time()
+        self.children: dict[int, subprocess.Popen[bytes] | None] = {}
+        self.folders: list[str] = []
+        self.orphaned: dict[int, float] = {}
+        """Sessions whose leader is dead, and until when their members may end by themselves."""
 
     def send(self, **event: Any) -> None:
         """Write one event. If the session is gone nobody reads it; the loop will notice."""
@@ -120,8 +127,10 @@ class ForkServer:
         # matplotlib reads it once, when it is loaded; ranks draw as a notebook does.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         gc.disable()  # it would scan all new objects again and again: a third of the time
+        progress = LoadProgress(lambda done: self.send(event="loading", done=round(done, 2)))
         for name in modules:
-            _import(name)
+            with progress.watched():  # not while a child is forked
+                _import(name)
             self.turn(0)
             if self.closed:
                 return
@@ -226,6 +235,10 @@ class ForkServer:
                 send_signal(command["pid"], command["signal"])
             case "own":
                 self.folders.append(command["path"])
+            case "reset":
+                self.end()
+                self.begin_session()
+                self.send(event="reset")
 
     def spawn(self, spec: dict[str, Any]) -> int:
         """Start a child; its pid."""
@@ -273,7 +286,7 @@ class ForkServer:
             os.read(self.wake_read, 1 << 12)
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -285,7 +298,8 @@ class ForkServer:
             if process is not None and process.stdin is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 process.stdin.close()
-            self.send(event="exited", pid=pid, code=os.waitstatus_to_exitcode(status))
+            code, peak = os.waitstatus_to_exitcode(status), used.ru_maxrss << 10
+            self.send(event="exited", pid=pid, code=code, peak_bytes=peak)
             kill_members(pid, spare_trackers=True)
             self.orphaned[pid] = time.monotonic() + GRACE_S
 

@@ -1,6 +1,11 @@
-"""What the fork server imports, so that the processes that it forks have it loaded."""
+"""What the fork server imports, so that processes that it forks have it, and how far it is."""
 
 from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 ENGINE_MODULES = (
     "ipyparallel.engine.app",
@@ -34,3 +39,35 @@ IDLE_MODULES = ("matplotlib.font_manager", "matplotlib.figure", "matplotlib.pypl
 
 The matplotlib backend itself must be loaded where the shell is.
 """
+
+_ABOUT_ALL = 2_450
+"""Modules that are looked for until all of that is loaded: for a bar, no more."""
+_TELL_EVERY_S = 0.2
+
+
+class LoadProgress:
+    """Calls `tell` with the share that is done, now and then, from within the imports themselves.
+
+    A thread would do it as well, but a process that forks must have none.
+    """
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell = tell
+        self._count = 0
+        self._told_s = time.monotonic()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within, modules that are looked for count."""
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """A module is looked for; by others."""
+        self._count += 1
+        if time.monotonic() - self._told_s > _TELL_EVERY_S:
+            self._told_s = time.monotonic()
+            self._tell(min(0.99, self._count / _ABOUT_ALL))

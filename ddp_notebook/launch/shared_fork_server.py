@@ -36,8 +36,8 @@ _PACKAGE = Path(__file__).parents[1]
 _STATUS_FIELDS = (
     *("Uid", "Gid", "Groups", "Umask", "CapEff", "Seccomp", "Cpus_allowed", "Mems_allowed"),
 )
-_IGNORED_VARIABLES = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL")
-"""Variables of shells and terminals, which no server depends on."""
+_IGNORED_VARIABLES = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL")
+"""Variables of shells, terminals and pytest, which no server depends on."""
 _MODULE_SUFFIXES = tuple(importlib.machinery.all_suffixes())
 _BACKLOG = 128
 _RECEIVE_TIMEOUT_S = 1.0

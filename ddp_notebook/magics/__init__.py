@@ -11,6 +11,7 @@ parser.py       The options of a verb, and the parser of its line: bad input end
 reference.py    The reference page, made from the verbs: notebooks/REFERENCE.md.
 register.py     The verbs as IPython's magics: each line is parsed, the verb run, its value given.
 run_display.py  How a notebook shows a cell or script on the ranks: live, then whole.
+terminal_line.py  Progress in a terminal: a line that says what the start of the ranks waits for.
 ui.py           What a verb works with: the session, the shell, the cell's output, the live board.
 verb.py         A verb as a value: everything about one magic.
 verbs/          The verbs, a file or a family each. A new verb: a file there, a line in `VERBS`.

@@ -46,6 +46,7 @@ def unload(shell: Any) -> None:
     if ui is None:
         return
     ui.session.shutdown()
+    ui.board.withdraw()
     NOTEBOOK.ranks = lambda: 0
     for kind in ("line", "cell"):
         for verb in VERBS:
@@ -85,8 +86,6 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             return None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
-        finally:
-            ui.board.keep()
 
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.

@@ -99,9 +99,8 @@ class RunDisplay:
         # Seconds are shown for two minutes: each new text is a message to every open page.
         minutes = elapsed_s >= _MINUTES_FROM_S
         text = f"running {elapsed_s // 60:.0f} min" if minutes else f"running {elapsed_s:.0f} s"
-        finished = [rank for rank in run.ranks if rank not in run.pending]
-        if finished and run.pending:
-            text += f" · {name_ranks(finished)} finished"
+        for word, ranks in run.exits.items() if run.pending else ():
+            text += f" · {name_ranks(ranks)} {word}"
         if run.waits_for:
             text += f" · {run.waits_for}"
         return live_bundle(run.live_groups(), board if trouble or silent or long else None, text)

@@ -38,6 +38,8 @@ from ddp_notebook.model.diagnosis import (
     Category,
     Diagnosis,
     Finding,
+    JudgedRun,
+    Traceback,
 )
 from ddp_notebook.model.events import (
     SESSION,
@@ -79,6 +81,7 @@ from ddp_notebook.model.stacks import (
 )
 from ddp_notebook.model.stages import Stage, StepRow, StepTable
 from ddp_notebook.model.state import (
+    Loading,
     Moment,
     OutputGroup,
     OutputItem,
@@ -116,6 +119,7 @@ __all__ = [
     "RankReport",
     "Probe",
     "InitArguments",
+    "JudgedRun",
     "Role",
     "StackLocation",
     "Activity",
@@ -132,6 +136,7 @@ __all__ = [
     "Finding",
     "Frame",
     "Local",
+    "Loading",
     "Moment",
     "Output",
     "OutputGroup",
@@ -158,6 +163,7 @@ __all__ = [
     "Status",
     "StoreFailed",
     "StoreOpened",
+    "Traceback",
     "decode_events",
     "encode_events",
     "cut",

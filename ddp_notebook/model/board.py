@@ -26,7 +26,13 @@ class Role(StrEnum):
     WAITING = "waiting"
     """They wait for other ranks."""
     RUNNING = "running"
+    RAISED = "raised"
+    """They take the next cell; their last one raised."""
+    REFUSED = "refused"
+    """The same, and what it raised is that a collective does not match the other ranks'."""
     READY = "ready"
+    ENDED = "ended"
+    """They ended with their session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class BoardRow:
     waits_for: Ranks = ()
     since_ns: int = 0
     """When they began what `text` says; 0 if unknown."""
+    word: str = ""
+    """Their state in a word, where it is another one than `status`."""
     heard_ns: int = 0
     """When the quietest of silent ranks sent its last message; 0 if they are not silent."""
 

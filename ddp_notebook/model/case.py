@@ -101,9 +101,10 @@ class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
-    `inside` is the part of set-up that its main thread is in: store, rendezvous,
-    process-group, collective or ddp, empty for none. `entered` counts its calls of
-    `init_process_group` in this run and `initialized` is true when it has a default group.
+    `inside` is what its main thread waits in: a part of set-up (store, rendezvous,
+    process-group, ddp), a collective, or a key of a store; empty for none.
+    `entered` counts its calls of `init_process_group` in this run and `initialized` is true when
+    it has a default group.
     """
 
     rank: int
@@ -118,6 +119,8 @@ class RankReport:
     arguments: InitArguments = InitArguments()
     error_type: str = ""
     error_text: str = ""
+    error_at: tuple[Place, ...] = ()
+    """The user's lines that the error passed through, the outermost first."""
     error_category: str = ""
     """A category the rank itself is sure of."""
     error_remedy: str = ""
@@ -148,12 +151,18 @@ class RankReport:
     """Of a rank that does not answer, its state as the system has it: sleeping, stopped, …"""
     exit_code: int | None = None
     last_words: str = ""
+    peak_bytes: int = 0
+    """The most memory that a process which ended had in use; 0 where unknown."""
+    oom_kills: int = -1
+    """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()
     """Where its main thread is in the user's code, the outermost line first."""
     waits_for: int | None = None
-    """The number of the collective in which its main thread waits."""
+    """The number of the collective in which its main thread waits, where it is known which."""
+    key: str = ""
+    """The key of a store that it waits for, and that nobody has set."""
     run: int = 0
     """The session's number of the cell or script that it runs, or ran last."""
     replicas: tuple[ReplicaFacts, ...] = ()

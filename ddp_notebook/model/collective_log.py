@@ -31,8 +31,8 @@ HEAD = struct.Struct("<QQQQQ")
 backward passes had begun."""
 REST = struct.Struct("<QQIIIHHHHBBBBIiiq8I")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
-operation, dtype and reduce_op; part, phase, how many sizes, padding; tensors; root, peer, tag;
-shape."""
+operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
+peer, tag; shape."""
 MAGIC = b"ddpring1"
 WRITTEN_AT, TEXT_AT = 16, 24
 RECORD_BYTES = 136
@@ -41,6 +41,8 @@ TEXTS_FROM = RECORDS_FROM + CAPACITY * RECORD_BYTES
 FILE_BYTES = TEXTS_FROM + TEXT_BYTES
 DONE_OFFSET = 24
 PHASE_OFFSET = 77
+PEER = struct.Struct("<i")
+PEER_OFFSET = 88
 
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
@@ -141,7 +143,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         return found if isinstance(found, str) else ""
 
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
-    (group, operation, dtype, reduce_op, part, phase, sizes, _) = fields[10:18]
+    (group, operation, dtype, reduce_op, part, phase, sizes, called) = fields[10:18]
     tensors, root, peer, tag = fields[18:22]
     in_group, lines = text(group), text(path)
     return Collective(
@@ -167,4 +169,6 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         issued_ns=issued_ns,
         done_ns=done_ns,
         backwards=backwards,
+        waited=bool(called & 1),
+        thread=called >> 1,
     )

@@ -53,12 +53,28 @@ class RankState:
     remedy: str = ""
     raised: str = ""
     """What its last cell raised, until it runs the next: ``KeyError: 'x'``."""
+    refused: bool = False
+    """That was a Mismatch: its collective does not match what other ranks call."""
+    restarting: bool = False
+    """Its process is being ended for a new one."""
     exit_code: int | None = None
     last_words: str = ""
+    peak_bytes: int = 0
+    oom_kills: int = -1
     lost_events: int = 0
     heard_ns: int = 0
     since_ns: int = 0
-    """Since when it is at what it is at in set-up; the session's monotonic clock."""
+    """Since when it is at what it is at: in set-up, dead, idle, or at the line of its cell where it
+    was last heard; the session's monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """torch is being loaded, once for all ranks: since when, and about how much is done."""
+
+    since_ns: int
+    percent: int = 0
+    """0 for not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,8 @@ class Snapshot:
     """What was decided for the user, said: which device instead of which, and why."""
     ended: str = ""
     """Why the session is over; empty while it lives."""
+    loading: Loading | None = None
+    """No rank can start before that is over; None when it is."""
     taken_ns: int = 0
 
     @property

@@ -44,6 +44,8 @@ class ReplicaFacts:
     backend: str = ""
     group_size: int = 0
     find_unused: bool = False
+    hook: str = ""
+    """A communication hook that may leave replicas apart for a while; "" for none."""
     broadcast_buffers: bool = True
     forwards: int = 0
     """Through the wrapper, with gradients."""

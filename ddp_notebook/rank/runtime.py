@@ -27,11 +27,13 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.inspect import facts
-from ddp_notebook.rank.inspect.case import Reporter, Waiting
+from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
 from ddp_notebook.rank.inspect.stacks import Stacks
+from ddp_notebook.rank.inspect.store_keys import StoreKeys
+from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.rendezvous import InitCalls
@@ -78,7 +80,7 @@ class RankRuntime:
         self.steps_bench = StepsBench(self.events, observer, hooks)
 
         self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
-        self.shell = RankShell(shell, forwarder)
+        self.shell = RankShell(shell, forwarder, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.handlers = Handlers(getattr(shell, "kernel", None))
         self.life = life = Lifecycle(
@@ -97,13 +99,14 @@ class RankRuntime:
                 observer,
                 hooks,
                 self.data_workers,
+                StoreKeys(),
                 subgroups,
                 self.rescue,
                 sockets,
             )
         )
         self.runner = CellRunner(
-            life, self.shell, forwarder, self.events, main_thread, hooks, parallel
+            life, self.shell, forwarder, self.events, main_thread, hooks, parallel, user_code
         )
         self.scripts = ScriptRunner(process, life, self.runner, user_code)
         self.set_up = self._make_set_up()

@@ -169,6 +169,13 @@ def group_backend(group: Any) -> str:
     return str(name()) if callable(name) else ""
 
 
+def source_of(work: Any) -> int | None:
+    """Who has sent what a recv from anybody has got, as a rank of its group; None if unknown."""
+    source = getattr(work, "_source_rank", None)
+    rank = source() if callable(source) else -1
+    return int(rank) if rank >= 0 else None
+
+
 def is_forgotten(group: Any) -> bool:
     """True when torch does not know `group` any more: it was destroyed."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
@@ -366,7 +373,35 @@ def logged_step_ns(wrapped: Any) -> tuple[int, int] | None:
     return (int(both[0]), int(both[1])) if both[0] and both[1] is not None else None
 
 
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_REDUCING = {
+    "default_hooks": ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"),
+    "powerSGD_hook": ("powerSGD_hook", "batched_powerSGD_hook"),
+    "quantization_hooks": ("quantization_pertensor_hook", "quantization_perchannel_hook"),
+}
+"""torch's hooks that give each rank of their group the same gradients."""
+
+
 def hook_names(wrapped: Any) -> list[str]:
     """The communication hooks that a DDP object was given."""
+    return [_name(hook) for hook, _ in getattr(wrapped, "_comm_hooks", ())]
+
+
+def hooks_that_may_part(wrapped: Any) -> list[str]:
+    """Of these, the ones of which it is not known that all ranks get the same gradients."""
     hooks = getattr(wrapped, "_comm_hooks", ())
-    return [getattr(each[0], "__name__", type(each[0]).__name__) for each in hooks]
+    size = wrapped.process_group.size()
+    return [_name(hook) for hook, state in hooks if not _reduces(hook, state, size)]
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))
+
+
+def _reduces(hook: Any, state: Any, size: int) -> bool:
+    """True of a hook of torch's own that reduces among all `size` ranks of the DDP object."""
+    folder, _, module = str(getattr(hook, "__module__", "")).rpartition(".")
+    if folder != _HOOKS or _name(hook) not in _REDUCING.get(module, ()):
+        return False
+    group = getattr(state, "process_group", state)
+    return group is None or (isinstance(group, dist.ProcessGroup) and group.size() == size)

@@ -74,7 +74,9 @@ class RankPool:
         """A fork server that loads torch or has it loaded, for the next start."""
         with self._lock:
             warm = self.fork_server
-            if warm is not None and (not warm.alive or warm.mode != mode):
+            if warm is not None and not (
+                warm.alive and warm.mode == mode and warm.equals_a_new_one()
+            ):
                 warm.close()
                 warm = None
             if warm is None:
@@ -91,31 +93,37 @@ class RankPool:
     def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:
         """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
-        self.fork_server = None  # from now on it is that of `processes`, and ends with them
+        self.fork_server = None  # from now on it is that of `processes`
         made = _processes_class()(options, devices, fork_server, self._record, self._lose)
         self.processes = made
         return made
 
     # -- ending --------------------------------------------------------------------------
 
-    def close(self, reason: str) -> None:
-        """End all processes but the warm fork server; does nothing when there are none."""
+    def close(self, reason: str, *, keep_warm: bool = True) -> None:
+        """End all processes, with `keep_warm` but the fork server; nothing when there are none."""
         with self._lock:
             processes, self.processes = self.processes, None
-        if processes is not None:
-            for callback in self._before_close:
-                callback(reason)
-            processes.close()
+        if processes is None:
+            return
+        for callback in self._before_close:
+            callback(reason)
+        if processes.close(keep_warm):
+            with self._lock:
+                spare, self.fork_server = self.fork_server, processes.fork_server
+            if spare is not None:
+                spare.close()
 
-    def shut_down(self) -> None:
+    def shut_down(self, *, keep_warm: bool) -> None:
         """`Session.shutdown`."""
         if os.getpid() != self._owner_pid:
             return  # a forked child of the notebook, on its way out
-        self.close("The ranks were shut down.")
-        with self._lock:
-            warm, self.fork_server = self.fork_server, None
-        if warm is not None:
-            warm.close()
+        self.close("The ranks were shut down.", keep_warm=keep_warm)
+        if not keep_warm:
+            with self._lock:
+                warm, self.fork_server = self.fork_server, None
+            if warm is not None:
+                warm.close()
         self._record.begin(0)
 
     def _lose(self, reason: str) -> None:
@@ -125,7 +133,7 @@ class RankPool:
         self.lost_reason = reason
         self._record.note(ended=reason)
         self._record.add(())
-        close = partial(self.close, reason)
+        close = partial(self.close, reason, keep_warm=False)  # what broke may be the fork server
         threading.Thread(target=close, name="ddp-close", daemon=True).start()
 
 

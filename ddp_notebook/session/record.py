@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.archive.history import History, Kept
-from ddp_notebook.model import Event, RankState, Snapshot
+from ddp_notebook.model import Event, Ranks, RankState, Snapshot
 from ddp_notebook.state.fold import fold, set_up_anew, without_group
 
 
@@ -52,6 +53,19 @@ class Record:
     def lose_group(self) -> None:
         """The process group is gone: no rank is verified any more."""
         self._change_all(without_group)
+
+    @contextmanager
+    def restarting(self, ranks: Ranks) -> Iterator[None]:
+        """Within, the processes of `ranks` are ended, and new ones started."""
+
+        def mark(restarting: bool) -> None:
+            self._change_all(lambda s: replace(s, restarting=restarting) if s.rank in ranks else s)
+
+        mark(True)
+        try:
+            yield
+        finally:
+            mark(False)
 
     def _change_all(self, change: Callable[[RankState], RankState]) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     Collective,
     Collectives,
     Diagnosis,
+    Place,
     Ranks,
     RankState,
     Role,
@@ -18,7 +19,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.state import collective_table, setup_table
-from ddp_notebook.state.descriptions import describe, headline, notes
+from ddp_notebook.state.descriptions import describe, headline, notes, state_word
 
 FOLD_FROM = 8
 """With this many ranks and more, ranks in the same state share a row."""
@@ -32,7 +33,8 @@ class BoardFacts:
 
     `collectives` is what the ranks issued in the current or last run; `pending` are the ranks
     that are still in it. `sources` is code by file name. `store` says who hosts the store:
-    session or rank0.
+    session or rank0. `raised` has the user's lines that an error passed through, of the ranks
+    that raised in that run.
     """
 
     snapshot: Snapshot
@@ -41,6 +43,7 @@ class BoardFacts:
     diagnosis: Diagnosis | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     store: str = "session"
+    raised: Mapping[int, Sequence[Place]] = field(default_factory=dict)
 
 
 def board(snapshot: Snapshot) -> Board:
@@ -71,7 +74,7 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
 def _sameness(row: BoardRow) -> object:
     """Equal for ranks that share a row."""
     return (
-        *(row.role, row.status, row.stage, row.entering, row.text, row.waits_for),
+        *(row.role, row.word, row.status, row.stage, row.entering, row.text, row.waits_for),
         *(_kind_of_device(row.device), row.host, row.silent),
     )
 
@@ -104,7 +107,12 @@ def _row(
     """The row of one rank. `record` is the latest collective of a rank that is in a run."""
     activity = _activity(state, record, missing, facts)
     age_s = max(0.0, (facts.snapshot.taken_ns - state.heard_ns) / 1e9) if state.heard_ns else 0.0
-    silent = age_s > SILENT_AFTER_S and state.status is not Status.DEAD
+    ended = bool(facts.snapshot.ended)
+    quiet = ended or state.status in (Status.DEAD, Status.STARTING)
+    silent = age_s > SILENT_AFTER_S and not quiet
+    role = _role(state, activity, silent, facts.diagnosis)
+    if ended and role not in (Role.CULPRIT, Role.DEAD, Role.FAILED):
+        role = Role.ENDED
     return BoardRow(
         ranks=(state.rank,),
         status=state.status,
@@ -116,7 +124,8 @@ def _row(
         host=state.host,
         age_s=age_s,
         silent=silent,
-        role=_role(state, activity, silent, facts.diagnosis),
+        role=role,
+        word=Role.ENDED.value if role is Role.ENDED else state_word(state),
         waits_for=activity.waits_for,
         since_ns=activity.since_ns,
         heard_ns=state.heard_ns if silent else 0,
@@ -142,6 +151,8 @@ def _activity(
 ) -> _Activity:
     text = describe(state)
     match state.status:
+        case Status.STARTING if (loading := facts.snapshot.loading) is not None:
+            return _Activity("starts when torch is loaded", loading.since_ns)
         case Status.SETTING_UP:
             waits_for = setup_table.waits_for(state, facts.snapshot, facts.store)
             return _Activity(text, state.since_ns, waits_for, waits=bool(waits_for))
@@ -150,6 +161,8 @@ def _activity(
             if collective_table.is_paused(record):
                 return _Activity(text, record.issued_ns, paused=True)
             return _Activity(text, record.issued_ns, missing.of(record), waits=True)
+        case Status.READY if state.raised:
+            return _Activity(text, state.since_ns)
         case Status.RUNNING | Status.READY:
             return _Activity(text)
         case _:
@@ -164,13 +177,16 @@ def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagno
             return Role.CULPRIT
         if state.rank in finding.ranks:
             return Role.PAUSED if activity.paused else Role.LATE
-    waits = activity.waits or any(state.rank in finding.waiting for finding in findings)
+    blocked = state.status in (Status.RUNNING, Status.SETTING_UP)
+    waits = activity.waits or (blocked and any(state.rank in each.waiting for each in findings))
     roles = (
-        (state.status is Status.DEAD, Role.DEAD),
+        (state.status is Status.DEAD and not state.restarting, Role.DEAD),
         (state.status is Status.FAILED, Role.FAILED),
         (silent, Role.SILENT),
         (activity.paused, Role.PAUSED),
         (waits, Role.WAITING),
+        (state.status is Status.READY and state.refused, Role.REFUSED),
+        (state.status is Status.READY and bool(state.raised), Role.RAISED),
         (state.status is Status.READY, Role.READY),
     )
     return next((role for is_so, role in roles if is_so), Role.RUNNING)

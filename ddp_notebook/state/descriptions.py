@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from ddp_notebook.model import RankState, Snapshot, Status, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, RankState, Snapshot, Status, format_ranks, name_ranks
 
 
 def headline(snapshot: Snapshot) -> str:
@@ -14,14 +14,36 @@ def headline(snapshot: Snapshot) -> str:
     if not snapshot.ranks:
         return "No ranks. Start them: %ddp_init --world-size 4"
     count = f"{snapshot.world_size} rank{'s' if snapshot.world_size > 1 else ''}"
-    parts = []
-    for status in Status:
-        ranks = snapshot.with_status(status)
-        if ranks:
-            everyone = len(ranks) == snapshot.world_size
-            parts.append(status.value if everyone else f"{name_ranks(ranks)} {status.value}")
+    if snapshot.loading is not None:
+        return f"{count}, {snapshot.backend or 'no backend'}: torch is being loaded"
+    words: dict[str, list[int]] = {}
+    for state in sorted(snapshot.ranks, key=lambda state: list(Status).index(state.status)):
+        words.setdefault(state_word(state), []).append(state.rank)
+    parts = [
+        word if len(ranks) == snapshot.world_size else f"{name_ranks(ranks)} {word}"
+        for word, ranks in words.items()
+    ]
     where = f" · {snapshot.init_method}" if snapshot.init_method else ""
     return f"{count}, {snapshot.backend or 'no backend'}{where}: {'; '.join(parts)}"
+
+
+def loading_text(snapshot: Snapshot) -> str:
+    """``Loading torch, once for all ranks: about 45 %, 12 s``; empty when it is loaded."""
+    loading = snapshot.loading
+    if loading is None:
+        return ""
+    seconds = max(0, snapshot.taken_ns - loading.since_ns) // 1_000_000_000
+    share = f"about {loading.percent} %, " if loading.percent else ""
+    return f"Loading torch, once for all ranks: {share}{seconds} s"
+
+
+def state_word(state: RankState) -> str:
+    """What a rank is at, in a word."""
+    if state.status is Status.READY and state.raised:
+        return "refused" if state.refused else "raised"
+    if state.restarting and state.status in (Status.DEAD, Status.STARTING):
+        return "restarting"
+    return state.status.value
 
 
 def exit_text(exit_code: int) -> str:
@@ -38,7 +60,7 @@ def describe(state: RankState) -> str:
     """What a rank does, waits for, raised last or died of, in a few words."""
     match state.status:
         case Status.STARTING:
-            return "its process starts"
+            return "its new process starts" if state.restarting else "its process starts"
         case Status.SETTING_UP:
             return state.doing or state.detail
         case Status.PAUSED:
@@ -50,7 +72,7 @@ def describe(state: RankState) -> str:
         case Status.FAILED:
             return _failure(state)
         case Status.DEAD:
-            return _death(state)
+            return "its process is replaced" if state.restarting else _death(state)
 
 
 def _run(state: RankState) -> str:
@@ -75,14 +97,19 @@ def notes(snapshot: Snapshot) -> tuple[str, ...]:
             lines.append(f"Rank {state.rank}: {state.remedy}")
         if state.lost_events:
             lines.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
-    dead = snapshot.with_status(Status.DEAD)
-    if dead and not snapshot.ended:
+    if _dead(snapshot) and not snapshot.ended:
         lines.append(_how_to_restart(snapshot))
     return tuple(dict.fromkeys(lines))
 
 
-def _how_to_restart(snapshot: Snapshot) -> str:
+def _dead(snapshot: Snapshot) -> Ranks:
+    """The dead ranks that get no new process yet."""
     dead = snapshot.with_status(Status.DEAD)
+    return tuple(rank for rank in dead if not snapshot.ranks[rank].restarting)
+
+
+def _how_to_restart(snapshot: Snapshot) -> str:
+    dead = _dead(snapshot)
     running = snapshot.with_status(Status.RUNNING)
     restart = f"%ddp_restart --ranks {format_ranks(dead)}"
     who = name_ranks(dead)

@@ -25,6 +25,9 @@ from ddp_notebook.model import (
     Status,
 )
 
+MISMATCH = "Mismatch"
+"""The error of a rank whose collective was refused."""
+
 
 def fold(snapshot: Snapshot, events: Iterable[Event]) -> Snapshot:
     """The state after `events`. Events of different ranks may come in any interleaving."""
@@ -84,7 +87,12 @@ def fold_rank(state: RankState, event: Event) -> RankState:
     if isinstance(event, RankSpawned):
         # A new process: nothing of the old one holds.
         return RankState(
-            rank=state.rank, pid=event.pid, device=event.device, heard_ns=event.heard_ns
+            rank=state.rank,
+            pid=event.pid,
+            device=event.device,
+            heard_ns=event.heard_ns,
+            since_ns=event.heard_ns,
+            restarting=state.restarting,
         )
     if isinstance(event, RankExited):
         return _exited(state, event)
@@ -107,8 +115,12 @@ def _raised(event: CellFinished) -> str:
     """What a cell ended with, in a line; an interrupt is not the cell's doing."""
     if event.outcome != "error" or not event.ename:
         return ""
-    first = event.evalue.strip().partition("\n")[0]
-    return f"{event.ename}: {first}" if first else event.ename
+    first, _, more = event.evalue.strip().partition("\n")
+    if event.ename == MISMATCH:  # our own words: what to type stands in the last of their lines
+        text = " ".join(event.evalue.split())
+    else:
+        text = f"{first} …" if more else first
+    return f"{event.ename}: {text}" if text else event.ename
 
 
 def _exited(state: RankState, event: RankExited) -> RankState:
@@ -119,7 +131,10 @@ def _exited(state: RankState, event: RankExited) -> RankState:
         status=Status.DEAD,
         exit_code=event.exit_code,
         last_words=event.last_words,
+        peak_bytes=event.peak_bytes,
+        oom_kills=event.oom_kills,
         heard_ns=max(state.heard_ns, event.heard_ns),
+        since_ns=event.heard_ns,
     )
 
 
@@ -128,11 +143,28 @@ def _living(state: RankState, event: Event) -> RankState:
     match event:
         case CellStarted():
             cell = event.number or event.cell
-            return replace(state, status=Status.RUNNING, cell=cell, doing="", raised="")
+            return replace(
+                state,
+                status=Status.RUNNING,
+                cell=cell,
+                doing="",
+                raised="",
+                refused=False,
+                since_ns=event.heard_ns,
+            )
         case CellFinished():
-            return replace(state, status=_idle(state), doing="", raised=_raised(event))
+            return replace(
+                state,
+                status=_idle(state),
+                doing="",
+                raised=_raised(event),
+                refused=event.outcome == "error" and event.ename == MISMATCH,
+                since_ns=event.heard_ns,
+            )
         case Pulse():
-            return replace(state, doing=event.doing)
+            moved = state.status is Status.RUNNING and event.doing != state.doing
+            since_ns = event.heard_ns if moved else state.since_ns
+            return replace(state, doing=event.doing, since_ns=since_ns)
         case StageStarted() | StagePaused() | StageFinished() | StageFailed():
             return _in_setup(replace(state, doing="", since_ns=event.heard_ns), event)
         case _:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from textwrap import indent
 
-from ddp_notebook.model import Board, BoardRow, Stage, Status, format_ranks
+from ddp_notebook.model import Board, BoardRow, Role, Stage, Status, format_ranks
+from ddp_notebook.state.descriptions import loading_text
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.views.table import Cell, Column, Row, Table
@@ -41,6 +42,11 @@ _STATUS_COLOURS = {
     Status.FAILED: markup.BAD,
     Status.DEAD: markup.BAD,
 }
+_ROLE_COLOURS = {
+    Role.RAISED: markup.BAD,
+    Role.REFUSED: markup.BAD,
+    Role.ENDED: markup.IDLE,
+}
 _STRIP = "display: inline-block; margin-right: 8px; white-space: nowrap"
 _SEGMENT = (
     "display: inline-block; box-sizing: border-box; width: 9px; height: 9px;"
@@ -50,7 +56,7 @@ _SEGMENT = (
 
 def text(board: Board) -> str:
     """The board for a terminal, a log and a test."""
-    parts = [strip_ansi(board.headline)]
+    parts = [strip_ansi(board.headline), *filter(None, [loading_text(board.snapshot)])]
     if board.rows:
         parts.append(_table(board).text())
     if board.notes:
@@ -64,10 +70,22 @@ def html(board: Board) -> str:
     return (
         f'<div class="ddp-view">{markup.STYLE}<div class="ddp-headline"'
         f' style="font-weight: 600; margin-bottom: 6px">{_text(board.headline)}</div>'
+        + _loading(board)
         + (_table(board).html() if board.rows else "")
         + (f'<ul class="ddp-notes">{notes}</ul>' if notes else "")
         + "</div>"
     )
+
+
+def _loading(board: Board) -> str:
+    """How far torch is loaded, as a bar and in words."""
+    loading = board.snapshot.loading
+    if loading is None:
+        return ""
+    words = escape(loading_text(board.snapshot), quote=False)
+    value = f' value="{loading.percent}"' if loading.percent else ""
+    bar = f'<progress max="100"{value} aria-label="torch"></progress>'
+    return f'<div class="ddp-loading" style="margin-bottom: 6px">{bar} {words}</div>'
 
 
 def _table(board: Board) -> Table:
@@ -80,7 +98,7 @@ def _row(row: BoardRow) -> Row:
     cells = (
         Cell(format_ranks(row.ranks)),
         Cell(stage_words(row), before=_strip(row)),
-        Cell(row.status.value, colour=_STATUS_COLOURS[row.status]),
+        Cell(row.word or row.status.value, colour=_colour(row)),
         Cell(strip_ansi(row.text).strip()),
         Cell(strip_ansi(row.device)),
         Cell(str(row.pid) if row.pid else ""),
@@ -89,6 +107,11 @@ def _row(row: BoardRow) -> Row:
     )
     silent = " ddp-silent" if row.silent else ""
     return Row(cells, markup.BAD if row.gone else "", css_class + silent)
+
+
+def _colour(row: BoardRow) -> str:
+    """The colour of a row's state."""
+    return _ROLE_COLOURS.get(row.role) or _STATUS_COLOURS[row.status]
 
 
 def stage_words(row: BoardRow) -> str:
@@ -106,6 +129,8 @@ def stage_words(row: BoardRow) -> str:
 
 def heard_words(row: BoardRow) -> str:
     """The age of the last message: ``< 1 s``, ``12 s``; ``silent 31 s`` is too long."""
+    if row.role is Role.ENDED:
+        return ""
     if row.silent:
         return f"silent {_age_words(row.age_s)}"
     return "not yet" if row.status is Status.STARTING else _age_words(row.age_s)
@@ -122,7 +147,7 @@ def _age_words(seconds: float) -> str:
 
 def _strip(row: BoardRow) -> str:
     """The stages as a strip of segments, each with its name; the words stand beside it."""
-    dead = row.status is Status.DEAD
+    dead = row.status is Status.DEAD or row.role is Role.ENDED
     looks = {
         "passed": f"background: rgb({markup.IDLE if dead else markup.OK})",
         "entering": f"border: 2px solid rgb({markup.BUSY})",

@@ -107,7 +107,7 @@ def test_html_manager_shows_the_board_of_a_saved_notebook(
 ) -> None:
     with shown(saved, scripts, chromium, tmp_path / "page.png") as page:
         board = Board(page)
-        expect(board.finding).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(board.finding).to_contain_text("Rank 1 alone calls barrier", timeout=SHOWN_WITHIN_MS)
         expect(board.rows).to_have_count(2)
         expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
         expect(page.locator(".ddp-board")).to_be_hidden()  # the picture: the board stands for it

@@ -235,6 +235,99 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
         dist.destroy_process_group()
         """,
     ),
+    "a functional collective that one rank skips": (
+        "divergent-control-flow",
+        (1,),
+        """
+        import torch.distributed._functional_collectives as functional
+        for i in range(3):
+            if rank == 1 and i == 2:
+                continue
+            total = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+            total = total + 1
+        """,
+    ),
+    "full_tensor on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        mesh = init_device_mesh("cpu", (world_size,))
+        sharded = distribute_tensor(torch.arange(12.0), mesh, [Shard(0)])
+        if rank == 0:
+            print(sharded.full_tensor())
+        """,
+    ),
+    "FSDP2, evaluated on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        from torch.distributed.fsdp import fully_shard
+        model = torch.nn.Linear(8, 4)
+        fully_shard(model)
+        model(torch.ones(2, 8)).sum().backward()
+        if rank == 0:
+            with torch.no_grad():
+                model(torch.ones(2, 8))
+        """,
+    ),
+    "work.wait under another name": (
+        "conditional-collective",
+        (2,),
+        """
+        if rank == 2:
+            finish = dist.all_reduce(torch.ones(4), async_op=True).wait
+            finish()
+        """,
+    ),
+    "a collective in a thread of a pool": (
+        "conditional-collective",
+        (2,),
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        pool = ThreadPoolExecutor(1)
+        if rank == 2:
+            pool.submit(dist.all_reduce, torch.ones(4)).result()
+        """,
+    ),
+    "monitored_barrier on one rank": (
+        "conditional-collective",
+        (1,),
+        """
+        if rank == 1:
+            dist.monitored_barrier()
+        """,
+    ),
+    "a key of the store that nobody sets": (
+        "unset-key",
+        (1,),
+        """
+        store = dist.distributed_c10d._get_default_store()
+        store.set("model_ready", "yes")
+        if rank == 1:
+            store.wait(["model-ready"])
+        dist.barrier()
+        """,
+    ),
+    "two threads that use one group at once": (
+        "mismatched-order",
+        (0, 1, 2),
+        """
+        import threading
+        def reduce():
+            for _ in range(50):
+                dist.all_reduce(torch.ones(4))
+        def meet():
+            for _ in range(50):
+                dist.barrier()
+        threads = [threading.Thread(target=work) for work in (reduce, meet)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        """,
+    ),
 }
 
 
@@ -298,3 +391,28 @@ def test_a_rank_that_is_only_slow_is_no_hang_and_can_be_given_up(ranks3: Session
         given_up(ranks3)
         thread.join(10)
     assert results
+
+
+def test_whatever_else_a_rank_waits_for_it_does_not_wait_in_a_collective(ranks3: Session) -> None:
+    """Rank 0 has a recv outstanding while it waits for a lock, a process and a pipe of its own."""
+    source = """
+        import os, subprocess, threading
+        if rank == 0:
+            work = dist.irecv(torch.zeros(1), 1)
+            lock, (end, begin) = threading.Lock(), os.pipe()
+            lock.acquire()
+            threading.Timer(1.5, lock.release).start()
+            lock.acquire()
+            subprocess.run(["sleep", "1.5"])
+            threading.Timer(1.5, os.write, (begin, b"x")).start()
+            os.read(end, 1)
+            dist.send(torch.ones(2), 1)
+            work.wait()
+        elif rank == 1:
+            dist.recv(torch.zeros(2), 0)
+            dist.send(torch.ones(1), 0)
+        dist.barrier()
+        """
+    result = ranks3.run_cell(textwrap.dedent(source).strip())
+    result.raise_for_error()
+    assert result.diagnosis is None

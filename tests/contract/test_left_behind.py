@@ -117,9 +117,11 @@ def running_session(kernel: Kernel) -> Pids:
 
 
 def shut_down(kernel: Kernel) -> None:
-    """`%ddp_shutdown`, after which nothing may be left."""
+    """After `%ddp_shutdown` only the fork server may be left, after `%unload_ext` nothing."""
     kernel.run("%ddp_shutdown")
     try:
+        assert_nothing_left(kernel, also=fork_server_of(kernel))
+        kernel.run("%unload_ext ddp_notebook")
         assert_nothing_left(kernel)
     except AssertionError:
         kernel.close(now=True)
@@ -136,17 +138,23 @@ def train_until_a_random_moment(kernel: Kernel, rng: random.Random) -> str:
     return message
 
 
-def assert_nothing_left(kernel: Kernel | None = None) -> None:
-    """In time, nothing of the test run lives but `kernel`, and no file is there."""
+def fork_server_of(kernel: Kernel) -> int:
+    """The process of the warm fork server, 0 for none."""
+    pool = "get_ipython()._ddp_notebook_magics.session.pool"
+    return kernel.ask(f"{pool}.fork_server.pid if {pool}.fork_server else 0")
+
+
+def assert_nothing_left(kernel: Kernel | None = None, also: int = 0) -> None:
+    """In time, nothing of the test run lives but `kernel` and `also`, and no file is there."""
     left = Leftovers()
 
     def nothing() -> bool:
         nonlocal left
         now = leftovers()
-        left = replace(now, processes=frozenset(p for p in now.processes if p[0] != spared))
+        left = replace(now, processes=frozenset(p for p in now.processes if p[0] not in spared))
         return not left
 
-    spared = kernel.pid if kernel is not None else 0
+    spared = {kernel.pid if kernel is not None else 0, also}
     try:
         eventually(nothing, GONE_WITHIN_S)
     except AssertionError:

@@ -204,6 +204,42 @@ def test_a_group_that_the_observer_is_around_is_torchs_in_every_other_way(ranks:
     )
 
 
+def test_a_recv_from_any_rank_is_written_down_with_the_rank_that_sent(ranks: Session) -> None:
+    found = run(
+        ranks,
+        "if rank == 0:\n"
+        "    for _ in range(3):\n"
+        "        source = dist.recv(torch.zeros(8))\n"
+        "        dist.recv(torch.zeros(2, dtype=torch.int64), source)\n"
+        "else:\n"
+        "    dist.send(torch.ones(8), 0)\n"
+        "    dist.send(torch.ones(2, dtype=torch.int64), 0)\n"
+        "dist.barrier()",
+    )
+    received = [each for each in found.of[0] if each.is_point_to_point]
+    assert sorted(each.peer or 0 for each in received) == [1, 1, 2, 2, 3, 3]
+    assert [each.peer for each in received[::2]] == [each.peer for each in received[1::2]]
+    assert not ranks.why().findings
+
+
+def test_threads_are_told_apart(ranks: Session) -> None:
+    found = run(
+        ranks,
+        "import threading\n"
+        "dist.barrier()\n"
+        "for _ in range(2):\n"
+        "    thread = threading.Thread(target=dist.barrier)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "dist.barrier()",
+    )
+    threads = [each.thread for each in found.of[0]]
+    assert threads[0] == threads[3] == 0
+    assert threads[1] > 0
+    assert threads[2] > 0
+    assert all(each.waited for each in found.of[0])
+
+
 COALESCES = """
 from types import SimpleNamespace
 group = dist.group.WORLD

@@ -356,7 +356,16 @@ def my_hook(state, bucket):
     raise NotImplementedError
 net = DDP(torch.nn.Linear(2, 2))
 net.register_comm_hook(None, my_hook)
-assert p.hook_names(net) == ["my_hook"]
+assert p.hook_names(net) == p.hooks_that_may_part(net) == ["my_hook"]
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+for state, hook in (
+    (None, default_hooks.allreduce_hook),
+    (dist.group.WORLD, default_hooks.fp16_compress_hook),
+    (powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook),
+):
+    net = DDP(torch.nn.Linear(2, 2))
+    net.register_comm_hook(state, hook)
+    assert p.hook_names(net) == [hook.__name__] and p.hooks_that_may_part(net) == []
 assert not p.log_each_step(object()) and p.logged_step_ns(object()) is None
 assert p.hook_names(object()) == []
 print("ok")

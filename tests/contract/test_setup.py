@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from support import is_alive, pids_of
 
 from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
 from ddp_notebook.model import Event, Stage, StageFinished, Status
@@ -149,11 +152,32 @@ def test_verbs_before_init_say_what_to_type(session: Session) -> None:
         session.run_cell("x = 1")
 
 
-def test_a_shut_down_session_can_be_started_again(session: Session) -> None:
+def test_a_shut_down_session_starts_again_from_the_fork_server_that_stayed(
+    session: Session,
+) -> None:
+    servers = []
     for world_size in (1, 2):
         session.init(InitOptions(world_size=world_size, device="cpu"))
-        session.shutdown()
+        pids = pids_of(session)
+        session.shutdown(keep_warm=True)
         assert not session.running
+        left = psutil.Process(pids.fork_server).children(recursive=True)
+        assert not left and not Path(pids.folder).exists()
+        servers.append(pids.fork_server)
+    assert servers[0] == servers[1]
+    session.shutdown()
+    assert not is_alive(servers[0])
+
+
+def test_ranks_of_another_number_replace_those_that_there_are(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    with pytest.raises(UsageMistake, match="--world-size 3 --replace"):
+        session.init(InitOptions(world_size=3, device="cpu"))
+    with pytest.raises(UsageMistake, match="GPU"):
+        session.init(InitOptions(world_size=3, device="cuda", gpus=("97",)), replace=True)
+    assert results(session, "7 * 6") == {(0, 1): "42"}, "what cannot be had costs no ranks"
+    session.init(InitOptions(world_size=3, device="cpu"), replace=True)
+    assert results(session, "dist.get_world_size()") == {(0, 1, 2): "3"}
 
 
 def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None:

@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each notebook has its own"),
 ]
 
+pytestmark = pytest.mark.usefixtures("cold")
 READY_WITHIN_S = 60
 SUM = "x = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == 2"
 NOTEBOOK = """
@@ -87,6 +88,19 @@ def test_the_second_has_what_the_first_has_loaded_without_loading_it(
     _, ended = spawn(second, tmp_path, ["builtins:exec", {"source": 5}])
     assert ended.result(READY_WITHIN_S) == 1, "its children are its own, and it hears of them"
     assert "TypeError" in (tmp_path / "log").read_text()
+
+
+def test_one_that_a_new_one_would_differ_from_is_not_used_again(
+    servers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = ready(servers())
+    with monkeypatch.context() as changed:
+        changed.syspath_prepend(tmp_path)
+        assert not server.equals_a_new_one()
+    with monkeypatch.context() as changed:
+        changed.setenv("TORCH_LOGS", "+dynamo")  # torch reads it when it is loaded
+        assert not server.equals_a_new_one()
+    assert server.equals_a_new_one()
 
 
 def test_each_has_its_own_end(servers: Any, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ test("rows that wait for the same are joined by one bracket", () => {
 });
 
 test("every role has a mark and a word beside its colour", () => {
-  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready"];
+  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "ended"];
   assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
   for (const role of roles) {
     const { mark, word, tone } = board.lookOf({ role, status: "running" });

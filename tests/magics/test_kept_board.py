@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
-from kernels import Kernel
+from kernels import Kernel, execute
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,38 @@ def test_a_cell_that_changes_nothing_on_the_board_says_nothing_of_it(kernel: Ker
     assert [] in (told_of_the_board(kernel, "%%ddp\nprint(x)") for _ in range(5))
 
 
-def test_a_cell_that_fails_says_so_before_it_ends(kernel: Kernel) -> None:
+def test_a_cell_that_fails_is_told_to_pages_and_changes_nothing_that_is_saved(
+    kernel: Kernel,
+) -> None:
     told = told_of_the_board(kernel, "%%ddp --ranks 1\n{}['missing']")
-    assert "KeyError" in str(told)
-    assert told_of_the_board(kernel, "%%ddp\nx = 3") != []  # it has not raised any more
-    assert [] in (told_of_the_board(kernel, "%%ddp\nx = 4") for _ in range(5))
+    told += told_of_the_board(kernel, "%%ddp\nx = 3")
+    boards = [each for each in told if each.get("data", {}).get("method") != "custom"]
+    assert not [each for each in boards if "KeyError" in str(each) and "ddp-still" in str(each)]
+    assert not [each for each in boards if each.get("data", {}).get("method") == "update"]
+
+
+def test_a_saved_board_shows_the_end_of_its_own_cell_not_of_the_session(tmp_path: Path) -> None:
+    cells = [
+        "%load_ext ddp_notebook",
+        "%ddp_init --world-size 2 --device cpu\nstill_this_cell = %ddp_status",
+        "%%ddp --ranks 1\n{}['missing']",
+        "%ddp_restart",
+        "%ddp_shutdown",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    execute(notebook, tmp_path, 120, allow_errors=True)
+    for index in (1, 3):
+        (picture,) = [
+            each["data"]
+            for each in notebook.cells[index].outputs
+            if "ddp-still" in each.get("data", {}).get("text/html", "")
+        ]
+        assert "6/6 verified  ready" in picture["text/plain"]
+        assert "As it was when this cell ended" in picture["text/html"]
+        assert "KeyError" not in str(picture) and "ended  " not in picture["text/plain"]
+    models = notebook.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    states = [each["state"] for each in models.values() if "still" in each["state"]]
+    assert [[row["role"] for row in each["board"]["rows"]] for each in states] == [
+        ["ready", "ready"]
+    ] * 2
+    assert not [each for each in states if each["board"].get("closed")]

@@ -16,7 +16,10 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
+    Loading,
     Phase,
+    RankExited,
+    RankSpawned,
     RankState,
     Role,
     Snapshot,
@@ -26,7 +29,10 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.state.board_rows import BoardFacts, board_of, board_rows
 from ddp_notebook.state.collective_table import collectives_at
+from ddp_notebook.state.fold import fold_rank
 from ddp_notebook.state.stack_locations import locations, pending_locations
+from ddp_notebook.views import board as board_view
+from ddp_notebook.views import markup
 
 S = 1_000_000_000
 
@@ -202,3 +208,56 @@ def test_for_a_thousand_ranks_that_wait_for_one_the_others_are_looked_at_once() 
     counted = replace(waiting, collectives=replace(waiting.collectives, of=of))
     assert {row.waits_for for row in board_rows(counted)} == {(341,), ()}
     assert of.looked_at <= 2 * 1024
+
+
+def idle(rank: int, **more: object) -> RankState:
+    """A rank that waits for a cell."""
+    return running(rank, status=Status.READY, **more)
+
+
+def test_ranks_that_raised_or_were_refused_or_ended_are_not_ready() -> None:
+    refused = idle(1, raised="Mismatch: x", refused=True, since_ns=9 * S)
+    states = (idle(0, raised="KeyError: 'x'"), refused, idle(2), running(3, status=Status.DEAD))
+    snapshot = Snapshot(ranks=states, taken_ns=11 * S)
+    roles = [Role.RAISED, Role.REFUSED, Role.READY, Role.DEAD]
+    drawn = board_rows(BoardFacts(snapshot))
+    assert [row.role for row in drawn] == roles
+    assert drawn[1].since_ns == 9 * S
+    # Whom a finding saw waiting has left the cell: it waits no more.
+    found = BoardFacts(snapshot, diagnosis=blames(3, waiting=(0, 1)))
+    assert [row.role for row in board_rows(found)][:2] == roles[:2]
+
+    over = board_of(BoardFacts(replace(snapshot, ended="the ranks were shut down.")))
+    assert [row.role for row in over.rows] == [Role.ENDED] * 3 + [Role.DEAD]
+    text = board_view.text(over)
+    assert "ready" not in text and "< 1 s" not in text and text.count("  ended") == 3
+    assert f"rgb({markup.OK})" not in board_view.html(over).partition("</style>")[2]
+
+
+def test_a_dead_rank_is_dead_since_its_process_ended() -> None:
+    state = running(0, pid=7, since_ns=S)
+    dead = fold_rank(state, RankExited(rank=0, pid=7, exit_code=-9, heard_ns=10 * S))
+    (row,) = board_rows(BoardFacts(Snapshot(ranks=(dead,), taken_ns=11 * S)))
+    assert row.since_ns == 10 * S
+
+
+def test_a_rank_that_gets_a_new_process_is_restarting_not_dead() -> None:
+    dead = running(0, status=Status.DEAD, exit_code=-9, pid=7, restarting=True)
+    spawned = fold_rank(dead, RankSpawned(rank=0, pid=8, device="cpu", heard_ns=11 * S))
+    for state in (dead, spawned):
+        made = board_of(BoardFacts(Snapshot(ranks=(state,), taken_ns=11 * S)))
+        assert made.rows[0].role is Role.RUNNING and made.rows[0].word == "restarting"
+        assert "restarting" in made.headline and "restarting" in board_view.text(made)
+        assert "%ddp_restart" not in board_view.text(made)
+
+
+def test_while_torch_is_loaded_every_view_says_so_with_a_clock() -> None:
+    snapshot = Snapshot((RankState(0),), "gloo", loading=Loading(5 * S, 40), taken_ns=17 * S)
+    made = board_of(BoardFacts(snapshot))
+    assert made.headline == "1 rank, gloo: torch is being loaded"
+    assert made.rows[0].since_ns == 5 * S and "its process starts" not in made.rows[0].text
+    assert "Loading torch, once for all ranks: about 40 %, 12 s" in board_view.text(made)
+    assert '<progress max="100" value="40"' in board_view.html(made)
+    assert model.board_json(made, 0)["loading"] == {"percent": 40, "since_us": 5_000_000}
+    unknown = replace(snapshot, loading=Loading(5 * S))
+    assert "ranks: 12 s" in board_view.text(board_of(BoardFacts(unknown)))

@@ -43,7 +43,7 @@ def test_a_dead_rank_ends_its_part_of_the_cell_and_is_named_with_its_signal() ->
     assert isinstance(error, CellFailed)
     assert error.ranks == (1,)
     assert str(error) == (
-        "rank 1 died, killed by SIGKILL (last words: step 4); "
+        "rank 1 died, killed by SIGKILL (its log ends: step 4); "
         "bring back with %ddp_restart --ranks 1; rank 0 finished."
     )
 
@@ -73,6 +73,12 @@ def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
     run.take([Output(rank=0, cell=1, what=OutputKind.STDOUT, text="two\n"), finished(0)])
     assert texts(run.standing()) == "two\n"
     assert texts(run.result()) == run.written(0) == "one\ntwo\n"
+
+
+def test_a_killed_rank_is_not_said_to_have_finished() -> None:
+    run = CellRun(1, (0, 1, 2, 3))
+    run.take((finished(0), RankExited(rank=2, pid=7, exit_code=-9), finished(3, "error")))
+    assert run.exits == {"finished": (0,), "died": (2,), "raised": (3,)}
 
 
 def texts(result: CellResult) -> str:

@@ -27,9 +27,11 @@ def after(*last: Event, world_size: int = 4) -> Snapshot:
     return fold(start, [*events, *begun, *last])
 
 
-def test_it_is_said_until_the_next_cell_and_the_rank_is_ready() -> None:
+def test_it_is_said_until_the_next_cell_and_no_rank_that_raised_is_green() -> None:
     raised = after(ended(3))
     assert raised.ready
+    assert "ranks 0-2 ready; rank 3 raised" in board(raised).headline
+    assert "rank 3 refused" in board(after(ended(3, ename="Mismatch"))).headline
     assert [row.text for row in board(raised).rows] == [
         *[""] * 3,
         "its last cell raised KeyError: 'x'",
@@ -44,7 +46,11 @@ def test_it_is_said_until_the_next_cell_and_the_rank_is_ready() -> None:
     ("event", "said"),
     [
         (ended(0, ename="StopIteration", evalue=""), "StopIteration"),
-        (ended(0, evalue="one\nand more"), "KeyError: one"),
+        (ended(0, evalue="one\nand more"), "KeyError: one …"),
+        (
+            ended(0, ename="Mismatch", evalue="one\nWhich: %ddp_why"),
+            "Mismatch: one Which: %ddp_why",
+        ),
         (ended(0, "interrupted", "KeyboardInterrupt", ""), ""),
         (ended(0, ename="", evalue=""), ""),  # a benchmark's, which says so itself
     ],
@@ -65,6 +71,6 @@ def test_every_view_says_it_and_none_runs_it() -> None:
     assert said in view.text(board(raised))
     page = view.html(board(raised))
     assert "its last cell raised KeyError: &lt;script&gt;" in page and HOSTILE not in page
-    assert board(raised).rows[3].role is Role.READY
+    assert board(raised).rows[3].role is Role.RAISED
     shown = model.board_json(board(raised), 0)
     assert [row["text"] for row in shown["rows"]] == ["", "", "", said]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ddp_notebook.model import Activity, Collective, RankReport, Ranks, name_ranks
@@ -50,6 +51,12 @@ def verb(ranks: Ranks, one: str, many: str) -> str:
     return f"{name_ranks(ranks)} {one if len(ranks) == 1 else many}"
 
 
+def again(text: str, ranks: Ranks) -> str:
+    """A sentence about ranks that were just named: it begins with a pronoun."""
+    pronoun = "it" if len(ranks) == 1 else "they"
+    return re.sub(f"^{name_ranks(ranks)}(?= )", pronoun, text)
+
+
 def standing(
     ranks: Ranks, at: Mapping[int, Collective], reports: Mapping[int, RankReport], run: int
 ) -> str:
@@ -71,6 +78,8 @@ def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
     """What a rank outside of any collective does: the verb for one, for several, the rest."""
     line = f" at {report.path[-1]}" if report.path else ""
     match report.activity:
+        case Activity.WAITING if report.key:
+            return "waits", "wait", f"for the store's key {report.key!r}{line}"
         case Activity.WAITING:
             return "waits", "wait", f"in {report.inside}"
         case Activity.BUSY if report.workers:

@@ -7,7 +7,7 @@ ever, however busy the rest is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,16 +82,23 @@ def wait_graph(case: Case) -> WaitGraph:
     arrivals = _Arrivals(case)
     waits: dict[int, Ranks] = {}
     at: dict[int, Collective] = {}
+    any_will_do: set[int] = set()
     for e in case.ranks:
         if in_setup(e):
             if in_new_group(e):
                 waits[e.rank] = arrivals.not_in_new_group(e.rank)
             continue
-        record = waiting_in(e, case.collectives)
+        if waits_for_key(e):
+            waits[e.rank] = tuple(other.rank for other in case.ranks if other is not e)
+            any_will_do.add(e.rank)
+            continue
+        record = _record_of(e, arrivals)
         if record is not None:
             at[e.rank] = record
             waits[e.rank] = arrivals.missing(record)
-    return WaitGraph(waits, at, _may_come(case, waits))
+            if record.is_point_to_point and record.peer is None:
+                any_will_do.add(e.rank)
+    return WaitGraph(waits, at, _may_come(case, waits, any_will_do))
 
 
 def can_progress(case: Case) -> bool:
@@ -117,15 +124,26 @@ def missing(case: Case, record: Collective) -> Ranks:
     return _Arrivals(case, left=()).missing(record)
 
 
-def waiting_in(evidence: RankReport, collectives: Collectives) -> Collective | None:
-    """The record in which a rank's main thread waits, or waited until torch gave up on it."""
-    records = collectives.of.get(evidence.rank, ())
+def waits_for_key(evidence: RankReport) -> bool:
+    """True of a rank that waits until some rank sets a key of a store."""
+    return evidence.activity is Activity.WAITING and bool(evidence.key)
+
+
+def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
+    """The record in which a rank's main thread waits, or waited until torch gave up on it.
+
+    Of several works that are not done, where the rank cannot tell which one it waits for: the
+    first that cannot be done, since not all that it needs have come.
+    """
+    records = arrivals.collectives.of.get(evidence.rank, ())
     if not records:
         return None
     if evidence.activity is Activity.WAITING:
         if evidence.waits_for is not None:
             return _numbered(records, evidence.waits_for)
-        return next((each for each in records if not each.over), None)
+        pending = [each for each in records if not each.over]
+        held_up = (each for each in pending if arrivals.missing(each))
+        return next(held_up, pending[0] if pending else None)
     last = records[-1]
     if gave_up(evidence) and last.phase in (Phase.ISSUED, Phase.FAILED):
         return last
@@ -144,8 +162,13 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
     return next((each for each in records if each.number == number), None)
 
 
-def _may_come(case: Case, waits: Mapping[int, Ranks]) -> frozenset[int]:
-    """The ranks that run, and, again and again, those that wait for such ranks only."""
+def _may_come(
+    case: Case, waits: Mapping[int, Ranks], any_will_do: Collection[int]
+) -> frozenset[int]:
+    """The ranks that run, and, again and again, those that wait for such ranks only.
+
+    For some, `any_will_do` of those that they wait for.
+    """
     known = {e.rank for e in case.ranks}
     coming = {
         e.rank
@@ -157,7 +180,12 @@ def _may_come(case: Case, waits: Mapping[int, Ranks]) -> frozenset[int]:
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
     waiting = set(case.waiting) & waits.keys()
     while True:
-        freed = {rank for rank in waiting if coming.issuperset(set(waits[rank]) & known)}
+        freed = {
+            rank
+            for rank in waiting
+            if coming.issuperset(set(waits[rank]) & known)
+            or (rank in any_will_do and not coming.isdisjoint(waits[rank]))
+        }
         if not freed:
             return frozenset(coming)
         coming |= freed
@@ -170,6 +198,7 @@ class _Arrivals:
     def __init__(self, case: Case, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
         """`left` are phases of ranks that called it and take no part in it any more."""
         self._case = case
+        self.collectives = case.collectives
         self._not_there = (Phase.HELD, Phase.REFUSED, *left)
         self._ends: dict[tuple[int, str], int] = {}
 
@@ -275,9 +304,13 @@ def between(
 
 
 def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
-    """Each send with its recv, of ranks none of whose records were dropped."""
+    """Each send with its recv, of ranks none of whose records were dropped.
+
+    None of those among which one has received from a rank that is not known.
+    """
     sent: dict[tuple[object, ...], list[Collective]] = {}
     received: dict[tuple[object, ...], list[Collective]] = {}
+    from_anybody: set[tuple[object, ...]] = set()
     for rank, records in collectives.of.items():
         if collectives.first.get(rank):
             continue
@@ -286,17 +319,27 @@ def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
                 sent.setdefault((each.group, rank, each.peer, each.tag), []).append(each)
             elif each.operation == "recv":
                 received.setdefault((each.group, each.peer, rank, each.tag), []).append(each)
+                if each.peer is None:
+                    from_anybody.add((each.group, rank, each.tag))
     for key, sends in sent.items():
-        yield from zip(sends, received.get(key, ()), strict=False)
+        group, _, receiver, tag = key
+        if (group, receiver, tag) not in from_anybody:
+            yield from zip(sends, received.get(key, ()), strict=False)
 
 
 def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
-    """The ranks with a send to this rank that is not done."""
+    """The ranks that have sent this rank more, with the tag of `record`, than it has received."""
+    me = record.rank
     return tuple(
         rank
         for rank in sorted(collectives.of)
-        if any(
-            each.operation == "send" and each.peer == record.rank and not each.over
-            for each in collectives.of[rank]
-        )
+        if rank != me and _sent_more(collectives, rank, me, record)
     )
+
+
+def _sent_more(collectives: Collectives, sender: int, receiver: int, like: Collective) -> bool:
+    sent = between(collectives, sender, "send", receiver, like)
+    if collectives.first.get(sender) or collectives.first.get(receiver):
+        return any(not each.over for each in sent)
+    received = between(collectives, receiver, "recv", sender, like)
+    return len(sent) > sum(each.peer is not None for each in received)

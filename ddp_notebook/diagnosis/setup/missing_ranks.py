@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import call_number, evidence_of, in_setup, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
@@ -12,6 +13,7 @@ from ddp_notebook.model import (
     Case,
     Category,
     Finding,
+    RankReport,
     Ranks,
     format_ranks,
 )
@@ -25,24 +27,8 @@ def raised(context: Context) -> Iterator[Finding]:
 def dead_ranks(context: Context) -> Iterator[Finding]:
     """A process that ended while others wait for it."""
     case = context.case
-    for e in case.ranks:
-        if e.activity is not Activity.DEAD:
-            continue
-        remedy, command = "Bring it back", f"%ddp_restart --ranks {e.rank}"
-        # Ranks that wait for it in a cell or a script, inside init_process_group, do not notice
-        # its end, and the new process can join only when they are out.
-        if any(other.rank in case.waiting and other.path for other in case.ranks):
-            remedy, command = "Free the others, which gives it a new process too", "%ddp_abort"
-        yield Finding(
-            Category.EARLY_EXIT if e.exit_code == 0 else Category.RANK_DIED,
-            (e.rank,),
-            "the process ended"
-            + (f" (exit code {e.exit_code})" if e.exit_code is not None else ""),
-            f"{remedy}: {command}",
-            case.waiting,
-            tuple(e.last_words.strip().splitlines()[-1:]),
-            commands=(command,),
-        )
+    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+    yield from deaths(case, dead, case.waiting)
 
 
 def stopped_ranks(context: Context) -> Iterator[Finding]:
@@ -129,11 +115,15 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
         )
 
 
+def _is_in_setup(e: RankReport) -> bool:
+    return e.activity is Activity.WAITING and not e.key
+
+
 def late_ranks(context: Context) -> Iterator[Finding]:
     """A rank that the others wait for and that is busy, or paused by the user: not a hang."""
     case = context.case
-    if context.graph.at.keys() >= set(case.waiting):
-        return  # none of them waits in set-up
+    if context.graph.at.keys() >= {e.rank for e in case.ranks if _is_in_setup(e)}:
+        return
     for e in case.ranks:
         if works(e):
             yield Finding(

@@ -1,11 +1,12 @@
-"""Rules about the store: no answer, gone, or left over from an earlier run."""
+"""Rules about the store: no answer, gone, left over, a key that nobody sets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import in_setup
+from ddp_notebook.diagnosis.progress import evidence_of, in_setup, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
 from ddp_notebook.model import (
     Activity,
@@ -13,6 +14,7 @@ from ddp_notebook.model import (
     Category,
     Finding,
     RankReport,
+    name_ranks,
 )
 
 
@@ -83,6 +85,58 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
     )
     if shut_out:
         yield _unreachable(case, shut_out)
+
+
+def unset_keys(context: Context) -> Iterator[Finding]:
+    """Keys for which ranks wait: that no rank can set any more, or that one is late to set."""
+    ranks_of: dict[str, list[RankReport]] = {}
+    for e in context.case.ranks:
+        if wait_graph.waits_for_key(e):
+            ranks_of.setdefault(e.key, []).append(e)
+    for key, waiters in ranks_of.items():
+        working = [e for e in context.case.ranks if works(e)]
+        if working:
+            yield from (_late_to_set(context, key, waiters, e) for e in working)
+        elif all(e.rank in context.graph.stuck for e in waiters):
+            yield from _never_set(context, key, waiters)
+
+
+def _late_to_set(
+    context: Context, key: str, waiters: list[RankReport], late: RankReport
+) -> Finding:
+    where = f" at {late.path[-1]}" if late.path else where_busy(late)
+    return Finding(
+        Category.STRAGGLER,
+        (late.rank,),
+        f"it is busy{where}; the store's key {key!r}, for which others wait, is not set yet",
+        "Wait for it, or interrupt the cell.",
+        tuple(e.rank for e in waiters),
+        evidence_of(late),
+        passing=True,
+    )
+
+
+def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterator[Finding]:
+    waiting = tuple(e.rank for e in waiters)
+    others = tuple(e.rank for e in context.case.ranks if e.rank not in waiting)
+    if any(context.gone(rank) and not context.finished(rank) for rank in others):
+        return  # one of them failed or died before it came to that
+    wait = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    place = next((f" at {e.path[-1]}" for e in waiters if e.path), "")
+    where = f": {context.standing(others)}" if others else ""
+    yield Finding(
+        Category.UNSET_KEY,
+        # Where most ranks wait for it, it is the others who had to set it.
+        waiting if len(waiting) < len(others) or not others else others,
+        f"{wait}{place} for the store's key {key!r}, which no rank has set{where}",
+        f"Set it before any rank waits for it: store.set({key!r}, ...). Compare the names of the "
+        "keys, and that both sides use the same store.",
+        context.victims,
+        (
+            f"{wait} for the key {key!r}",
+            *((context.standing(others),) if others else ()),
+        ),
+    )
 
 
 def _unresolved(case: Case) -> tuple[RankReport, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.magics import options
+from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
@@ -19,6 +21,7 @@ from ddp_notebook.session.options import (
     STORES,
     parse_settings,
 )
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle
 
@@ -41,16 +44,21 @@ def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
             settings=parse_settings(args.set, args.world_size),
             step=args.step,
         ),
+        replace=args.replace,
+        place=args.board,
     )
 
 
-def start_ranks(ui: NotebookUi, wanted: InitOptions) -> Board | StepTable:
+def start_ranks(
+    ui: NotebookUi, wanted: InitOptions, *, replace: bool = False, place: Place = "auto"
+) -> Board | StepTable:
     """Start ranks under a live board; when set-up fails, the finding stands above the error."""
-    if ui.session.ready:
+    if ui.session.ready and not replace:
         return ui.session.init(wanted)  # which raises: there are ranks already
-    ui.open_board()
+    ui.open_board(place)
     try:
-        board = ui.session.init(wanted)
+        with ui.progress():
+            board = ui.session.init(wanted, replace=replace)
         return ui.session.step_table() if wanted.step else board
     except SetupFailed as failure:
         ui.board.close(failure.board)
@@ -72,6 +80,7 @@ INIT = Verb(
         ("%ddp_init --world-size 4", "four ranks, ready for %%ddp cells"),
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
         ("%ddp_init --set 1:MASTER_PORT=23457", "with a mistake of your own on rank 1"),
+        ("%ddp_init --world-size 2 --replace", "two ranks in place of those that there are"),
     ),
     run=_init,
     options=(
@@ -101,6 +110,12 @@ INIT = Verb(
         ),
         options.settings("1:MASTER_PORT=23457"),
         Option("--step", "pause before the first stage; %ddp_step continues"),
+        Option(
+            "--board",
+            "in this cell, beside the notebook, nowhere; auto: as the last",
+            choices=PLACES,
+        ),
+        Option("--replace", "end the ranks that there are, with their variables, first"),
     ),
 )
 
@@ -145,8 +160,10 @@ ABORT = Verb(
 
 def _shutdown(ui: NotebookUi, _args: argparse.Namespace) -> None:
     had_ranks = ui.session.running
-    ui.board.close()  # before the ranks end: what was there last stays in the notebook
-    ui.session.shutdown()
+    # Before the ranks end: what they were at last stays in the notebook, as ranks that ended.
+    snapshot = replace(ui.session.record.snapshot, ended="the ranks were shut down.")
+    ui.board.close(board(snapshot) if had_ranks else None)
+    ui.session.shutdown(keep_warm=True)
     ui.say("All ranks have ended." if had_ranks else "There were no ranks.")
 
 

@@ -31,6 +31,8 @@ _NEAR = 5
 """Frames from `site` out to the user's line, in most calls: the observer's two, torch's function,
 the wrapper that all of torch's have, and the user's."""
 _METRIC_CHARACTERS = 60
+MOST_THREADS = 127
+"""Threads that are told apart; what more there are share the last number."""
 _getframe = sys._getframe
 _WRAPPERS = "torch.distributed.c10d_logger"
 _BETWEEN_STORES = ("CACHE", "EXTENDED_ARG", "NOP")
@@ -55,6 +57,8 @@ class CallSite:
     part: Part | None
     variables: tuple[_Variable, ...] = ()
     """That may hold a metric's name there; empty where `metric_name` need not be asked."""
+    thread: int = 0
+    """The number of the thread of the user's that calls; 0 for the main thread."""
 
 
 class _Variable:
@@ -160,6 +164,7 @@ class CallSites:
         called from there, whether only torch's wrapper is in between, all frames from `_NEAR` on
         if it is and from the observer's caller on if not, whether they end at the user's
         outermost, and the call site."""
+        self._threads: dict[int, int] = {}
         self._backward = _Backward()
         self._engine: CodeType | None = None
         """The code of torch that calls autograd's engine, once it was seen."""
@@ -273,12 +278,23 @@ class CallSites:
             elif code.autograd and frame is begin:
                 self._engine = frame.f_code
             frame = frame.f_back
-        site = self._sites.get(tuple(key)) or self._new_site(tuple(key), begin, part)
-        if begin is not None and near is not None:
+        thread = 0 if ends or begin is None else self._thread()
+        if thread:
+            key.append(-thread)
+        site = self._sites.get(tuple(key)) or self._new_site(tuple(key), begin, part, thread)
+        # Frames alone do not tell threads apart.
+        if begin is not None and near is not None and not thread:
             wrapped = self._only_wrapped(begin, near)
             known_frames = tuple(seen[2:] if wrapped else seen)
             self._last[at] = begin.f_code, wrapped, known_frames, ends, site
         return site
+
+    def _thread(self) -> int:
+        """The number of this thread among those that call collectives; 0 for the main thread."""
+        ident = threading.get_ident()
+        if ident == threading.main_thread().ident:
+            return 0
+        return self._threads.setdefault(ident, min(len(self._threads) + 1, MOST_THREADS))
 
     def _only_wrapped(self, frame: FrameType, near: FrameType) -> bool:
         """True when `near` called `frame`, a function of torch's, through its wrapper alone.
@@ -301,7 +317,7 @@ class CallSites:
             self._codes.clear()
 
     def _new_site(
-        self, key: tuple[int, ...], frame: FrameType | None, part: Part | None
+        self, key: tuple[int, ...], frame: FrameType | None, part: Part | None, thread: int
     ) -> CallSite:
         begin = frame
         path: list[Line] = []
@@ -317,7 +333,7 @@ class CallSites:
             frame = frame.f_back
         variables = () if part is not None else tuple(self._variables_at(begin))
         lines = tuple(reversed(path[:_MOST_LINES]))
-        site = self._sites[key] = CallSite(next(self._numbers), lines, api, part, variables)
+        site = self._sites[key] = CallSite(next(self._numbers), lines, api, part, variables, thread)
         return site
 
     def _variables_at(self, frame: FrameType | None) -> Iterator[_Variable]:

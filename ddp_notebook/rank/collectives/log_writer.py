@@ -101,6 +101,12 @@ class LogWriter:
             words[(at + _DONE_NS) >> 3] = done_ns
             self._map[at + _PHASE_AT] = _DONE
 
+    def came_from(self, number: int, peer: int) -> None:
+        """A recv from any rank has got its message from `peer`."""
+        at = _FROM + number % _CAPACITY * _BYTES
+        if self._words[at >> 3] == number + 1:
+            collective_log.PEER.pack_into(self._map, at + collective_log.PEER_OFFSET, peer)
+
     def mark(self, number: int, phase: Phase, done_ns: int) -> None:
         """A record is in `phase` now; one that was overwritten since is left alone."""
         at = _FROM + number % _CAPACITY * _BYTES

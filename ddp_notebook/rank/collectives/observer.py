@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -187,6 +188,22 @@ class _Group:
         return log.text(("group", self.title), value)
 
 
+class _FromAnybody:
+    """The work of a recv from any rank. Once it is done, it is known from whom."""
+
+    def __init__(self, work: Any, group: _Group, log: LogWriter, number: int) -> None:
+        self._work, self._members = work, group.members
+        self._log, self._number = log, number
+
+    def is_completed(self) -> bool:
+        """As torch's. The log is told from whom before it is told that it is done."""
+        done: bool = self._work.is_completed()
+        source = torch_private.source_of(self._work) if done else None
+        if source is not None and source < len(self._members):
+            self._log.came_from(self._number, self._members[source])
+        return done
+
+
 class ObservedGroup(dist.ProcessGroup):
     """torch's group `inner`, observed. Names of ours begin with ddp_notebook.
 
@@ -227,6 +244,18 @@ class ObservedGroup(dist.ProcessGroup):
 def unobserved(group: Any) -> Any:
     """torch's own group in an observed one; `group` itself when it is not observed."""
     return getattr(group, "ddp_notebook_inner", group)
+
+
+def record_of(frames: Iterable[FrameType]) -> int | None:
+    """The number of the record whose call is in progress in the first of these frames that has one.
+
+    None where torch waits for it, or the user does, after the call.
+    """
+    for frame in frames:
+        if frame.f_code.co_name == "observed" and frame.f_code.co_filename == __file__:
+            number = frame.f_locals.get("number")
+            return number if isinstance(number, int) else None
+    return None
 
 
 class _Making:
@@ -284,6 +313,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     name = operation.method
     record = _recorder(observer, operation)
     gate, pending = observer.gate, observer.pending
+    from_anybody = name == operations.FROM_ANYBODY
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
@@ -313,7 +343,9 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             log.done(number, _now_ns())
         else:
             observer.settle()
-            pending.append((number, work))
+            pending.append(
+                (number, _FromAnybody(work, group, log, number) if from_anybody else work)
+            )
         return work
 
     observed.__name__ = name
@@ -395,7 +427,7 @@ def _prepare(
         _PARTS[site.part],
         _PHASES[Phase.ISSUED],
         len(shape),
-        0,
+        (facts.waited and group.waits) | site.thread << 1,
         facts.tensors,
         members[facts.root] if facts.root is not None else NOBODY,
         members[facts.peer] if facts.peer is not None else NOBODY,

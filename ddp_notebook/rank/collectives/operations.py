@@ -144,11 +144,16 @@ def _same(position: int, name: str) -> _Reader:
         facts = _sizes(tensors)
         root = getattr(options, "rootRank", None)
         reduce_op = reduce_name(options)
-        shapes = facts.shape if len(tensors) == 1 else tuple(tuple(t.shape) for t in tensors)
+        shapes = tuple(_extent(t) for t in tensors)
         alike = (shapes, facts.dtype, reduce_op, root)
         return facts._replace(alike=alike, reduce_op=reduce_op, root=root, waited=_waited(options))
 
     return read
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape, without dimensions of size 1: they change nothing in what is sent."""
+    return tuple(size for size in tensor.shape if size != 1)
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> Facts:
@@ -199,6 +204,8 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     return facts._replace(tag=int(tag))
 
 
+FROM_ANYBODY = "recv_anysource"
+"""torch's method for a recv without a source."""
 OPERATIONS = (
     Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), has_metric=True),
     Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
@@ -254,8 +261,9 @@ OPERATIONS = (
     Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key),
     Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key),
     Operation("barrier", "barrier", _barrier, _no_key),
+    Operation("monitored_barrier", "monitored_barrier", _barrier, _no_key),
     Operation("send", "send", _to_peer, _key_of_peer, to_peer=True),
     Operation("recv", "recv", _to_peer, _key_of_peer, to_peer=True),
-    Operation("recv_anysource", "recv", _from_anybody, _no_key, to_peer=True),
+    Operation(FROM_ANYBODY, "recv", _from_anybody, _no_key, to_peer=True),
 )
 """All that are observed; torch may lack some, or have two names for one."""

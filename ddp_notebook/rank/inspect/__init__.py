@@ -1,5 +1,6 @@
 """What a rank says about itself when it is asked.
 
+blocked.py       In which library a thread of this process waits for a lock, as the system sees it.
 case.py          What this rank knows about itself and its set-up, gathered when it is asked.
 data_workers.py  The workers of the DataLoader that the main thread waits for.
 facts.py         Versions, backends and the environment, for `%ddp_doctor`.
@@ -10,4 +11,6 @@ process.py       This process as the system sees it.
 reachability.py  Whom this rank can reach, and what names resolve to.
 safe_repr.py     Values as short texts, made without running any of their code.
 stacks.py        The main thread's stack for `%ddp_where`.
+store_keys.py    The key of a store for which the user's code waits.
+waiting.py       What the main thread is at: it runs, waits, is paused, or does nothing.
 """

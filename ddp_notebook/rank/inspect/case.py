@@ -6,7 +6,6 @@ wait long, or for the main thread.
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from ddp_notebook.model import (
-    Activity,
     Category,
     InitArguments,
     Place,
@@ -26,17 +24,17 @@ from ddp_notebook.model import (
     StoreFile,
 )
 from ddp_notebook.model.ddp import Fingerprint
-from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
-from ddp_notebook.rank.collectives.pause import PauseGate
-from ddp_notebook.rank.inspect import frames, host
+from ddp_notebook.rank.inspect import host
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.polled_file import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
 from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
+from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
 from ddp_notebook.rank.main_thread import Failure, MainThread
 from ddp_notebook.rank.setup import store_process
 from ddp_notebook.rank.setup.rendezvous import InitCalls
@@ -44,65 +42,7 @@ from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.facts import RunSummary
 
-_WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._tensor")
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
-
-
-class Waiting:
-    """What the main thread is at: it runs, waits in torch, is paused, or does nothing."""
-
-    def __init__(
-        self, main_thread: MainThread, gate: PauseGate, observer: Observer, user_code: UserCode
-    ) -> None:
-        self._main_thread = main_thread
-        self._gate = gate
-        self._observer = observer
-        self._is_users = user_code.is_users
-
-    def activity(self, inside: str) -> Activity:
-        """What it is at; `inside` is the part of set-up that it is in, empty for none."""
-        if self._main_thread.paused_before or self._gate.at is not None:
-            return Activity.HELD
-        if inside:
-            return Activity.WAITING
-        if self._main_thread.running:
-            return Activity.BUSY
-        return Activity.FAILED if self._main_thread.error else Activity.IDLE
-
-    def inside(self, stack: Sequence[FrameType], runnable: bool) -> str:
-        """What it waits in, empty for nothing; `runnable` when it uses the CPU."""
-        inside = self._main_thread.waiting_in or self._inside_torch(stack)
-        if not inside and not runnable and self._awaits_work(stack):
-            return "collective"
-        return inside
-
-    def _inside_torch(self, stack: Sequence[FrameType]) -> str:
-        """The part of set-up that these frames are in, by the names of torch's functions."""
-        collective = ""
-        for frame in stack:
-            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-            if module == "torch.distributed.rendezvous" and name in torch_private.STORE_FUNCTIONS:
-                return "store"
-            if module == "torch.distributed.distributed_c10d":
-                if name in torch_private.GROUP_FUNCTIONS:
-                    return "process-group"
-                if not collective and name in frames.WAITING_IN and name != "init_process_group":
-                    collective = "collective"
-            if is_ddp_constructor(frame):
-                return "ddp"
-            if self._is_users(frame.f_code.co_filename):
-                break
-        return collective
-
-    def _awaits_work(self, stack: Sequence[FrameType]) -> bool:
-        """True in torch's C++, or in ``work.wait()``, while a collective is not done."""
-        if not stack or self._observer.waits_for() is None:
-            return False
-        innermost = stack[0]
-        if self._is_users(innermost.f_code.co_filename):
-            line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
-            return ".wait(" in line
-        return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
 
 
 class Reporter:
@@ -140,9 +80,10 @@ class Reporter:
         """This rank, as it is now."""
         self._observer.settle()
         runnable = is_runnable()  # before anything here wakes the store's thread
-        frame = frames.main_frame()
-        stack = frames.frames_of(frame)
-        inside = self._waiting.inside(stack, runnable)
+        awaited = self._waiting.awaited()
+        frame, stack = awaited.frame, awaited.stack
+        wait = self._waiting.wait(awaited, runnable)
+        inside = wait.inside
         calls, error = self._init_calls.calls, self._main_thread.error
         arguments = calls.arguments
         probe, addresses = host.as_main(lambda: self._store_and_name(arguments, calls.entered > 0))
@@ -157,6 +98,7 @@ class Reporter:
             arguments=arguments,
             error_type=error.type if error else "",
             error_text=error.text if error else "",
+            error_at=tuple(map(place_of, error.frames)) if error else (),
             error_category=error.category if error else "",
             error_remedy=error.remedy if error else "",
             holder=_holder(error, arguments.master_port),
@@ -173,7 +115,8 @@ class Reporter:
             main_cpu_s=main_cpu_s(),
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
-            waits_for=self._observer.waits_for() if inside else None,
+            waits_for=wait.record,
+            key=wait.key,
             run=self._observer.run,
             replicas=self._summary.counts(),
         )
@@ -192,12 +135,6 @@ class Reporter:
             return ()
         store = f":{arguments.master_port}"
         return tuple(each for each in self._sockets.listening() if not each.endswith(store))
-
-
-def is_ddp_constructor(frame: FrameType) -> bool:
-    """True for the frame of ``DistributedDataParallel.__init__``."""
-    module = frame.f_globals.get("__name__", "")
-    return module == "torch.nn.parallel.distributed" and frame.f_code.co_name == "__init__"
 
 
 def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:

@@ -22,13 +22,13 @@ from ddp_notebook.model import Place, Worker
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.component import Component
+from ddp_notebook.rank.inspect.blocked import FUTEX
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 from ddp_notebook.rank.torch_private import Loading
 
-_X86_64, _GENERIC = (202, (43, 288)), (98, (202, 242))
-_CALLS = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC}
-_FUTEX, _ACCEPT = _CALLS.get(platform.machine(), (-1, ()))
-"""The numbers of the system calls in which a thread waits for a lock, or to be connected to."""
+_ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
+_ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
+"""The numbers of the system calls in which a thread waits to be connected to."""
 _PRIVATE = 128
 """Of a futex: only threads of the same process can wake who waits for it."""
 _NO_LIMIT = 0
@@ -53,7 +53,7 @@ class DataWorkers(Component):
 
     def attach(self) -> None:
         """Have processes that are forked from this one tell their stack when they are asked."""
-        if not _FUTEX > 0 or not hasattr(faulthandler, "register"):
+        if not FUTEX > 0 or not hasattr(faulthandler, "register"):
             return
         path = self._folder / f"stacks-{os.getpid()}"
         self._stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -172,7 +172,7 @@ def _waits_for_ever(pid: int) -> bool:
             if int(number) in _ACCEPT:
                 continue
             flags, limit = int(call[1], 16), int(call[3], 16)
-            if int(number) != _FUTEX or not flags & _PRIVATE or limit != _NO_LIMIT:
+            if int(number) != FUTEX or not flags & _PRIVATE or limit != _NO_LIMIT:
                 return False
             locked += 1
     except (OSError, ValueError, IndexError):  # it ended, runs just now, or may not be read

@@ -28,6 +28,7 @@ _OBSERVING = tuple(
         "collectives/pause.py",
         "collectives/guard.py",
         "training/hooks.py",
+        "inspect/store_keys.py",
     )
 )
 """Files of ours that a frame of the user's may call without knowing: left out of its stack."""
@@ -78,14 +79,16 @@ def task_frames(task: asyncio.Task[None] | None) -> Iterator[FrameType]:
         awaited = awaited.cr_await
 
 
+def chain(frame: FrameType | None) -> Iterator[FrameType]:
+    """A thread's frames, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def frames_of(frame: FrameType | None) -> list[FrameType]:
     """A thread's frames, innermost first, without those that observe a collective."""
-    frames = []
-    while frame is not None:
-        if frame.f_code.co_filename not in _OBSERVING:
-            frames.append(frame)
-        frame = frame.f_back
-    return frames
+    return [each for each in chain(frame) if each.f_code.co_filename not in _OBSERVING]
 
 
 def _line_of(filename: str, line: int) -> str:

@@ -21,9 +21,9 @@ from ddp_notebook.rank.calls import StackRequest
 from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.inspect import frames as stack_frames
 from ddp_notebook.rank.inspect import safe_repr
-from ddp_notebook.rank.inspect.case import Waiting
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.process import is_runnable
+from ddp_notebook.rank.inspect.waiting import Awaited, Waiting
 from ddp_notebook.rank.main_thread import MainThread
 
 MOST_BYTES = 16_000
@@ -62,7 +62,8 @@ class Stacks:
 
     def stack(self, request: StackRequest) -> RankStack:
         """This rank's stack, of at most `MOST_BYTES` as JSON."""
-        stack = stack_frames.frames_of(stack_frames.main_frame())
+        awaited = self._waiting.awaited()
+        stack = awaited.stack
         shown, operation = self._shown(stack)
         left_out = len(shown) - _MOST_FRAMES
         if left_out > 0:
@@ -77,12 +78,16 @@ class Stacks:
         if left_out > 0:
             frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
             values.insert(_HALF, ())
-        doing = self._doing(stack, operation, bool(frames))
+        doing = self._doing(awaited, operation, bool(frames))
+        error = self._main_thread.error
+        if doing.activity is Activity.FAILED and error is not None:
+            frames = list(error.frames)
+            values = [()] * len(frames)
         return RankStack(self._rank, doing, _fit(frames, values))
 
-    def _doing(self, frames: list[FrameType], operation: str, runs: bool) -> Doing:
+    def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:
         """What the main thread is at; `runs` is true when it has frames to show."""
-        inside = self._waiting.inside(frames, is_runnable())
+        inside = self._waiting.wait(awaited, is_runnable()).inside
         activity = self._waiting.activity(inside)
         text = self._main_thread.doing
         if activity in (Activity.IDLE, Activity.FAILED) and runs:

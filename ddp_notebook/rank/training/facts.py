@@ -121,6 +121,7 @@ class RunSummary:
             backend=torch_private.group_backend(group),
             group_size=group.size(),
             find_unused=bool(wrapped.find_unused_parameters),
+            hook=next(iter(torch_private.hooks_that_may_part(wrapped)), ""),
             broadcast_buffers=bool(wrapped.broadcast_buffers),
             outside=self._unmanaged(replica, named)[:_MOST_NAMES],
             buffer_order=tuple(n for n, _ in buffers)[:200],

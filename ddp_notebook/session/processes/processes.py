@@ -16,6 +16,7 @@ from ddp_notebook.cluster.cluster import (
 )
 from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
@@ -23,6 +24,7 @@ from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
+    Loading,
     RankExited,
     Ranks,
     RankSpawned,
@@ -70,6 +72,8 @@ class Processes:
         self._log_files: dict[int, Path] = {}
         self._earlier_bytes: dict[int, int] = {}
         """Of each rank's log, what an earlier run or process wrote."""
+        self._oom_kills: int | None = None
+        """How many processes the kernel had killed for lack of memory when something began."""
         fork_server.own(str(self.folder))
         write_owner(self.folder, fork_server.pid or os.getpid())
         self.output_folder.mkdir(mode=0o700)
@@ -103,6 +107,8 @@ class Processes:
 
         What needs no torch is started while the fork server still loads it.
         """
+        began_ns = time.monotonic_ns()
+        self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
             self._await_torch()
             write_owner(self.folder, self.fork_server.pid)
@@ -113,17 +119,20 @@ class Processes:
         self.launch(tuple(range(self.options.world_size)))
 
     def _await_torch(self) -> None:
-        """Wait until the fork server has torch loaded, and say so on the board meanwhile."""
-        notes = self.record.snapshot.notes
-        if not self.fork_server.ready.done():
-            self.record.note(notes=("Loading torch, once for all ranks: a few seconds.", *notes))
+        """Wait until the fork server has torch loaded. Raises SetupFailed, SessionLost."""
         try:
             self.fork_server.ready.result(self.options.timeout_s + 60)
         except TimeoutError:
             raise SetupFailed(
                 "The fork server that starts ranks did not get ready: is the machine very busy?"
             ) from None
-        self.record.note(notes=notes)
+        self._show_loading(1.0)
+
+    def _show_loading(self, done: float, began_ns: int = 0) -> None:
+        """The fork server has loaded a share of torch (on its client's thread, or here)."""
+        loading = Loading(began_ns, int(100 * done)) if done < 1 and not self._closing else None
+        if loading != self.record.snapshot.loading:
+            self.record.note(loading=loading)
 
     def launch(self, ranks: Ranks) -> None:
         """Start the processes of `ranks` and wait until they take calls. Raises SetupFailed."""
@@ -138,8 +147,9 @@ class Processes:
     def replace(self, ranks: Ranks) -> None:
         """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
         if ranks:
-            self.stop(ranks)
-            self.launch(ranks)
+            with self.record.restarting(ranks):
+                self.stop(ranks)
+                self.launch(ranks)
 
     def _launch_one(self, rank: int) -> None:
         options = self.options
@@ -244,16 +254,22 @@ class Processes:
         for rank in ranks:
             self.cluster.stop(rank)
 
-    def close(self) -> None:
-        """End everything; returns when nothing of it is left."""
+    def close(self, keep_warm: bool) -> bool:
+        """End everything; returns when nothing of it is left.
+
+        With `keep_warm` the fork server stays, for other ranks: True when it does.
+        """
         if self._closing:
-            return
+            return False
         self._closing = True
         self.cluster.close()
-        self.fork_server.close()
+        stays = keep_warm and self.fork_server.reset()
+        if not stays:
+            self.fork_server.close()
         self.receiver.close()
         self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        return stays
 
     @staticmethod
     def sweep_stale_folders() -> None:
@@ -270,15 +286,25 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
-        words = self._log_tail(rank)
+        before, now = self._oom_kills, out_of_memory.kills()
         self._say(
             RankExited(
-                rank=rank, pid=pid, exit_code=code, last_words=words, heard_ns=time.monotonic_ns()
+                rank=rank,
+                pid=pid,
+                exit_code=code,
+                last_words=self._log_tail(rank),
+                peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
+                oom_kills=now - before if now is not None and before is not None else -1,
+                heard_ns=time.monotonic_ns(),
             )
         )
 
     def begin_last_words(self, ranks: Ranks) -> None:
-        """Something new begins on these ranks: what their logs have is not its last words."""
+        """Something new begins on these ranks: what their logs have is not its last words.
+
+        Nor has it to do with what the kernel killed so far.
+        """
+        self._oom_kills = out_of_memory.kills()
         for rank in ranks:
             with contextlib.suppress(OSError):
                 self._earlier_bytes[rank] = self.log_file(rank).stat().st_size

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
+from ddp_notebook.session.findings import Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
@@ -20,6 +21,9 @@ from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.devices import DevicePlan
+    from ddp_notebook.model import Diagnosis
+    from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
@@ -35,7 +39,9 @@ _IDLE_WITHIN_S = 2.0
 class SetUp:
     """The process group of a session: made, made again, and ranks freed from what blocks them."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(
+        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
+    ) -> None:
         self.bring_up: BringUp | None = None
         """The stages of the ranks that there are; None before the first start."""
         self.script: RunController | None = None
@@ -43,6 +49,7 @@ class SetUp:
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._findings = findings
         self._freeing = threading.RLock()
         """Held while ranks are freed: no set-up may begin on them before that is over."""
         self.replaced: tuple[str, ...] = ()
@@ -71,24 +78,27 @@ class SetUp:
 
     # -- starting ------------------------------------------------------------------------
 
-    def init(self, options: InitOptions) -> Board:
+    def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
-        if processes is not None and not self._pool.lost_reason:
+        if processes is not None and not self._pool.lost_reason and not replace:
             if not self.half_way:
                 raise UsageMistake(
                     f"{self._record.snapshot.world_size} ranks are running already. Fresh ranks: "
-                    "%ddp_restart. Another number of ranks: %ddp_shutdown, then %ddp_init."
+                    "%ddp_restart. Other ranks in their place, without their variables: "
+                    f"%ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
+                self._findings.begin(Found("set-up"))
                 return self._set_up_in_place(processes, options)
+        devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
+        self._findings.begin(Found("set-up"))
         self._pool.close("New ranks were started.")
-        self._start(options)
+        self._start(options, devices)
         return self._set_up(options)
 
-    def _start(self, options: InitOptions) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan) -> None:
         """Start the processes. When that fails nothing is left of them."""
-        devices = self._pool.plan(options)
         self._pool.lost_reason = ""
         self._runs.reset()
         self.script = None
@@ -103,7 +113,7 @@ class SetUp:
         except (DDPError, OSError, KeyboardInterrupt) as error:
             failed = self.status()
             self._pool.close("The ranks could not be started.")
-            self._record.note(ended="set-up did not finish.")
+            self._record.note(ended="set-up did not finish.", loading=None)
             if mode == "fork":
                 self._pool.warm_fork_server(mode)  # for the next try
             raise SetupFailed(_why_not_started(error), failed) from None
@@ -121,6 +131,7 @@ class SetUp:
 
     def set_up(self, options: InitOptions) -> Board:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        self._findings.begin(Found("set-up"))
         self.make_ready()
         return self._set_up(options)
 
@@ -155,8 +166,16 @@ class SetUp:
             ) from None
         except SetupFailed as failure:
             failure.board = self.status()
+            self._keep(failure.diagnosis)
             raise
         return self.status()
+
+    def _keep(self, diagnosis: Diagnosis | None) -> None:
+        """Keep why set-up failed, also where it was done for a script or an abort."""
+        if diagnosis is not None and diagnosis.findings:
+            found = Found("set-up")
+            found.take(diagnosis)
+            self._findings.begin(found)
 
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
@@ -277,13 +296,14 @@ class SetUp:
         check_ranks(members, self._record.snapshot)
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        processes.stop(members)
-        if in_set_up:  # they wait for the old group, and nothing else ends that
-            self.free(in_set_up)
-        self._await_survivors(survivors, members)
-        self.script = None
-        self._runs.await_released()
-        processes.launch(members)
+        with self._record.restarting(members):
+            processes.stop(members)
+            if in_set_up:  # they wait for the old group, and nothing else ends that
+                self.free(in_set_up)
+            self._await_survivors(survivors, members)
+            self.script = None
+            self._runs.await_released()
+            processes.launch(members)
         return self._set_up(self.as_before())
 
     def _in_set_up(self, ranks: Ranks) -> Ranks:

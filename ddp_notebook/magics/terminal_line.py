@@ -1,0 +1,43 @@
+"""Progress in a terminal: a line that says what the start of the ranks waits for."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from ddp_notebook.model import Snapshot
+from ddp_notebook.state.descriptions import headline, loading_text
+
+_AGAIN_AFTER_S = 0.2
+_CLEAR = "\r\x1b[2K"
+
+
+@contextmanager
+def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[None]:
+    """Within, the last line of `terminal` is what goes on, with a clock; in a file none."""
+    if not terminal.isatty():
+        yield
+        return
+    over, began_s = threading.Event(), time.monotonic()
+
+    def write() -> None:
+        while not over.wait(_AGAIN_AFTER_S):
+            snapshot = state()
+            seconds = f" · {time.monotonic() - began_s:.0f} s"
+            text = loading_text(snapshot) or headline(snapshot) + seconds
+            terminal.write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
+            terminal.flush()
+
+    writer = threading.Thread(target=write, name="ddp-progress", daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
+        terminal.write(_CLEAR)
+        terminal.flush()

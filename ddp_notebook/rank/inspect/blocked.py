@@ -1,0 +1,69 @@
+"""In which library a thread of this process waits for a lock, as the system sees it.
+
+Python's frames end where C++ begins. The innermost return addresses on the thread's own stack
+tell who waits: torch, or Python for a lock of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import struct
+from bisect import bisect_right
+from pathlib import Path
+
+_FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+FUTEX = _FUTEX_OF.get(platform.machine(), -1)
+"""The number of the system call in which a thread waits for a lock; -1 where it is not known."""
+_LOOK_AT_BYTES = 1024
+"""Of its stack: what stands between the system call and who waits takes some 300."""
+_BETWEEN = ("libc.", "libc-", "libpthread", "libstdc++", "libc++", "ld-", "[vdso]")
+"""Libraries through which others wait."""
+_TORCHS = ("libtorch", "libc10", "libgloo")
+
+
+def in_torch(native_id: int) -> bool | None:
+    """True of a thread that waits for a lock in torch's C++, False of one that waits elsewhere.
+
+    None of one that runs, or where the system does not tell.
+    """
+    name = _library(native_id)
+    return name.startswith(_TORCHS) if name else None
+
+
+def _library(native_id: int) -> str:
+    """The file name of the library that waits; empty where that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        call = Path(f"/proc/self/task/{native_id}/syscall").read_text().split()
+        if not call[0].isdecimal() or int(call[0]) != FUTEX:  # the word "running" is not a number
+            return ""
+        begins, ends, names = _code()
+        for address in _words(int(call[-2], 16)):
+            at = bisect_right(begins, address) - 1
+            if at >= 0 and address < ends[at] and not names[at].startswith(_BETWEEN):
+                return names[at]
+    return ""
+
+
+def _words(stack_pointer: int) -> tuple[int, ...]:
+    """What is on top of a stack. Read as a file: an address that is gone by now is an OSError."""
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+        data = os.pread(memory, _LOOK_AT_BYTES, stack_pointer)
+    finally:
+        os.close(memory)
+    return struct.unpack(f"{len(data) // 8}Q", data[: len(data) // 8 * 8])
+
+
+def _code() -> tuple[list[int], list[int], list[str]]:
+    """Where code is in memory: begins and ends, in order, and the names of the files."""
+    begins, ends, names = [], [], []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(None, 5)
+        if "x" in fields[1] and len(fields) > 5:
+            begin, _, end = fields[0].partition("-")
+            begins.append(int(begin, 16))
+            ends.append(int(end, 16))
+            names.append(fields[5].rpartition("/")[2])
+    return begins, ends, names

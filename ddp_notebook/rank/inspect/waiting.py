@@ -1,0 +1,179 @@
+"""What the main thread is at: it runs, waits in torch or for a key, is paused, or does nothing.
+
+Called on the engine's control thread: nothing here waits for the main thread.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+from ddp_notebook.model import Activity
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.inspect import blocked, frames, store_keys
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.main_thread import MainThread
+
+_WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
+_MOST_THREADS = 8
+"""As many are followed, each of which waits for the next."""
+
+
+class Wait(NamedTuple):
+    """What the main thread waits in; nothing of it when it waits for nobody."""
+
+    inside: str = ""
+    """As in a report: collective, key, or the part of set-up."""
+    record: int | None = None
+    """The number of the collective, where it is known which of several it is."""
+    key: str = ""
+    """The key of a store that somebody has to set."""
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """The thread that holds the rank up: the main thread, or one that it waits for."""
+
+    thread: threading.Thread
+    frame: FrameType | None
+    """Its innermost frame."""
+
+    @property
+    def is_main(self) -> bool:
+        """True of the main thread."""
+        return self.thread is threading.main_thread()
+
+    @property
+    def native_id(self) -> int:
+        """As the system has it; of a main thread that was forked Python keeps an old one."""
+        return os.getpid() if self.is_main else self.thread.native_id or 0
+
+    @property
+    def stack(self) -> list[FrameType]:
+        """Its frames, innermost first, without those that observe a collective."""
+        return frames.frames_of(self.frame)
+
+
+class Waiting:
+    """Tells what the main thread is at."""
+
+    def __init__(
+        self, main_thread: MainThread, gate: PauseGate, observer: Observer, user_code: UserCode
+    ) -> None:
+        self._main_thread = main_thread
+        self._gate = gate
+        self._observer = observer
+        self._is_users = user_code.is_users
+
+    def activity(self, inside: str) -> Activity:
+        """What it is at; `inside` is what it waits in, empty for nothing."""
+        if self._main_thread.paused_before or self._gate.at is not None:
+            return Activity.HELD
+        if inside:
+            return Activity.WAITING
+        if self._main_thread.running:
+            return Activity.BUSY
+        return Activity.FAILED if self._main_thread.error else Activity.IDLE
+
+    def awaited(self) -> Awaited:
+        """The thread that the main thread waits for, through others; itself when for none."""
+        current = sys._current_frames()
+        thread = threading.main_thread()
+        for _ in range(_MOST_THREADS):
+            frame = current.get(thread.ident or 0)
+            other = _waits_for_thread(frames.frames_of(frame), current)
+            if other is None:
+                break
+            thread = other
+        return Awaited(thread, current.get(thread.ident or 0))
+
+    def wait(self, awaited: Awaited, runnable: bool) -> Wait:
+        """What it waits in; `runnable` when it uses the CPU."""
+        stack = awaited.stack
+        inside = self._main_thread.waiting_in or self._inside_torch(stack)
+        if inside:
+            return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
+        if runnable:
+            return Wait()
+        key = store_keys.awaited(frames.chain(awaited.frame))
+        if key:
+            return Wait("key", key=key)
+        return Wait("collective") if self._awaits_work(awaited, stack) else Wait()
+
+    def _inside_torch(self, stack: Sequence[FrameType]) -> str:
+        """The part of set-up that these frames are in, by the names of torch's functions."""
+        collective = ""
+        for frame in stack:
+            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            if module == "torch.distributed.rendezvous" and name in torch_private.STORE_FUNCTIONS:
+                return "store"
+            if module == "torch.distributed.distributed_c10d":
+                if name in torch_private.GROUP_FUNCTIONS:
+                    return "process-group"
+                if not collective and name in frames.WAITING_IN and name != "init_process_group":
+                    collective = "collective"
+            if is_ddp_constructor(frame):
+                return "ddp"
+            if self._is_users(frame.f_code.co_filename):
+                break
+        return collective
+
+    def _awaits_work(self, awaited: Awaited, stack: Sequence[FrameType]) -> bool:
+        """True in torch's C++, or in ``work.wait()``, while a collective is not done."""
+        if not stack or self._observer.waits_for() is None:
+            return False
+        in_torch = blocked.in_torch(awaited.native_id)
+        if in_torch is not None or not awaited.is_main:
+            return bool(in_torch)
+        # It sleeps in the driver of a device, say, or the system does not tell: frames have to.
+        innermost = stack[0]
+        if self._is_users(innermost.f_code.co_filename):
+            line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
+            return ".wait(" in line
+        return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
+
+
+def is_ddp_constructor(frame: FrameType) -> bool:
+    """True for the frame of ``DistributedDataParallel.__init__``."""
+    module = frame.f_globals.get("__name__", "")
+    return module == "torch.nn.parallel.distributed" and frame.f_code.co_name == "__init__"
+
+
+# -- threads that wait for threads ---------------------------------------------------------
+
+
+def _waits_for_thread(
+    stack: Sequence[FrameType], current: dict[int, FrameType]
+) -> threading.Thread | None:
+    """The thread that these frames wait for, without a limit, to end or to give a result."""
+    for frame in stack[:4]:  # the innermost, down to the function of Python's that is called
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if where == ("threading", "join"):
+            thread = frame.f_locals.get("self")
+            limited = frame.f_locals.get("timeout") is not None
+            return thread if isinstance(thread, threading.Thread) and not limited else None
+        if where == ("concurrent.futures._base", "result"):
+            future, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
+            return _who_computes(future, current) if limit is None else None
+    return None
+
+
+def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:
+    """The thread of a pool that is at what `future` waits for."""
+    for thread in threading.enumerate():
+        for frame in frames.chain(current.get(thread.ident or 0)):
+            where = frame.f_globals.get("__name__"), frame.f_code.co_name
+            if where == ("concurrent.futures.thread", "run"):
+                item = frame.f_locals.get("self")
+                if getattr(item, "future", None) is future:
+                    return thread
+    return None

@@ -1,0 +1,52 @@
+"""What a terminal shows between %ddp_init and its result."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from ddp_notebook.magics import terminal_line
+from ddp_notebook.magics.terminal_line import progress_line
+from ddp_notebook.model import Loading, RankState, Snapshot
+
+S = 1_000_000_000
+
+
+class Terminal(io.StringIO):
+    """A terminal; `wrote` is set when something new stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrote = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.wrote.set()
+
+
+def test_a_terminal_says_what_the_start_waits_for_and_is_clean_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal_line, "_AGAIN_AFTER_S", 0.001)
+    state = [Snapshot((RankState(0),), "gloo", loading=Loading(5 * S, 40), taken_ns=17 * S)]
+    terminal = Terminal()
+    with progress_line(lambda: state[0], terminal):
+        assert terminal.wrote.wait(10)
+        assert "Loading torch, once for all ranks: about 40 %, 12 s" in terminal.getvalue()
+        state[0] = Snapshot((RankState(0),), "gloo")
+        for _ in range(2):
+            terminal.wrote.clear()
+            assert terminal.wrote.wait(10)
+        assert "1 rank, gloo: starting · 0 s" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[2K")
+
+
+def test_a_file_gets_no_progress() -> None:
+    file = io.StringIO()
+    with progress_line(Snapshot, file):
+        assert True
+    assert file.getvalue() == ""

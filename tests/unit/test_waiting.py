@@ -1,0 +1,117 @@
+"""Which thread holds a rank up, in which library it waits, and for which key of a store."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from support import eventually
+
+from ddp_notebook.rank.inspect import blocked, frames, store_keys, waiting
+
+
+@contextmanager
+def running(work: Callable[[], object]) -> Iterator[threading.Thread]:
+    """A thread that is at `work`; whoever is in here ends it."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def waits_for(thread: threading.Thread) -> threading.Thread | None:
+    current = sys._current_frames()
+    stack = frames.frames_of(current.get(thread.ident or 0))
+    return waiting._waits_for_thread(stack, current)
+
+
+def test_a_thread_that_waits_for_a_lock_of_the_users_does_not_wait_in_torch() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    with running(lock.acquire) as thread:
+        eventually(lambda: blocked.in_torch(thread.native_id or 0) is False, 10, "it waits")
+        lock.release()
+
+
+def test_of_a_thread_that_runs_or_is_gone_it_is_not_known_where_it_waits() -> None:
+    assert blocked.in_torch(os.getpid()) is None
+    assert blocked.in_torch(2**22 + 1) is None
+
+
+def test_who_joins_a_thread_is_held_up_by_it() -> None:
+    ended = threading.Event()
+    with running(ended.wait) as inner, running(inner.join) as outer:
+        eventually(lambda: waits_for(outer) is inner, 10, "the outer one joins")
+        assert waits_for(inner) is None
+        ended.set()
+
+
+def test_who_joins_for_some_seconds_only_is_not() -> None:
+    ended = threading.Event()
+    with running(ended.wait) as inner, running(lambda: inner.join(60)) as outer:
+        eventually(lambda: frames_in(outer, "join"), 10, "the outer one joins")
+        assert waits_for(outer) is None
+        ended.set()
+
+
+def test_who_waits_for_a_result_is_held_up_by_the_thread_that_computes_it() -> None:
+    ended = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(ended.wait)
+        names: list[str] = []
+
+        def work() -> None:
+            names.append(threading.current_thread().name)
+            ended.wait()
+
+        future = pool.submit(work)
+        with running(future.result) as outer:
+            other = eventually(lambda: waits_for(outer), 10, "the outer one waits")
+            assert other is not None
+            assert [other.name] == names
+            ended.set()
+
+
+def frames_in(thread: threading.Thread, name: str) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return any(each.f_code.co_name == name for each in frames.chain(frame))
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    for name in ("get", "wait", "multi_get"):
+        monkeypatch.setattr(dist.Store, name, getattr(dist.Store, name))
+    store_keys.StoreKeys().attach()
+    return dist.HashStore()
+
+
+def key_of(thread: threading.Thread) -> str:
+    return store_keys.awaited(frames.chain(sys._current_frames().get(thread.ident or 0)))
+
+
+def test_the_key_that_a_thread_waits_for_is_known_until_it_is_set(store: dist.Store) -> None:
+    with running(lambda: store.get("ready")) as thread:
+        eventually(lambda: key_of(thread) == "ready", 10, "it waits")
+        store.set("ready", "1")
+    assert store.get("ready") == b"1"
+    with running(lambda: store.wait(["ready", "set"])) as thread:
+        eventually(lambda: key_of(thread) == "ready, set", 10, "it waits")
+        store.set("set", "1")
+
+
+def test_who_gives_up_soon_does_not_count_as_waiting_for_a_key(store: dist.Store) -> None:
+    def work() -> None:
+        store.wait(["stop"], timedelta(seconds=30))
+
+    with running(work) as thread:
+        eventually(lambda: frames_in(thread, "waits_for_key"), 10, "it waits")
+        assert key_of(thread) == ""
+        store.set("stop", "1")

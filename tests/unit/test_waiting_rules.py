@@ -1,0 +1,163 @@
+"""Ranks that wait for a key, for a message from anybody, or in two threads at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from collective_cases import found, the_one
+from traces import BUSY, all_reduce, barrier, died, message, play
+
+from ddp_notebook.diagnosis import diagnose_run
+from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collective,
+    Collectives,
+    Phase,
+    RankReport,
+)
+
+FOR_KEY = RankReport(0, Activity.WAITING, "key", initialized=True, key="ready")
+
+# -- a key of the store ------------------------------------------------------------------
+
+
+def test_a_key_that_no_rank_can_set_any_more_is_named() -> None:
+    finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: FOR_KEY}))
+    assert (finding.category, finding.ranks, finding.waiting) == ("unset-key", (1,), (0, 2))
+    assert "'ready', which no rank has set" in finding.cause
+    assert "ranks 0,2 are in barrier at train.py:5" in finding.cause
+
+
+def test_where_most_ranks_wait_for_the_key_it_is_the_other_who_had_to_set_it() -> None:
+    case = play({0: [barrier(5)], 1: [barrier(5)], 2: [barrier(5)]}, {1: FOR_KEY, 2: FOR_KEY})
+    finding = the_one(case)
+    assert (finding.ranks, finding.waiting) == ((0,), (1, 2))
+    assert "rank 0 has finished" in finding.cause
+
+
+def test_before_any_collective_the_key_is_named_too() -> None:
+    reports = (replace(FOR_KEY, rank=0), replace(FOR_KEY, rank=1))
+    assert found(Case(reports)) == [("unset-key", (0, 1))]
+
+
+def test_a_rank_that_still_works_may_set_the_key() -> None:
+    reports = (replace(BUSY, rank=0, doing="cell 3, line 4"), replace(FOR_KEY, rank=1))
+    (finding,) = diagnose_run(Case(reports)).findings
+    assert finding.passing and (finding.category, finding.ranks) == ("straggler", (0,))
+    assert "'ready'" in finding.cause
+
+
+def test_one_rank_that_can_get_on_is_enough_to_set_the_key() -> None:
+    case = play({0: [], 1: [all_reduce(5, group="g")], 2: [], 3: []}, groups={"g": (1, 3)})
+    reports = {0: replace(FOR_KEY, rank=0), 2: replace(BUSY, rank=2), 3: replace(BUSY, rank=3)}
+    case = replace(case, ranks=tuple(reports.get(e.rank, e) for e in case.ranks))
+    assert wait_graph(case).stuck == ()
+
+
+def test_whoever_died_before_it_could_set_the_key_explains_it() -> None:
+    case = play({0: [barrier(5)], 1: [barrier(5)]}, {0: died(-9), 1: FOR_KEY})
+    assert found(case) == [("rank-died", (0,))]
+
+
+# -- from anybody ------------------------------------------------------------------------
+
+
+def from_anybody(source: int | None = None, **more: object) -> Collective:
+    return replace(message("recv", 0, 5), peer=source, **more)  # type: ignore[arg-type]
+
+
+def case_of(of: dict[int, list[Collective]], *reports: RankReport) -> Case:
+    records = {
+        rank: tuple(replace(each, rank=rank, number=n) for n, each in enumerate(those))
+        for rank, those in of.items()
+    }
+    return Case(reports, collectives=Collectives(records))
+
+
+IDLE = tuple(RankReport(rank, Activity.IDLE, initialized=True) for rank in range(3))
+
+
+def test_a_message_received_from_anybody_is_paired_with_the_one_that_was_sent() -> None:
+    long, short = {"shape": (8,), "numel": 8}, {"shape": (2,), "numel": 2}
+    case = case_of(
+        {
+            0: [from_anybody(1, **long), replace(message("recv", 1, 6), **short)],
+            1: [message("send", 0, 9, **long), message("send", 0, 10, **short)],
+        },
+        *IDLE[:2],
+    )
+    assert [(s.shape, r.shape) for s, r in pairs(case.collectives)] == [((8,),) * 2, ((2,),) * 2]
+    assert not found(case)
+
+
+def test_while_it_is_not_known_from_whom_nothing_is_paired() -> None:
+    case = case_of(
+        {
+            0: [from_anybody(shape=(8,)), message("recv", 1, 6, dtype="int64")],
+            1: [message("send", 0, 9, shape=(8,)), message("send", 0, 10, dtype="int64")],
+        },
+        *IDLE[:2],
+    )
+    assert not list(pairs(case.collectives)) and not found(case)
+
+
+def test_one_sender_who_still_works_is_enough_for_a_recv_from_anybody() -> None:
+    waits = RankReport(0, Activity.WAITING, "collective", initialized=True)
+    done = from_anybody(1, phase=Phase.DONE)
+    of = {0: [done, from_anybody()], 1: [message("send", 0, 9, phase=Phase.DONE)], 2: []}
+    working = replace(BUSY, rank=2)
+    assert wait_graph(case_of(of, waits, IDLE[1], working)).stuck == ()
+    over = case_of(of, waits, IDLE[1], IDLE[2])
+    assert found(over) == [("p2p-mismatch", (1, 2))]
+
+
+def test_a_message_with_another_tag_is_not_the_one_that_is_waited_for() -> None:
+    waits = RankReport(0, Activity.WAITING, "collective", initialized=True)
+    sends = replace(waits, rank=1)
+    of = {0: [from_anybody(tag=3)], 1: [message("send", 0, 9, tag=4)]}
+    finding = the_one(case_of(of, waits, sends))
+    assert finding.ranks == (0, 1) and finding.cause.startswith("the tags differ")
+
+
+def test_of_two_works_that_are_not_done_the_rank_waits_for_the_one_that_lacks_a_rank() -> None:
+    waits = RankReport(0, Activity.WAITING, "collective", initialized=True)
+    sent, lacks = message("send", 1, 5), replace(all_reduce(6), slot=0)
+    case = case_of({0: [sent, lacks], 1: [message("recv", 0, 9, phase=Phase.DONE)]}, waits, IDLE[1])
+    assert wait_graph(case).at[0].operation == "all_reduce"
+    assert wait_graph(case).stuck == (0,)
+
+
+# -- threads -----------------------------------------------------------------------------
+
+
+def in_thread(thread: int, slot: int, issued_ns: int, done_ns: int, line: int) -> Collective:
+    return replace(
+        all_reduce((line, "work")),
+        slot=slot,
+        thread=thread,
+        waited=True,
+        issued_ns=issued_ns,
+        done_ns=done_ns,
+        phase=Phase.DONE if done_ns else Phase.ISSUED,
+    )
+
+
+def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more() -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    of = {
+        0: [in_thread(1, 0, 10, 0, 5), in_thread(2, 1, 11, 0, 6)],
+        1: [in_thread(1, 0, 10, 0, 5), in_thread(2, 1, 12, 0, 6)],
+    }
+    finding = the_one(case_of(of, *waits))
+    assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
+    assert "two threads of ranks 0-1 each use one group at the same time" in finding.cause
+    moving = [replace(e, runnable=True) for e in waits]
+    assert not found(case_of(of, *moving))
+
+
+def test_threads_that_take_turns_are_no_finding() -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    one = [in_thread(1, 0, 10, 20, 5), in_thread(2, 1, 30, 40, 6), in_thread(1, 2, 50, 0, 5)]
+    assert not found(case_of({0: one, 1: one}, *waits))
