@@ -70,6 +70,8 @@ class Collective:
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
     seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
+    `held_ns` is how long it was paused before it was issued (while it is paused, `issued_ns` is
+    when that began). With `freed` it failed because its rank was freed or interrupted.
     The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
     rank apart, 0 is the main thread. The `peer` of a recv from any
     rank is known once it has got a message.
@@ -97,6 +99,8 @@ class Collective:
     issued_ns: int = 0
     done_ns: int = 0
     backwards: int = 0
+    held_ns: int = 0
+    freed: bool = False
     waited: bool = False
     thread: int = 0
 

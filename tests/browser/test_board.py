@@ -129,9 +129,22 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
 
         page.locator("[data-command='notebook:restart-kernel']").first.click()
         page.locator(".jp-Dialog .jp-mod-accept").click()
-        expect(board.el.locator(".ddpb-gone")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        board.await_roles("ended", "ended")
+        ended = "These ranks ended with their kernel. Run this cell again."
+        expect(board.el.locator(".ddpb-gone")).to_have_text(ended)
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         page.screenshot(path=tmp_path / "gone.png")
+
+        # Opened again, trusted, when the kernel has no such widget: the picture, and no error.
+        page.keyboard.press("Control+s")
+        page.reload()
+        expect(page.locator(".ddp-board")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(".ddp-board")).to_contain_text("6/6 verified")
+        expect(page.get_by_text("As it was when this cell ended")).to_be_visible()
+        lost = page.get_by_text("Error displaying widget")
+        eventually(lost.count, what="Jupyter has looked for the widget")
+        expect(lost).to_be_hidden()
+        page.screenshot(path=tmp_path / "reopened.png")
 
 
 def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(

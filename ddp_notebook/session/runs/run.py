@@ -143,6 +143,13 @@ class CellRun:
         return late.headline if late is not None and late.findings else ""
 
     @property
+    def left_ns(self) -> Mapping[int, int]:
+        """When each rank left it that is not in it any more."""
+        with self._lock:
+            ends = (*self.died.values(), *self.finished.values())
+            return {end.rank: end.heard_ns for end in ends}
+
+    @property
     def exits(self) -> Mapping[str, Ranks]:
         """How ranks left it that are not in it any more: finished, raised, ..., in a word."""
         words: dict[str, list[int]] = {}
