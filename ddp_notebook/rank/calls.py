@@ -137,6 +137,8 @@ class Script:
     environments: Mapping[int, Mapping[str, str]]
     hosts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     paused: bool = False
+    package: str | None = None
+    """Of a module that is run by its name, as `python -m` does; None for a script."""
 
 
 RUN_CELL: Call[Cell, None] = Call("run cell")

@@ -260,6 +260,7 @@ class Session:
         number: int = 0,
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
+        as_module: bool = False,
     ) -> CellResult:
         """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
 
@@ -267,7 +268,8 @@ class Session:
         the diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait`
         "forever" it goes on all the same. `hold` and `detach` are those of `run_cell`. Raises
         UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
-        on hosts of the fault lab.
+        on hosts of the fault lab. With `as_module`, `path` is the name of a module, as in
+        `python -m`.
         """
         return self._scripts.run(
             path,
@@ -281,6 +283,7 @@ class Session:
             number=number,
             started=started,
             placed=placed,
+            as_module=as_module,
         )
 
     def wait(

@@ -157,6 +157,22 @@ def test_a_script_runs_in_the_notebooks_folder(
     ranks2.run_cell("assert os.getcwd() == before").raise_for_error()
 
 
+def test_a_module_runs_by_its_name_as_torchrun_m_does(
+    ranks2: Session, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "package" / "train.py").write_text(
+        "import sys\nfrom .inner import NAME\nprint(__name__, __package__, NAME, sys.argv[1:])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    ranks2.run_cell("import os, sys\nbefore = os.getcwd(), list(sys.path)").raise_for_error()
+    result = ranks2.run_script("package.train", ["--epochs", "2"], as_module=True)
+    result.raise_for_error()
+    assert [item.text for group in result.outputs for item in group.items] == [
+        "__main__ package inner ['--epochs', '2']\n"
+    ]
+    ranks2.run_cell("assert (os.getcwd(), sys.path) == before").raise_for_error()
+
+
 def test_random_numbers_of_ranks_and_runs_differ_as_those_of_new_processes(
     ranks2: Session, script: Path
 ) -> None:

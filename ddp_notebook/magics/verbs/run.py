@@ -76,6 +76,7 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
         chosen_ranks(ui.session, args),
         store=args.store,
         settings=parse_settings(args.set, ui.session.record.snapshot.world_size),
+        as_module=args.m,
     )
     _run(ui, args, run)
 
@@ -100,6 +101,7 @@ SCRIPT = Verb(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),
         ("%ddp_run --detach train.py", "a long one: %ddp_wait shows its end"),
+        ("%ddp_run -m package.train --epochs 2", "a module, as torchrun -m would"),
     ),
     run=_run_script,
     options=(
@@ -107,6 +109,7 @@ SCRIPT = Verb(
         Option("--store", "who hosts the script's store: the session, or rank 0", choices=STORES),
         options.settings("1:RANK=0"),
         Option("-n --world-size N", "start N ranks first, if there are none", type=int),
+        Option("-m", "run a module by its name, such as package.train, in place of a script"),
         *options.RUN_OPTIONS,
         Option("script", "the script", completer=files),
         Option("arguments", "its arguments", nargs=argparse.REMAINDER),

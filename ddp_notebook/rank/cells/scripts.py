@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ddp_notebook.rank.boot import RankProcess
@@ -39,7 +39,7 @@ class ScriptRunner:
         runner, path, rank = self._runner, script.path, self._process.rank
         shell = runner.shell.shell
         self._user_code.add_script(path)
-        main = _as_main(path, script.arguments, self._process.modules)
+        main = _as_main(script, self._process.modules)
         with runner.running(script, path) as outcome, main as module:
             # A script makes its own process group, as a new process does.
             self._life.setup_begins()
@@ -65,18 +65,19 @@ def _failed(stop: SystemExit) -> SystemExit | None:
 
 
 @contextlib.contextmanager
-def _as_main(
-    path: str, arguments: Sequence[str], loaded_before: frozenset[str]
-) -> Iterator[types.ModuleType]:
+def _as_main(script: Script, loaded_before: frozenset[str]) -> Iterator[types.ModuleType]:
     """A fresh `__main__`, with the script's arguments and folder, for the time it runs."""
     module = types.ModuleType("__main__")
-    module.__file__ = path
+    module.__file__ = script.path
     module.__dict__["__builtins__"] = __builtins__
-    folder = Path(path).parent
+    folder = Path(script.path).parent
+    if script.package is not None:
+        module.__package__ = script.package
+        folder = Path(script.folder)
     main, argv = sys.modules["__main__"], list(sys.argv)
     with script_state.process(folder, loaded_before):
         sys.modules["__main__"] = module
-        sys.argv[:] = [path, *arguments]
+        sys.argv[:] = [script.path, *script.arguments]
         sys.path.insert(0, str(folder))
         try:
             yield module

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +58,11 @@ class Scripts:
         number: int = 0,
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
+        as_module: bool = False,
     ) -> CellResult:
         """`Session.run_script`."""
         processes = self._pool.need("%ddp_run")
-        script = find_script(path)
+        script, package = find_module(path) if as_module else (find_script(path), None)
         claim = self._runs.claim(
             ranks,
             "%ddp_run",
@@ -75,7 +78,14 @@ class Scripts:
             processes.begin_last_words(controller.run.ranks)
             command = (str(script), *arguments)
             work = ScriptWork(
-                controller.run, processes, command, store, settings or {}, placed, self._ended
+                controller.run,
+                processes,
+                command,
+                store,
+                settings or {},
+                placed,
+                self._ended,
+                package,
             )
             self._set_up.script = controller
             return self._runs.carry_out(
@@ -110,8 +120,10 @@ class ScriptWork:
         settings: Settings,
         placed: Placed | None,
         ended: Callable[[RunController], None],
+        package: str | None = None,
     ) -> None:
         self._run = run
+        self._package = package
         self._processes = processes
         self._path, *self._arguments = command
         self._folder = str(Path.cwd())
@@ -146,6 +158,7 @@ class ScriptWork:
             environments=self._environments,
             hosts=self._hosts,
             paused=self._run.pausing,
+            package=self._package,
         )
         return self._processes.cluster.tell(ranks, calls.RUN_SCRIPT, request)
 
@@ -173,6 +186,26 @@ def find_script(path: str) -> Path:
         here = f" Here are: {', '.join(near)}." if near else ""
         raise UsageMistake(f"There is no script {path!r} in {Path.cwd()}.{here}")
     return script.resolve()
+
+
+def find_module(name: str) -> tuple[Path, str]:
+    """The file of a module that `python -m name` would run, and its package.
+
+    No package is imported for it. Raises UsageMistake when there is no such module.
+    """
+    where: Sequence[str] | None = [str(Path.cwd()), *sys.path]
+    spec, package = None, name.rpartition(".")[0]
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, where) if where is not None else None
+        where = spec.submodule_search_locations if spec is not None else None
+    if where is not None:  # a package is run by its __main__
+        spec, package = PathFinder.find_spec("__main__", where), name
+    if spec is None or not str(spec.origin or "").endswith(".py"):
+        raise UsageMistake(
+            f"There is no module {name!r} to run in {Path.cwd()} or on Python's path. A script is "
+            "run by its file: %ddp_run train.py"
+        )
+    return Path(str(spec.origin)).resolve(), package
 
 
 def sources_of(script: Path) -> dict[str, str]:
