@@ -31,8 +31,8 @@ HEAD = struct.Struct("<QQQQQ")
 backward passes had begun."""
 REST = struct.Struct("<QQIIIHHHHBBBBIiiq8I")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
-operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root, peer, tag;
-shape."""
+operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
+peer, tag; shape."""
 MAGIC = b"ddpring1"
 WRITTEN_AT, TEXT_AT = 16, 24
 RECORD_BYTES = 136
