@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
-from ddp_notebook.board.timeline import Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.state.board_rows import BoardFacts, board_of
@@ -57,8 +57,11 @@ class StillBoard:
             BOARD_INTERVAL_S,
             settle_s=BOARD_INTERVAL_S,
         )
-        self.open = self._region.open
         self.nudge = self._region.nudge
+
+    def open(self, delay_s: float, show: object) -> None:
+        """Show it in the cell that runs, and begin painting after `delay_s`."""
+        self._region.open(delay_s)
 
     def cell_begins(self) -> None:
         """A cell of the notebook begins to run."""
@@ -104,9 +107,9 @@ class LiveBoard:
             self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
         )
 
-    def open(self, delay_s: float = 0.0) -> None:
-        """Show it in the cell that runs, and begin painting after `delay_s`."""
-        self._publisher.publish(data=self._widget.bundle(), metadata={})
+    def open(self, delay_s: float, show: Callable[[Mapping[str, Any]], None]) -> None:
+        """Begin painting after `delay_s`. `show` displays the widget, the cell has its picture."""
+        show(self._widget.bundle())
         self._picture.open(delay_s)
         # ipykernel sends a message for the cell in whose context it is sent: with this cell's
         # context, the answers of pages go to the main thread, where they are read.
@@ -196,6 +199,7 @@ class LiveBoard:
                 self._timeline = Timeline(self._epoch_ns, facts.snapshot.world_size)
             self._timeline.take(self._source.run, news)
             self._timeline.end(died_ns(facts.snapshot))
+            self._timeline.end(self._source.left_ns, FREED)
             self._found = facts.diagnosis
             self._draw(board, facts)
             self._send_slices(self._timeline)

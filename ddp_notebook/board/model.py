@@ -24,7 +24,7 @@ from ddp_notebook.model import (
     format_ranks,
 )
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
-from ddp_notebook.views.findings import sentence, symbol, waiting_words
+from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 
 MOST_ROWS = 128
 MOST_FINDINGS = 8
@@ -106,20 +106,24 @@ def benchmark_json(what: str, done: float) -> dict[str, Any]:
 
 def findings_json(diagnosis: Diagnosis | None) -> list[dict[str, Any]]:
     """The findings, the one that counts most first."""
-    findings = diagnosis.findings if diagnosis is not None else ()
-    return [_finding(finding) for finding in findings[:MOST_FINDINGS]]
+    if diagnosis is None:
+        return []
+    past = past_words(diagnosis)
+    return [_finding(finding, past) for finding in diagnosis.findings[:MOST_FINDINGS]]
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding, past: str) -> dict[str, Any]:
     remedy = "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS]
     evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
+    if past:
+        evidence.insert(0, _line(past))
     return {
         "category": finding.category.value,
         "symbol": symbol(finding),
         "passing": finding.passing,
         "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
         "ranks": format_ranks(finding.ranks),
-        "waiting": waiting_words(finding),
+        "waiting": waiting_words(finding, bool(past)),
         "remedy": remedy,
         "magics": [_line(command) for command in finding.commands],
         "evidence": evidence,

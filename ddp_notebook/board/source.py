@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -52,6 +53,12 @@ class BoardSource:
         """The number of the run that is followed; 0 for none."""
         return self._tails.run
 
+    @property
+    def left_ns(self) -> Mapping[int, int]:
+        """When each rank left the run that is followed, as far as ranks have."""
+        run = self._session.current
+        return run.left_ns if run is not None and run.cell == self.run else {}
+
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """What is known now, and the collectives that are new in it, or have changed."""
         session = self._session
@@ -68,6 +75,9 @@ class BoardSource:
             self._diagnosis(snapshot, bool(news)),
             run.sources if run is not None else {},
             session.store,
+            {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
+            if run is not None
+            else {},
         )
         return facts, news
 
@@ -135,6 +145,6 @@ class BoardSource:
 
     def _ask(self, key: object) -> None:
         with contextlib.suppress(DDPError):
-            diagnosis = self._session.why()
+            diagnosis = self._session.why_now()
             if key == self._key:
                 self._found = diagnosis

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_notebook.model import Activity, RankReport, Worker, cut
+from collections.abc import Mapping, Sequence
+
+from ddp_notebook.model import Activity, Place, RankReport, Worker, cut
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for the others to arrive."""
@@ -11,6 +13,7 @@ STILL_S = 1.5
 """Seconds without running after which a worker that waits for a lock of its own is stuck."""
 
 
+_MOST_CALLERS = 6
 _ERROR_LENGTH = 160
 """How much of an error stands beside what the other ranks do."""
 
@@ -60,11 +63,41 @@ def evidence_of(e: RankReport) -> tuple[str, ...]:
     )
 
 
+def of_each(facts: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """Lines of evidence; of several ranks, each with its own."""
+    if len(facts) == 1:
+        return next(iter(facts.values()))
+    return tuple(f"rank {rank}: {line}" for rank, lines in facts.items() for line in lines)
+
+
 def where_busy(e: RankReport) -> str:
     """Where it is busy, to stand after the word; of one that is too busy to answer, that."""
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
     return f" in {e.doing}" if e.doing else ""
+
+
+def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
+    """What was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
+
+    `path` are the user's lines that it passed through; of the message so many characters.
+    """
+    lines = text.strip().splitlines()
+    what = f"{name}: {cut(lines[0], most)}" if lines else name
+    return f"{what} at {path[-1]}" if path else what
+
+
+def way_to_error(path: Sequence[Place]) -> str:
+    """``cell 3:8 → cell 3:6 in load: return d['key7']``."""
+    text = f": {path[-1].text}" if path[-1].text else ""
+    return f"{' → '.join(map(str, path[-_MOST_CALLERS:]))}{text}"
+
+
+def _failure(report: RankReport) -> str:
+    """The error of a rank; one of set-up, which has no line, is a sentence by itself."""
+    if not report.error_at and report.error_text.strip():
+        return cut(report.error_text.strip().splitlines()[0], _ERROR_LENGTH)
+    return raised_words(report.error_type, report.error_text, report.error_at, _ERROR_LENGTH)
 
 
 def doing(report: RankReport) -> str:
@@ -81,9 +114,7 @@ def doing(report: RankReport) -> str:
         case Activity.HELD:
             return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
         case Activity.FAILED:
-            first = report.error_text.strip().splitlines()
-            error = first[0] if first else report.error_type
-            return f"failed: {cut(error, _ERROR_LENGTH)}"
+            return f"failed: {_failure(report)}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.controller import LiveBoard, StillBoard, open_board
+from ddp_notebook.board.replay_board import can_show_widgets
+from ddp_notebook.board.side_panel import HOW, SidePanel, can_have_panel
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.run_display import is_news
 from ddp_notebook.model import Board, Event
 from ddp_notebook.session import Session
 
+Place = Literal["auto", "here", "side", "off"]
+PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
+"""Where the last one was, in the cell that runs, in a panel beside the notebook, nowhere."""
 _FIRST_PAINT_AFTER_S = 0.02
 """Until then `init` has cleared the record: the board of the session before is not shown."""
 
@@ -23,20 +30,40 @@ class NotebookBoard:
         self._session = session
         self._buttons = buttons
         self._open: LiveBoard | StillBoard | None = None
+        self._panel = SidePanel()
         session.record.subscribe(self._changed)
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
 
     def withdraw(self) -> None:
-        """Look no more at which cells run."""
+        """Look no more at which cells run; take the panel away."""
+        self._panel.close()
         self._shell.events.unregister("pre_run_cell", self._cell_begins)
         self._shell.events.unregister("post_run_cell", self._cell_ended)
 
-    def open(self) -> None:
-        """Show a live board in the cell that runs; an earlier one stays as it is."""
+    def open(self, place: Place = "auto") -> None:
+        """Show a live board; an earlier one stays as it is. Where: see `PLACES`.
+
+        Raises UsageMistake.
+        """
+        if place == "side":
+            self._check_side()
         self.close()
+        if place == "off":
+            return
+        in_panel = place == "side" or (place == "auto" and self._panel.is_open)
         self._open = open_board(self._session, self._shell, self._buttons)
-        self._open.open(_FIRST_PAINT_AFTER_S)
+        if not in_panel:
+            self._panel.close()
+        show = partial(self._panel.show, anew=place == "side") if in_panel else self._show_here
+        self._open.open(_FIRST_PAINT_AFTER_S, show)
+
+    def _show_here(self, bundle: Mapping[str, Any]) -> None:
+        self._shell.display_pub.publish(data=dict(bundle), metadata={})
+
+    def _check_side(self) -> None:
+        if not (can_show_widgets(self._shell) and can_have_panel()):
+            raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
 
     def close(self, final: Board | None = None) -> None:
         """Stop painting; `final`, or else what was shown last, stays."""

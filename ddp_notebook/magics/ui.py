@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.cell_output import CellOutput
-from ddp_notebook.magics.live_board import NotebookBoard
+from ddp_notebook.magics.live_board import NotebookBoard, Place
 from ddp_notebook.magics.parser import Surroundings
 from ddp_notebook.magics.run_display import RunDisplay
 from ddp_notebook.magics.terminal_line import progress_line
@@ -56,11 +56,11 @@ class NotebookUi:
         """Show what the ranks wrote since the notebook showed it last."""
         self.runs.show_news(run)
 
-    def open_board(self) -> None:
-        """Show a live board in this cell, where there is a front end; any earlier one is closed."""
+    def open_board(self, place: Place = "auto") -> None:
+        """Show a live board, where there is a front end; any earlier one is closed."""
         if not self.output.is_live:
             return
-        self.board.open()
+        self.board.open(place)
         self.displays.shown_already()
 
     def progress(self) -> AbstractContextManager[None]:

@@ -38,6 +38,8 @@ from ddp_notebook.model.diagnosis import (
     Category,
     Diagnosis,
     Finding,
+    JudgedRun,
+    Traceback,
 )
 from ddp_notebook.model.events import (
     SESSION,
@@ -117,6 +119,7 @@ __all__ = [
     "RankReport",
     "Probe",
     "InitArguments",
+    "JudgedRun",
     "Role",
     "StackLocation",
     "Activity",
@@ -160,6 +163,7 @@ __all__ = [
     "Status",
     "StoreFailed",
     "StoreOpened",
+    "Traceback",
     "decode_events",
     "encode_events",
     "cut",

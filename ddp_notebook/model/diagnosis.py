@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +55,7 @@ class Category(StrEnum):
     DATALOADER_DEADLOCK = "dataloader-deadlock"
     MISSING_DESTROY = "missing-destroy"
     EXCEPTION_ON_ONE_RANK = "exception-on-one-rank"
+    EXCEPTION = "exception"
     RANK_DIED = "rank-died"
     EARLY_EXIT = "early-exit"
     OOM_ON_ONE_RANK = "oom-on-one-rank"
@@ -89,22 +91,68 @@ class Finding:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
         object.__setattr__(self, "waiting", only)
 
+    @property
+    def sentence(self) -> str:
+        """Who, and why; a cause that begins with its ranks, or what they did, makes a sentence."""
+        who = name_ranks(self.ranks) if self.ranks else "no rank in particular"
+        if self.cause.startswith(f"{who} "):
+            return f"{self.cause[0].upper()}{self.cause[1:]}"
+        if self.cause.startswith("raised "):
+            return f"{who.capitalize()} {self.cause}"
+        return f"{who.capitalize()}: {self.cause}"
+
     def to_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-        wire: dict[str, Any] = codec.encode(self)
-        return wire
+        """The finding as a JSON object, with its sentence."""
+        return {"sentence": self.sentence, **codec.encode(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """What ranks raised, as IPython shows it; `text` may hold ANSI colours."""
+
+    ranks: Ranks
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """With the text as it is without colours."""
+        return {"ranks": list(self.ranks), "text": _COLOURS.sub("", self.text)}
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """The run or the set-up that a diagnosis is of.
+
+    When it is `over`, its findings are those of `found_at` (local time, ISO 8601), `age_s` seconds
+    ago: no run has begun since.
+    """
+
+    title: str
+    """``cell 3``, ``train.py``, ``set-up``."""
+    number: int = 0
+    """The notebook's prompt number; 0 for none."""
+    over: bool = False
+    found_at: str = ""
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What `%ddp_why` says. No findings: nothing is wrong, as far as can be known.
 
-    `doing` says for each rank what it did when it was asked, in a few words.
+    `doing` says for each rank what it did when it was asked, in a few words. `tracebacks` are
+    those of the ranks that raised in `run`. `unsure` says why no findings prove nothing: that
+    ranks are still in the run, that they wait, or failed; empty where there is proof.
     """
 
     findings: tuple[Finding, ...] = ()
     doing: Mapping[int, str] | None = None
     world_size: int = 0
+    tracebacks: tuple[Traceback, ...] = ()
+    run: JudgedRun | None = None
+    unsure: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -114,18 +162,16 @@ class Diagnosis:
     @property
     def headline(self) -> str:
         """The diagnosis in one line."""
-        if not self.findings:
-            return "No problem found."
-        first = self.findings[0]
-        who = name_ranks(first.ranks).capitalize() if first.ranks else "No rank in particular"
-        return f"{who}: {first.cause}"
+        return self.findings[0].sentence if self.findings else self.unsure or "No problem found."
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as a JSON object; `json.dumps` takes it as it is."""
         return {
             "headline": self.headline,
             "world_size": self.world_size,
-            "findings": codec.encode(self.findings),
+            "run": codec.encode(self.run) if self.run is not None else None,
+            "findings": [finding.to_json() for finding in self.findings],
+            "tracebacks": [traceback.to_json() for traceback in self.tracebacks],
             "doing": codec.encode(dict(sorted((self.doing or {}).items()))),
         }
 

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.model.codec import OMIT_DEFAULT, DecodeError
+from ddp_notebook.model.collectives import Place
 from ddp_notebook.model.stages import Stage
 
 SESSION = -1
@@ -125,6 +126,8 @@ class CellFinished(Event):
     ename: str = ""
     evalue: str = ""
     line: int = 0
+    path: tuple[Place, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """The user's lines that the error passed through, the outermost first."""
     withheld_bytes: int = 0
     trained: bool = False
 
@@ -176,6 +179,8 @@ class RankExited(Event):
     pid: int
     exit_code: int
     last_words: str = ""
+    peak_bytes: int = 0
+    oom_kills: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,10 +59,13 @@ class RankState:
     """Its process is being ended for a new one."""
     exit_code: int | None = None
     last_words: str = ""
+    peak_bytes: int = 0
+    oom_kills: int = -1
     lost_events: int = 0
     heard_ns: int = 0
     since_ns: int = 0
-    """Since when it is at what it is at, in set-up, dead or idle; the session's monotonic clock."""
+    """Since when it is at what it is at: in set-up, dead, idle, or at the line of its cell where it
+    was last heard; the session's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

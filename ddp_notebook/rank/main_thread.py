@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from ddp_notebook.model import Frame
 from ddp_notebook.rank.component import Component, Run
 
 
@@ -20,6 +21,8 @@ class Failure:
     text: str
     category: str = ""
     remedy: str = ""
+    frames: tuple[Frame, ...] = ()
+    """The user's lines that the error passed through, the outermost first."""
 
 
 class MainThread(Component):

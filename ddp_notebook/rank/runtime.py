@@ -80,7 +80,7 @@ class RankRuntime:
         self.steps_bench = StepsBench(self.events, observer, hooks)
 
         self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
-        self.shell = RankShell(shell, forwarder)
+        self.shell = RankShell(shell, forwarder, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.handlers = Handlers(getattr(shell, "kernel", None))
         self.life = life = Lifecycle(
@@ -106,7 +106,7 @@ class RankRuntime:
             )
         )
         self.runner = CellRunner(
-            life, self.shell, forwarder, self.events, main_thread, hooks, parallel
+            life, self.shell, forwarder, self.events, main_thread, hooks, parallel, user_code
         )
         self.scripts = ScriptRunner(process, life, self.runner, user_code)
         self.set_up = self._make_set_up()

@@ -1,5 +1,6 @@
 """Ranks and what can be done with them; usable without a notebook.
 
+findings.py    What was found wrong in the last run or set-up, until the next one begins.
 guards.py      What a verb needs before it may begin: ranks that exist, live and wait for work.
 interrupts.py  Waiting in the notebook's main thread: interrupts are noted, threads switch quickly.
 options.py     The options of `%ddp_init`, checked before anything starts.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
+from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.cells import Cells
@@ -53,15 +54,16 @@ class Session:
     def __init__(self) -> None:
         self.record = Record()
         self.pool = RankPool(self.record)
-        self._runs = RunRegistry(self.record, self.pool)
-        self._set_up = SetUp(self.record, self.pool, self._runs)
+        self._findings = LastFindings()
+        self._runs = RunRegistry(self.record, self.pool, self._findings)
+        self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
         self._scripts = Scripts(self.pool, self._runs, self._set_up)
         self._construction = DdpConstruction(self.record, self.pool, self._runs)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
-        self._why = Why(self._runs, self._set_up)
+        self._why = Why(self._runs, self._set_up, self._findings, self.record)
         self._save = Save(self.record, self._runs, self._why)
         self._benchmarks = Benchmarks(self.record)
         measured = (self.record, self.pool, self._runs, self._set_up, self._benchmarks)
@@ -312,8 +314,16 @@ class Session:
         return self._where.where(ranks, locals)
 
     def why(self) -> Diagnosis:
-        """What is wrong with the ranks, as far as can be told now. From any thread, any time."""
+        """What is wrong with the ranks, as far as can be told now. From any thread, any time.
+
+        Once a run or a set-up is over, it is what was wrong with that, until the next begins: the
+        diagnosis's `run` says which, and how long ago.
+        """
         return self._why.diagnose()
+
+    def why_now(self) -> Diagnosis:
+        """What the rules find wrong with the ranks as they are, and nothing of what was before."""
+        return self._why.diagnose_now()
 
     def rank_facts(self) -> dict[int, dict[str, Any]]:
         """Versions and environment of each rank that answers, for `%ddp_doctor`."""

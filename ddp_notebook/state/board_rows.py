@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     Collective,
     Collectives,
     Diagnosis,
+    Place,
     Ranks,
     RankState,
     Role,
@@ -32,7 +33,8 @@ class BoardFacts:
 
     `collectives` is what the ranks issued in the current or last run; `pending` are the ranks
     that are still in it. `sources` is code by file name. `store` says who hosts the store:
-    session or rank0.
+    session or rank0. `raised` has the user's lines that an error passed through, of the ranks
+    that raised in that run.
     """
 
     snapshot: Snapshot
@@ -41,6 +43,7 @@ class BoardFacts:
     diagnosis: Diagnosis | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     store: str = "session"
+    raised: Mapping[int, Sequence[Place]] = field(default_factory=dict)
 
 
 def board(snapshot: Snapshot) -> Board:

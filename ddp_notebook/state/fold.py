@@ -131,6 +131,8 @@ def _exited(state: RankState, event: RankExited) -> RankState:
         status=Status.DEAD,
         exit_code=event.exit_code,
         last_words=event.last_words,
+        peak_bytes=event.peak_bytes,
+        oom_kills=event.oom_kills,
         heard_ns=max(state.heard_ns, event.heard_ns),
         since_ns=event.heard_ns,
     )
@@ -142,7 +144,13 @@ def _living(state: RankState, event: Event) -> RankState:
         case CellStarted():
             cell = event.number or event.cell
             return replace(
-                state, status=Status.RUNNING, cell=cell, doing="", raised="", refused=False
+                state,
+                status=Status.RUNNING,
+                cell=cell,
+                doing="",
+                raised="",
+                refused=False,
+                since_ns=event.heard_ns,
             )
         case CellFinished():
             return replace(
@@ -154,7 +162,9 @@ def _living(state: RankState, event: Event) -> RankState:
                 since_ns=event.heard_ns,
             )
         case Pulse():
-            return replace(state, doing=event.doing)
+            moved = state.status is Status.RUNNING and event.doing != state.doing
+            since_ns = event.heard_ns if moved else state.since_ns
+            return replace(state, doing=event.doing, since_ns=since_ns)
         case StageStarted() | StagePaused() | StageFinished() | StageFailed():
             return _in_setup(replace(state, doing="", since_ns=event.heard_ns), event)
         case _:

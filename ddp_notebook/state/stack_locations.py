@@ -15,7 +15,11 @@ _MOST_CALLERS = 4
 
 
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
-    """Where ranks are that have not finished their latest collective."""
+    """Where culprits raised; where none did, where ranks are in a collective that is not over."""
+    findings = facts.diagnosis.findings if facts.diagnosis is not None else ()
+    culprits = {rank for finding in findings for rank in finding.ranks}
+    if raised := {rank: path for rank, path in facts.raised.items() if path and rank in culprits}:
+        return locations(raised, facts.sources)
     paths: dict[int, Sequence[Place]] = {}
     for rank in facts.pending:
         issued = facts.collectives.of.get(rank)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ddp_notebook.model import Branch, Frame, Local, Ranks, RankStack, StackTree
+from ddp_notebook.model import Activity, Branch, Frame, Local, Ranks, RankStack, StackTree
 
 
 def merge(stacks: Iterable[RankStack], world_size: int) -> StackTree:
     """One tree of `stacks`, of which no two may be of the same rank.
 
     Ranks at the same line of the same call share a branch; frames that the same ranks share
-    are one branch; where ranks part, the branch with the lowest rank comes first.
+    are one branch; where ranks part, the branch with the lowest rank comes first. Ranks whose
+    code raised come before all others, with the lines on which it did: they share none.
     """
-    in_order = sorted(stacks, key=lambda stack: stack.rank)
+    in_order = sorted(stacks, key=lambda stack: (not _raised(stack), stack.rank))
     return StackTree(_branches(in_order, 0), world_size)
 
 
@@ -38,10 +39,14 @@ def _branch(stacks: Sequence[RankStack], depth: int) -> Branch:
     return Branch(ranks, frames, children=_branches(stacks, end))
 
 
+def _raised(stack: RankStack) -> bool:
+    return stack.doing.activity is Activity.FAILED
+
+
 def _next(stack: RankStack, depth: int) -> object:
     """Ranks with the same are together: the frame at `depth`, else what they do at their end."""
     if depth < len(stack.frames):
-        return replace(stack.frames[depth], locals=())
+        return _raised(stack), replace(stack.frames[depth], locals=())
     return stack.doing
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 
-from ddp_notebook.model import Category, Diagnosis, Finding, name_ranks
+from ddp_notebook.model import Category, Diagnosis, Finding, Traceback, format_ranks, name_ranks
 from ddp_notebook.views import markup
-from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.ansi import plain, preformatted
 from ddp_notebook.views.paragraphs import box, indented, view
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
@@ -22,6 +23,8 @@ CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
 _COLOURS = {WRONG: markup.BAD, UNDECIDED: markup.WARN, PASSING: markup.BUSY}
 _MOST_OPEN_ROWS = 8
 """Of more rows than this, what the ranks were doing is folded: the finding is what counts."""
+_MOST_TRACEBACKS, _MOST_LINES = 4, 160
+"""How many different tracebacks are shown, and how much of each."""
 _DEEPEST_WHO = 20
 """Names of ranks longer than this do not push all other lines to the right."""
 _DOING_COLUMNS = (
@@ -34,6 +37,10 @@ _SYMBOL = "display: inline-block; width: 1.3em; font-weight: 700"
 _BELOW = "margin: 8px 0 0 1.3em"
 _LIST = "margin: 4px 0 0; padding: 0 0 0 1.2em; list-style: disc"
 _SUMMARY = "cursor: pointer"
+_TRACEBACK = (
+    f"margin: 0 0 10px; padding: 6px 10px; max-height: 24em; overflow: auto;"
+    f" background: rgba({markup.IDLE}, 0.1); line-height: 1.3; {markup.MONO}"
+)
 
 
 def symbol(finding: Finding) -> str:
@@ -45,15 +52,57 @@ def symbol(finding: Finding) -> str:
 
 def sentence(finding: Finding) -> str:
     """Who, and why: a finding's own line in the words of a diagnosis's headline."""
-    return plain(Diagnosis((finding,)).headline)
+    return plain(finding.sentence)
 
 
-def waiting_words(finding: Finding) -> str:
-    """``Rank 0 is waiting.``, ``Ranks 0,2 are waiting.``; empty for none."""
+def waiting_words(finding: Finding, over: bool = False) -> str:
+    """``Rank 0 is waiting.``, ``Ranks 0,2 are waiting.``; empty for none. `over`: they were."""
     ranks = finding.waiting
     if not ranks:
         return ""
-    return f"{name_ranks(ranks).capitalize()} {'is' if len(ranks) == 1 else 'are'} waiting."
+    one, many = ("was", "were") if over else ("is", "are")
+    return f"{name_ranks(ranks).capitalize()} {one if len(ranks) == 1 else many} waiting."
+
+
+def past_words(d: Diagnosis) -> str:
+    """Of which run the findings are, when it is over: ``Found in cell 3, 12 s ago; ...``."""
+    run = d.run
+    if run is None or not run.over or not d.findings:
+        return ""
+    return f"Found in {plain(run.title)}, {_age(run.age_s)} ago; nothing has run since."
+
+
+def _age(age_s: float) -> str:
+    if age_s < 1:
+        return "less than 1 s"
+    for unit, worth in (("h", 3600), ("min", 60)):
+        if age_s >= 2 * worth:
+            return f"{age_s / worth:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
+def _more(d: Diagnosis) -> str:
+    """Whose tracebacks are not shown, and how to see them."""
+    ranks = sorted({rank for each in d.tracebacks[_MOST_TRACEBACKS:] for rank in each.ranks})
+    if not ranks:
+        return ""
+    return (
+        f"{name_ranks(ranks).capitalize()} raised, too: %ddp_output --ranks {format_ranks(ranks)}"
+    )
+
+
+def _lines_of(traceback: Traceback) -> list[str]:
+    """The lines of a traceback; of very many, the first and the last."""
+    lines = preformatted(traceback.text)
+    left_out = len(lines) - _MOST_LINES
+    if left_out <= 0:
+        return lines
+    half = _MOST_LINES // 2
+    return [*lines[:half], f"[... {left_out:,} lines not shown ...]", *lines[-half:]]
+
+
+def _is_over(d: Diagnosis) -> bool:
+    return d.run is not None and d.run.over
 
 
 def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
@@ -68,11 +117,16 @@ def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
 
 
 def text(d: Diagnosis) -> str:
-    """The finding, what to do, who waits, the evidence; then further findings and the ranks."""
-    parts = [_finding_text(d.findings[0])] if d.findings else [_calm_text(d)]
+    """Tracebacks first; the finding, what to do, who waits, the evidence; then further findings
+    and the ranks.
+    """
+    over = _is_over(d)
+    parts = [past_words(d), *map(_traceback_text, d.tracebacks[:_MOST_TRACEBACKS]), _more(d)]
+    parts += [_finding_text(d.findings[0], over)] if d.findings else [_calm_text(d)]
     if d.findings[1:]:
         parts.append(f"{FURTHER}:")
-        parts += [_finding_text(finding) for finding in d.findings[1:]]
+        parts += [_finding_text(finding, over) for finding in d.findings[1:]]
+    parts = [part for part in parts if part]
     doing = _doing_text(d.doing)
     return "\n\n".join([*parts, doing] if doing else parts)
 
@@ -88,15 +142,19 @@ def one_line(d: Diagnosis) -> str:
 
 
 def _calm_text(d: Diagnosis) -> str:
-    return indented(plain(d.headline), f"{CALM} ")
+    return indented(plain(d.headline), f"{PASSING if d.unsure else CALM} ")
 
 
-def _finding_text(finding: Finding) -> str:
+def _traceback_text(traceback: Traceback) -> str:
+    return "\n".join([f"── {name_ranks(traceback.ranks)} ──", *_lines_of(traceback)])
+
+
+def _finding_text(finding: Finding, over: bool = False) -> str:
     """One finding; the rest of it is indented below its sentence."""
     busy = f"{BUSY} · " if finding.passing else ""
     headline = f"{busy}{sentence(finding)} [{finding.category.value}]"
     parts = [indented(headline, f"{symbol(finding)} ")]
-    remedy, waiting = plain(finding.remedy), waiting_words(finding)
+    remedy, waiting = plain(finding.remedy), waiting_words(finding, over)
     if remedy:
         parts.append(f"  {WHAT_TO_DO}:\n{indented(remedy, '      ')}")
     if waiting:
@@ -127,27 +185,43 @@ def _who_did(who: str, text: str, deepest: int) -> str:
 
 
 def html(d: Diagnosis) -> str:
-    """The finding, what to do, who waits, the evidence; then further findings and the ranks."""
-    parts = [_finding(d.findings[0])] if d.findings else [_calm(d)]
+    """Tracebacks first; the finding, what to do, who waits, the evidence; then further findings
+    and the ranks.
+    """
+    over, past = _is_over(d), past_words(d)
+    parts = [f'<div style="margin: 0 0 8px">{markup.words(past)}</div>'] if past else []
+    parts += map(_traceback, d.tracebacks[:_MOST_TRACEBACKS])
+    parts += [f'<div style="margin: 0 0 8px">{markup.words(_more(d))}</div>'] if _more(d) else []
+    parts += [_finding(d.findings[0], over)] if d.findings else [_calm(d)]
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
-        parts += [_finding(finding) for finding in d.findings[1:]]
+        parts += [_finding(finding, over) for finding in d.findings[1:]]
     return view([*parts, _doing(d.doing)])
 
 
+def _traceback(traceback: Traceback) -> str:
+    """What ranks raised, under their names; a long one scrolls."""
+    text = escape("\n".join(_lines_of(traceback)), quote=False)
+    return (
+        f'<div style="margin: 0 0 4px"><b>{name_ranks(traceback.ranks)}</b></div>'
+        f'<pre style="{_TRACEBACK}">{text}</pre>'
+    )
+
+
 def _calm(d: Diagnosis) -> str:
-    sign = f'<span style="{_SYMBOL}; color: rgb({markup.OK})">{CALM}</span>'
+    symbol, colour = (PASSING, markup.BUSY) if d.unsure else (CALM, markup.OK)
+    sign = f'<span style="{_SYMBOL}; color: rgb({colour})">{symbol}</span>'
     return f'<div style="margin: 0 0 8px">{sign}{markup.words(d.headline)}</div>'
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: Finding, over: bool = False) -> str:
     """One finding as a card, its colour at the edge; what may mend itself is not in bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
     card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
     return (
         f'<div style="{card}">{_sentence(finding, sign, colour)}'
-        f"{_remedy(finding)}{_waiting(finding)}{_evidence(finding.evidence)}</div>"
+        f"{_remedy(finding)}{_waiting(finding, over)}{_evidence(finding.evidence)}</div>"
     )
 
 
@@ -168,8 +242,8 @@ def _remedy(finding: Finding) -> str:
     return box(WHAT_TO_DO, finding.remedy, _BELOW) if plain(finding.remedy) else ""
 
 
-def _waiting(finding: Finding) -> str:
-    waiting = waiting_words(finding)
+def _waiting(finding: Finding, over: bool) -> str:
+    waiting = waiting_words(finding, over)
     return f'<div style="{_BELOW}">{markup.words(waiting)}</div>' if waiting else ""
 
 

@@ -76,6 +76,9 @@ def _values(annotation: str) -> st.SearchStrategy[Any]:
         "bool": st.booleans(),
         "Stage": st.sampled_from(model.Stage),
         "OutputKind": st.sampled_from(model.OutputKind),
+        "tuple[Place, ...]": st.lists(st.builds(model.Place, st.text(), st.integers(0, 9))).map(
+            tuple
+        ),
         "Mapping[str, Any]": st.dictionaries(st.text(), st.integers() | st.text()),
     }[annotation]
 

@@ -11,6 +11,7 @@ import pytest
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import CellFinished, Ranks, RankState, Snapshot, Status
+from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -45,7 +46,7 @@ class Runs:
         self.record = Record()
         self.record.note(ranks=ready(3).ranks)
         self.pool = RankPool(self.record)
-        self.registry = RunRegistry(self.record, self.pool)
+        self.registry = RunRegistry(self.record, self.pool, LastFindings())
         self.cluster = FakeCluster(self.record)
         self.logs = CollectiveLogs(folder)
         self.open = contextlib.ExitStack()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import by_ranks, minority
+from ddp_notebook.diagnosis.progress import raised_words, way_to_error
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, cut
 
 
@@ -89,7 +90,7 @@ MEANINGS = (
         r"expects same model across all ranks|appears not to match sizes|"
         r"inconsistent \d+ params|different number of parameters",
         Category.PARAM_MISMATCH,
-        "DDP found another model on it than on the other ranks",
+        "the model that DDP got there differs from the other ranks' models",
         "Build the same model on every rank",
     ),
     _meaning(
@@ -152,7 +153,7 @@ def _all(case: Case) -> Iterator[Finding]:
             cause,
             remedy,
             case.where(Activity.WAITING),
-            (*by_ranks({e.rank: _first_line(e) for e in failed}), *holder),
+            (*by_ranks({e.rank: _said(e, category) for e in failed}), *holder),
         )
 
 
@@ -196,9 +197,16 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         return None  # no rank was waiting for it: the error speaks for itself
     return (
         Category.EXCEPTION_ON_ONE_RANK,
-        f"raised {e.error_type}: {_first_line(e)}",
+        f"raised {raised_words(e.error_type, e.error_text, e.error_at, 300)}",
         "Mend the error on that rank; the others wait for it.",
     )
+
+
+def _said(e: RankReport, category: Category) -> str:
+    """A rank's error as evidence; one that no pattern knows, as the lines that it passed."""
+    if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error_at:
+        return _first_line(e)
+    return way_to_error(e.error_at)
 
 
 def _gave_up(case: Case) -> bool:

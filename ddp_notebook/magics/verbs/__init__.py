@@ -6,7 +6,7 @@ ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visi
 doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
 lab.py          `%ddp_fault`: the fault lab, where set-up goes wrong on purpose.
-look.py         `%ddp_status`, `%ddp_why`, `%ddp_where`, `%ddp_step`: where the ranks are.
+look.py         `%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look at ranks.
 ranks.py        `%ddp_init`, `%ddp_restart`, `%ddp_abort`, `%ddp_shutdown`: from start to end.
 run.py          `%%ddp`, `%ddp_run`, `%ddp_wait`: a cell or a script on the ranks.
 tour.py         `%ddp_tour`: five things to try.
@@ -22,6 +22,7 @@ VERBS: tuple[Verb, ...] = (
     run.SCRIPT,
     run.WAIT,
     look.STATUS,
+    look.BOARD,
     look.WHY,
     look.WHERE,
     look.STEP,

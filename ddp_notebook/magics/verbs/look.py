@@ -1,9 +1,10 @@
-"""`%ddp_status`, `%ddp_why`, `%ddp_where`, `%ddp_step`: see where ranks are, and move them on."""
+"""`%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look, and move ranks on."""
 
 from __future__ import annotations
 
 import argparse
 
+from ddp_notebook.board.side_panel import BESIDE, HOW, can_have_panel
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
@@ -27,6 +28,30 @@ STATUS = Verb(
         ("board = %ddp_status", "as a value: board.snapshot.ready"),
     ),
     run=_status,
+)
+
+
+def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
+    ui.session.require("%ddp_board")
+    if not ui.output.is_live:
+        return ui.session.status()
+    beside = can_have_panel() and not args.here
+    ui.open_board("side" if beside else "here")
+    if not args.here:
+        ui.say(BESIDE if beside else HOW)
+    return None
+
+
+BOARD = Verb(
+    "ddp_board",
+    about="Open the live board again: beside the notebook where jupyter-widgets' sidecar is "
+    "installed, else in this cell. The board that was open stays as it is.",
+    examples=(
+        ("%ddp_board", "a live board beside the notebook"),
+        ("%ddp_board --here", "in this cell"),
+    ),
+    run=_board,
+    options=(Option("--here", "in this cell"),),
 )
 
 

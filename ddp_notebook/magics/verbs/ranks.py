@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.magics import options
+from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
@@ -44,14 +45,17 @@ def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
             step=args.step,
         ),
         replace=args.replace,
+        place=args.board,
     )
 
 
-def start_ranks(ui: NotebookUi, wanted: InitOptions, *, replace: bool = False) -> Board | StepTable:
+def start_ranks(
+    ui: NotebookUi, wanted: InitOptions, *, replace: bool = False, place: Place = "auto"
+) -> Board | StepTable:
     """Start ranks under a live board; when set-up fails, the finding stands above the error."""
     if ui.session.ready and not replace:
         return ui.session.init(wanted)  # which raises: there are ranks already
-    ui.open_board()
+    ui.open_board(place)
     try:
         with ui.progress():
             board = ui.session.init(wanted, replace=replace)
@@ -106,6 +110,11 @@ INIT = Verb(
         ),
         options.settings("1:MASTER_PORT=23457"),
         Option("--step", "pause before the first stage; %ddp_step continues"),
+        Option(
+            "--board",
+            "in this cell, beside the notebook, nowhere; auto: as the last",
+            choices=PLACES,
+        ),
         Option("--replace", "end the ranks that there are, with their variables, first"),
     ),
 )

@@ -4,6 +4,7 @@ cell_ast.py       A cell as one module: our calls first and around its last expr
 keyboard.py       What is meant for a person at a terminal: exit, debuggers, input.
 output.py         What the user's code on a rank prints and displays, on its way to the notebook.
 progress_bars.py  Progress bars on a rank are text.
+raised.py         What the user's code raised: its message and the user's lines that led there.
 runner.py         Runs cells on this rank, by the engine's own IPython, and says how they ended.
 script_state.py   The process state of a script: like new, and put back afterwards.
 scripts.py        Runs a training script on this rank, as `python script.py` would under torchrun.

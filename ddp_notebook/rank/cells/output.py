@@ -27,6 +27,8 @@ LIMIT_BYTES = 1_000_000
 """Output of one cell on one rank that is sent to the notebook."""
 TAIL_BYTES = 16_000
 """Of that, how much is kept back for the end of a longer output."""
+MOST_TRACEBACKS = 20
+"""Of a run, that are sent also when the notebook has had all the output that it gets."""
 FILE_LIMIT_BYTES = 1 << 30
 FAST_PATH_WRITES = 2000
 """With so many writes between two sendings, writes take the fast path."""
@@ -163,6 +165,7 @@ class OutputForwarder(Component):
         self._folder = folder
         self._file: io.BufferedWriter | None = None
         self._sent_bytes = 0
+        self._tracebacks = 0
         self._sent: list[bytes] = []
         self._tail = bytearray()
         self._lock = threading.RLock()
@@ -183,7 +186,7 @@ class OutputForwarder(Component):
     def run_begins(self, run: Run) -> None:
         """From now on, output belongs to this run."""
         with self._lock:
-            self._sent_bytes = self.withheld_bytes = 0
+            self._sent_bytes = self.withheld_bytes = self._tracebacks = 0
             self._tail.clear()
             self._sent.clear()
             self._log_offset = self._log_size()
@@ -238,11 +241,17 @@ class OutputForwarder(Component):
                 len(v) if isinstance(v, str) else 64 for v in fields.get("data", {}).values()
             )
             size += len(fields.get("text", ""))
-            if size > LIMIT_BYTES * 10 or self._sent_bytes > LIMIT_BYTES:
+            too_much = size > LIMIT_BYTES * 10 or self._sent_bytes > LIMIT_BYTES
+            if too_much and not self._must_be_seen(fields):
                 self.withheld_bytes += size
                 return
             self._sent_bytes += size
             self._events.emit(Output, cell=self.cell, **fields)
+
+    def _must_be_seen(self, fields: Mapping[str, Any]) -> bool:
+        """True of a run's first tracebacks, however much was written before."""
+        self._tracebacks += fields.get("what") is OutputKind.ERROR
+        return fields.get("what") is OutputKind.ERROR and self._tracebacks <= MOST_TRACEBACKS
 
     def _collect_fast(self) -> None:
         for stream in self.streams:

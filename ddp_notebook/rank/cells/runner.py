@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ddp_notebook.model import CellFinished, CellStarted
+from ddp_notebook.model import CellFinished, CellStarted, Frame
 from ddp_notebook.rank.calls import Cell, Script
+from ddp_notebook.rank.cells import raised
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.shell import RankShell, is_interrupt
 from ddp_notebook.rank.component import Component, Lifecycle, Run
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.inspect import data_workers, frames
+from ddp_notebook.rank.inspect import data_workers
+from ddp_notebook.rank.inspect.frames import UserCode, cell_file
+from ddp_notebook.rank.inspect.frames import frames_of as frames_of_stack
 from ddp_notebook.rank.main_thread import Failure, MainThread
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.hooks import TrainingHooks
-
-_LONGEST_TEXT = 2000
 
 
 @dataclass
@@ -46,6 +47,7 @@ class CellRunner:
         main_thread: MainThread,
         hooks: TrainingHooks,
         data_parallel: DataParallelTracking,
+        user_code: UserCode,
     ) -> None:
         self.shell = shell
         self.task: asyncio.Task[None] | None = None
@@ -56,10 +58,11 @@ class CellRunner:
         self._main_thread = main_thread
         self._hooks = hooks
         self._data_parallel = data_parallel
+        self._user_code = user_code
 
     def run(self, cell: Cell) -> None:
         """Run a cell without top-level `await`, to its end."""
-        with self.running(cell, frames.cell_file(cell.number), cell.magic_line) as outcome:
+        with self.running(cell, cell_file(cell.number), cell.magic_line) as outcome:
             result = self.shell.shell.run_cell(cell.source, store_history=True)
             outcome.error = _error_of(result)
 
@@ -84,7 +87,7 @@ class CellRunner:
 
         previous = signal.signal(signal.SIGINT, on_interrupt)
         try:
-            self._begin(cell, frames.cell_file(cell.number), cell.magic_line)
+            self._begin(cell, cell_file(cell.number), cell.magic_line)
             result = await shell.run_cell_async(
                 cell.source, store_history=True, transformed_cell=shell.transform_cell(cell.source)
             )
@@ -124,11 +127,13 @@ class CellRunner:
         """It is over: say how."""
         self._life.run_ends()
         outcome, name, text = "ok", "", ""
+        frames: tuple[Frame, ...] = ()
         if error is not None:
             outcome = "interrupted" if is_interrupt(error) else "error"
-            name, text = type(error).__name__, str(error)[:_LONGEST_TEXT]
+            name, text = type(error).__name__, raised.message_of(error)
+            frames = raised.frames_of(error, self._user_code)
             cause = self._data_parallel.cause_of(error)
-            self._main_thread.error = Failure(name, text, *cause)
+            self._main_thread.error = Failure(name, text, *cause, frames=frames)
         self._events.emit_now(
             CellFinished,
             cell=cell,
@@ -136,6 +141,7 @@ class CellRunner:
             ename=name,
             evalue=text,
             line=self._line_of(error),
+            path=tuple(map(raised.place_of, frames)),
             withheld_bytes=self._forwarder.withheld_bytes,
             trained=self._hooks.trained(),
         )
@@ -146,7 +152,7 @@ class CellRunner:
         Around it IPython swallows a KeyboardInterrupt; after it there is nothing to stop. Workers
         of a DataLoader that it waits for end with it, as they do where Ctrl-C reaches them.
         """
-        data_workers.end(frames.frames_of(frame))
+        data_workers.end(frames_of_stack(frame))
         while frame is not None:
             if frame.f_code.co_filename == self.shell.file_name:
                 raise KeyboardInterrupt

@@ -11,6 +11,8 @@ import ast
 import inspect
 import linecache
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +20,9 @@ from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.cells import cell_ast, progress_bars
 from ddp_notebook.rank.cells.output import OutputForwarder, RankStream, as_text
+from ddp_notebook.rank.cells.raised import shown, without_ours
 from ddp_notebook.rank.component import Component
+from ddp_notebook.rank.inspect.frames import UserCode
 
 _RESULT_NAME = "__ddp_result__"
 _BEGIN_NAME = "__ddp_begin__"
@@ -27,9 +31,10 @@ _BEGIN_NAME = "__ddp_begin__"
 class RankShell(Component):
     """IPython's shell on this rank. While a run goes on, what it shows goes to the forwarder."""
 
-    def __init__(self, shell: Any, forwarder: OutputForwarder) -> None:
+    def __init__(self, shell: Any, forwarder: OutputForwarder, user_code: UserCode) -> None:
         self.shell = shell
         self.forwarder = forwarder
+        self._user_code = user_code
         self.file_name = ""
         """Of the cell or the script that runs, or ran last."""
         self.magic_line = ""
@@ -124,11 +129,12 @@ class RankShell(Component):
     def _replace_tracebacks(self) -> None:
         show, show_text = self.shell.showtraceback, self.shell._showtraceback
 
-        def show_unless_interrupted(*arguments: Any, **more: Any) -> None:
+        def show_unless_interrupted(error: Any = None, *arguments: Any, **more: Any) -> None:
             # Making a traceback is most of the time that an interrupted cell takes to end.
             value = sys.exc_info()[1]
             if not self.forwarder.cell or value is None or not is_interrupt(value):
-                show(*arguments, **more)
+                kind, value, trace = error or sys.exc_info()
+                show((kind, value, without_ours(trace, self._user_code)), *arguments, **more)
 
         def forward_traceback(etype: type[BaseException], value: BaseException, stb: Any) -> None:
             if not self.forwarder.cell:
@@ -136,8 +142,20 @@ class RankShell(Component):
                 return
             self.shell._last_traceback = stb
             lines = [stb] if isinstance(stb, str) else stb
-            self.forwarder.show(what=OutputKind.ERROR, text="\n".join(lines))
+            self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))
 
+        in_thread = threading.excepthook
+
+        def forward_from_thread(error: threading.ExceptHookArgs) -> None:
+            if not self.forwarder.cell or self.forwarder.forked or error.exc_type is SystemExit:
+                in_thread(error)
+                return
+            name = error.thread.name if error.thread is not None else "?"
+            lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
+            text = f"Exception in thread {name}:\n{''.join(lines)}"
+            self.forwarder.show(what=OutputKind.ERROR, text=shown(text))
+
+        threading.excepthook = forward_from_thread
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
 

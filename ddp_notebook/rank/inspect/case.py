@@ -25,6 +25,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect import host
@@ -97,6 +98,7 @@ class Reporter:
             arguments=arguments,
             error_type=error.type if error else "",
             error_text=error.text if error else "",
+            error_at=tuple(map(place_of, error.frames)) if error else (),
             error_category=error.category if error else "",
             error_remedy=error.remedy if error else "",
             holder=_holder(error, arguments.master_port),

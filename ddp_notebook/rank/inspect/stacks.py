@@ -79,6 +79,10 @@ class Stacks:
             frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
             values.insert(_HALF, ())
         doing = self._doing(awaited, operation, bool(frames))
+        error = self._main_thread.error
+        if doing.activity is Activity.FAILED and error is not None:
+            frames = list(error.frames)
+            values = [()] * len(frames)
         return RankStack(self._rank, doing, _fit(frames, values))
 
     def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
+from ddp_notebook.session.findings import Found
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.interruption import interruption
@@ -109,6 +111,8 @@ class RunController:
         self.work: Work | None = None
         """None until it is known what to run."""
         self._patient = False
+        self.found = Found(run.title, run.number, lambda: run.done)
+        """What is wrong with it."""
         self._record = record
         self._lock = threading.Lock()
         self.watched = False
@@ -130,7 +134,20 @@ class RunController:
 
     def abort(self) -> None:
         """Have its ranks interrupted: those that are in it by `signal_started`, others later."""
+        self._look_a_last_time()
         self._enter(_ABORTED)
+
+    def _look_a_last_time(self) -> None:
+        """Keep what the last look found, if it still is so: freed ranks do not tell."""
+        detector = self.run.detector
+        seen = detector.latest if detector is not None else None
+        if seen is None or not seen.wrong or self.found.diagnosis is not None:
+            return
+        now = diagnose_run(self.look())
+        if [(f.category, f.ranks) for f in now.findings] == [
+            (f.category, f.ranks) for f in seen.findings
+        ]:
+            self._keep(now)
 
     def lose(self, reason: str) -> None:
         """The session ends under it: the thread that waits for it continues."""
@@ -166,6 +183,8 @@ class RunController:
     def take(self, events: Sequence[Event]) -> None:
         """Take in what its ranks tell; interrupt those that begin an aborted run."""
         self.run.take(events)
+        if self.state is RunState.STUCK and self.run.done and self.run.error() is None:
+            self.found.nothing()  # they were not stuck after all
         self.signal_started()
 
     def signal_started(self) -> None:
@@ -210,20 +229,42 @@ class RunController:
         """
         assert self.work is not None
         try:
-            diagnosis = self._wait(self.work, interrupted)
-            if diagnosis is not None:
-                return replace(self.run.result(_stuck(diagnosis)), diagnosis=diagnosis)
-            if self.lost and not self.run.done:
-                return self._lost()
-            if interrupted() and not self.run.done:
-                return self.run.result(self._interrupt())
-            return self.work.end(self)
+            result = self._to_end(self.work, interrupted)
+            self._judge(result)
+            return result
         except Exception:
             if not self.lost:
                 raise
             return self._lost()  # what is asked of a session that ends can fail anyhow
         finally:
             self.release()
+
+    def _to_end(self, work: Work, interrupted: Callable[[], bool]) -> CellResult:
+        diagnosis = self._wait(work, interrupted)
+        if diagnosis is not None:
+            diagnosis = replace(diagnosis, tracebacks=self.run.tracebacks())
+            return replace(self.run.result(_stuck(diagnosis)), diagnosis=diagnosis)
+        if self.lost and not self.run.done:
+            return self._lost()
+        if interrupted() and not self.run.done:
+            return self.run.result(self._interrupt())
+        return work.end(self)
+
+    def _judge(self, result: CellResult) -> None:
+        """Keep what is wrong with it: a diagnosis, or else what its ranks raised or died of."""
+        run = self.run
+        findings = result.diagnosis.findings if result.diagnosis is not None else ()
+        if result.diagnosis is not None and findings:
+            self._keep(result.diagnosis)
+        elif result.error is None and run.done:
+            self.found.nothing()
+        elif self.found.diagnosis is None:
+            own = (*failures.died(run.died), *failures.raised(run.finished.values(), run.ranks))
+            if own:
+                self._keep(Diagnosis(own, None, len(run.ranks)))
+
+    def _keep(self, diagnosis: Diagnosis) -> None:
+        self.found.take(replace(diagnosis, tracebacks=self.run.tracebacks()))
 
     def _lost(self) -> CellResult:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
@@ -235,7 +276,7 @@ class RunController:
         interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
         """
         run = self.run
-        detector = run.detector = None if self._patient else self._detector()
+        detector = run.detector = None if run.pausing else self._detector()
         with quick_switches():
             replies = {} if self._sent else work.send(run.ranks)
             self._sent = True
@@ -243,8 +284,10 @@ class RunController:
             sent_again: set[int] = set()
             while not run.over.wait(LOOK_EVERY_S) and not run.done:
                 diagnosis = detector.turn() if detector is not None else None
-                if diagnosis is not None:
+                if diagnosis is not None and not self._patient:
                     return None if run.done else diagnosis
+                if diagnosis is not None and not self.aborted:  # freed ranks look otherwise
+                    self._keep(diagnosis)
                 if interrupted():
                     return None
                 for rank in self._dropped(replies, sent_s):

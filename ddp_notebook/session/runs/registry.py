@@ -21,6 +21,7 @@ from ddp_notebook.session.runs.run import CellResult, CellRun
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
@@ -32,12 +33,13 @@ _RELEASED_WITHIN_S = 10.0
 class RunRegistry:
     """Which run has which ranks. Any thread may ask; of two that want a rank one gets it."""
 
-    def __init__(self, record: Record, pool: RankPool) -> None:
+    def __init__(self, record: Record, pool: RankPool, findings: LastFindings) -> None:
         self.controllers: list[RunController] = []
         """The last run of every rank, and those that ranks are still in; the newest last."""
         self.detached: Detached | None = None
         """The run that was detached last."""
         self._record = record
+        self._findings = findings
         self._pool = pool
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
@@ -162,6 +164,7 @@ class RunRegistry:
     ) -> CellResult:
         """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
         controller.carry_out(work, patient=patient)
+        self._findings.begin(controller.found)
         if started is not None:
             started(controller.run)
         if not detach and not controller.run.pausing:

@@ -21,7 +21,9 @@ from ddp_notebook.model import (
     Pulse,
     RankExited,
     Ranks,
+    RankSpawned,
     StepTable,
+    Traceback,
     cut,
     format_ranks,
     name_ranks,
@@ -82,6 +84,8 @@ class CellRun:
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}
+        self._replaced: set[int] = set()
+        """Ranks that died and have a new process since."""
         self.lost: set[int] = set()
         self.withheld: dict[int, int] = {}
         self._logs = {rank: OutputLog() for rank in ranks}
@@ -117,8 +121,9 @@ class CellRun:
                 self.withheld[event.rank] = event.withheld_bytes
                 self.changes += 1
             case RankExited() if event.rank not in self.finished:
-                words = event.last_words.strip() or self._last_line(event.rank)
-                self.died[event.rank] = replace(event, last_words=words)
+                self.died[event.rank] = event
+            case RankSpawned() if event.rank in self.died:
+                self._replaced.add(event.rank)
 
     @property
     def title(self) -> str:
@@ -136,6 +141,13 @@ class CellRun:
         detector = self.detector  # once: another thread may take it away
         late = detector.latest if detector is not None else None
         return late.headline if late is not None and late.findings else ""
+
+    @property
+    def left_ns(self) -> Mapping[int, int]:
+        """When each rank left it that is not in it any more."""
+        with self._lock:
+            ends = (*self.died.values(), *self.finished.values())
+            return {end.rank: end.heard_ns for end in ends}
 
     @property
     def exits(self) -> Mapping[str, Ranks]:
@@ -164,9 +176,10 @@ class CellRun:
         return not self.pending
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
-        """The output so far, a rank that is only behind counted as equal."""
+        """The output so far, a rank that is only behind counted as equal; who raised, first."""
         with self._lock:
-            return group_live({rank: log.items() for rank, log in self._logs.items()})
+            groups = group_live({rank: log.items() for rank, log in self._logs.items()})
+        return tuple(sorted(groups, key=lambda group: not _has_traceback(group)))
 
     def news(self) -> tuple[OutputGroup, ...]:
         """What was written since this was asked for last, as far as it is text."""
@@ -192,23 +205,32 @@ class CellRun:
         streams = (OutputKind.STDOUT, OutputKind.STDERR)
         return "".join(item.text for item in items if item.what in streams)
 
-    def _last_line(self, rank: int) -> str:
-        """The last line `rank` wrote, empty when it wrote none."""
-        text = self._written(rank).strip()
-        return text.splitlines()[-1] if text else ""
+    def tracebacks(self) -> tuple[Traceback, ...]:
+        """What its ranks raised so far, equal tracebacks as one."""
+        return tuple(
+            Traceback(raised.ranks, item.text)
+            for raised in self._split()[0]
+            for item in raised.items
+        )
+
+    def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
+        """All tracebacks, and all that was written beside them."""
+        with self._lock:
+            groups = group({rank: log.items() for rank, log in self._logs.items()})
+        return split_errors(groups)
 
     def result(self, interrupted: DDPError | None = None) -> CellResult:
         """How it ended, or how it stands."""
-        with self._lock:
-            groups = group({rank: log.items() for rank, log in self._logs.items()})
-        tracebacks, outputs = split_errors(groups)
+        tracebacks, outputs = self._split()
         error = interrupted or self.error()
         return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
 
     def standing(self) -> CellResult:
-        """How it stands while ranks are in it, with what they wrote since that was asked last."""
-        tracebacks, outputs = split_errors(self.news())
-        return CellResult(tracebacks, outputs, {}, None, pending=self.pending)
+        """How it stands while ranks are in it: what was raised, and what they wrote since that was
+        asked last.
+        """
+        _, outputs = split_errors(self.news())
+        return CellResult(self._split()[0], outputs, {}, None, pending=self.pending)
 
     def error(self) -> DDPError | None:
         """How it failed on the ranks that are not in it any more; None when it did not."""
@@ -233,11 +255,18 @@ class CellRun:
     def _deaths(self) -> list[str]:
         lines = []
         for rank, exited in sorted(self.died.items()):
-            words = exited.last_words.strip().splitlines()
-            last = f" (last words: {words[-1].strip()})" if words else ""
+            # What stands in its log may be of anything that ran in its process, also before.
+            logged = exited.last_words.strip().splitlines()[-1:]
+            own = self.written(rank).strip().splitlines()[-1:]
+            last = f" (it last wrote: {own[0].strip()})" if own else ""
+            last = f" (its log ends: {logged[0].strip()})" if logged else last
             lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
-        if self.died:
-            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(self.died)}")
+        if dead := self.died.keys() - self._replaced:
+            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
+        if self._replaced:
+            a = "a new process" if len(self._replaced) == 1 else "new processes"
+            has = "has" if len(self._replaced) == 1 else "have"
+            lines.append(f"{name_ranks(self._replaced)} {has} {a} now, without variables")
         return lines
 
     def _exceptions(self) -> list[str]:
@@ -257,3 +286,7 @@ class CellRun:
         where = f"{self.script}, line" if self.script else "cell line"
         line = f" ({where} {finished.line})" if finished.line else ""
         return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
+
+
+def _has_traceback(group: OutputGroup) -> bool:
+    return any(item.what is OutputKind.ERROR for item in group.items)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
+from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
@@ -21,6 +22,8 @@ from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.devices import DevicePlan
+    from ddp_notebook.model import Diagnosis
+    from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
@@ -36,7 +39,9 @@ _IDLE_WITHIN_S = 2.0
 class SetUp:
     """The process group of a session: made, made again, and ranks freed from what blocks them."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(
+        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
+    ) -> None:
         self.bring_up: BringUp | None = None
         """The stages of the ranks that there are; None before the first start."""
         self.script: RunController | None = None
@@ -44,10 +49,12 @@ class SetUp:
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._findings = findings
         self._freeing = threading.RLock()
         """Held while ranks are freed: no set-up may begin on them before that is over."""
-        self._replaced: tuple[str, ...] = ()
-        """The board's notes about the processes that the last abort replaced."""
+        self.replaced: tuple[str, ...] = ()
+        """The board's notes about the processes that were replaced to free ranks, or as they were
+        dead, when that was done last."""
 
     def status(self) -> Board:
         """The board now."""
@@ -82,8 +89,10 @@ class SetUp:
                     f"%ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
+                self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
+        self._findings.begin(Found(SET_UP))
         self._pool.close("New ranks were started.")
         self._start(options, devices)
         return self._set_up(options)
@@ -122,6 +131,7 @@ class SetUp:
 
     def set_up(self, options: InitOptions) -> Board:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        self._findings.begin(Found(SET_UP))
         self.make_ready()
         return self._set_up(options)
 
@@ -129,9 +139,9 @@ class SetUp:
         """Free every rank and bring back the dead, so that all of them take calls."""
         bring_up = self.need("%ddp_fault")
         self.script = None
-        self.free(bring_up.everyone)
+        unblocked = self._unblock(bring_up, bring_up.everyone)
         self._runs.await_released()
-        bring_up.processes.replace(self._record.snapshot.with_status(Status.DEAD))
+        self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
 
     def as_before(self) -> InitOptions:
         """The options of the ranks' set-up, without what was changed on single ranks."""
@@ -156,8 +166,16 @@ class SetUp:
             ) from None
         except SetupFailed as failure:
             failure.board = self.status()
+            self._keep(failure.diagnosis)
             raise
         return self.status()
+
+    def _keep(self, diagnosis: Diagnosis | None) -> None:
+        """Keep why set-up failed, also where it was done for a script or an abort."""
+        if diagnosis is not None and diagnosis.findings:
+            found = Found(SET_UP)
+            found.take(diagnosis)
+            self._findings.begin(found)
 
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
@@ -228,10 +246,8 @@ class SetUp:
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
         had_group = not self.half_way
-        notes = [note for note in self._record.snapshot.notes if note not in self._replaced]
         script = next((c for c in self._runs.controllers if c.run.script and c.state.claimed), None)
-        self._replaced = (*self._unblock(bring_up, members), *self._replace_dead(members))
-        self._record.note(notes=(*notes, *self._replaced))
+        self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
         if self._record.snapshot.ended:
             raise SessionLost(f"{self._record.snapshot.ended} Start again: %ddp_init")
         self._runs.await_released()
@@ -251,6 +267,12 @@ class SetUp:
         bring_up.processes.replace(stopped)
         replaced = tuple(sorted({*blocked, *stopped}))
         return [_not_unblocked(replaced)] if replaced else []
+
+    def _note_replaced(self, replaced: tuple[str, ...]) -> None:
+        """Have the board say which processes were replaced, and no more those of the last time."""
+        others = [note for note in self._record.snapshot.notes if note not in self.replaced]
+        self.replaced = replaced
+        self._record.note(notes=(*others, *replaced))
 
     def _replace_dead(self, members: Ranks) -> list[str]:
         """New processes for those of `members` that are dead; a note for each."""

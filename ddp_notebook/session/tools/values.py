@@ -10,11 +10,13 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.guards import check_name, check_ranks
+from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.runs.run import CellRun
 
 _TIMEOUT_S = 60.0
 
@@ -71,6 +73,14 @@ class Values:
         run = next((run for run in runs if rank in run.ranks), None)
         cell = run.cell if run is not None else 0
         path = processes.log_file(rank) if log else processes.output_file(rank, cell)
-        if path.exists():
-            return path.read_text("utf-8", "replace")
-        return run.written(rank) if run is not None and not log else ""
+        text = path.read_text("utf-8", "replace") if path.exists() else None
+        if log or run is None:
+            return text or ""
+        return with_tracebacks(run.written(rank) if text is None else text, run, rank)
+
+
+def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
+    """What a rank wrote, and below it what it raised."""
+    texts = [f"{strip_ansi(each.text)}\n" for each in run.tracebacks() if rank in each.ranks]
+    end = "\n" if texts and written and not written.endswith("\n") else ""
+    return f"{written}{end}{''.join(texts)}"

@@ -1,36 +1,51 @@
-"""What is wrong with the ranks now: gathers a case of what they run, and has it diagnosed."""
+"""What is wrong with the ranks now, or was with what they ran last: has their case diagnosed."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Diagnosis
+from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.model import Activity, Case, Diagnosis, Finding, JudgedRun, Status
+from ddp_notebook.session.findings import SET_UP
 from ddp_notebook.session.runs import post_run
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.findings import LastFindings
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.setup.set_up import SetUp
+
+_GONE = (Activity.DEAD, Activity.SILENT)
 
 
 class Why:
     """Diagnoses the ranks of a session; from any thread, any time."""
 
-    def __init__(self, runs: RunRegistry, set_up: SetUp) -> None:
+    def __init__(
+        self, runs: RunRegistry, set_up: SetUp, findings: LastFindings, record: Record
+    ) -> None:
         self._runs = runs
         self._set_up = set_up
+        self._findings = findings
+        self._record = record
 
     def diagnose(self) -> Diagnosis:
         """`Session.why`."""
-        diagnosis = diagnose_run(self.case("%ddp_why"))
+        case = self.case("%ddp_why")
+        now = diagnose_run(case)
         current = self._runs.current
-        if diagnosis.findings or current is None or self._set_up.half_way:
-            return diagnosis
-        wrong_result = post_run.examine(current.run, current.cluster, current.logs)
-        if wrong_result is None:
-            return diagnosis
-        return replace(diagnosis, findings=wrong_result.findings)
+        if self._set_up.half_way and self._set_up.script is None:
+            return self._of_set_up(case, now)
+        if current is not None and not current.run.done:
+            return self._of_run(current, case, now)
+        return self._of_the_past(case, now)
+
+    def diagnose_now(self) -> Diagnosis:
+        """`Session.why_now`."""
+        return self._with_wrong_results(diagnose_run(self.case("%ddp_why")))
 
     def case(self, verb: str) -> Case:
         """What is known of the ranks, and of what they run or ran last, as it is now.
@@ -44,3 +59,94 @@ class Why:
         if current is not None and not self._set_up.half_way:
             return current.look(as_script=False)
         return bring_up.look()
+
+    # -- while something goes on -----------------------------------------------------------
+
+    def _of_set_up(self, case: Case, now: Diagnosis) -> Diagnosis:
+        """Of ranks that are in set-up, or whose set-up failed."""
+        going_on = replace(now, run=JudgedRun(SET_UP))
+        if not now.wrong:
+            own = failures.failed_in_set_up(self._record.snapshot.ranks, case)
+            going_on = replace(going_on, findings=(*own, *now.findings))
+        last = self._findings.last
+        found = last.diagnosis if last is not None else None
+        if found is None or last is None:
+            return self._unexplained(case, going_on, SET_UP)
+        if last.title == SET_UP:
+            return going_on if going_on.findings else found
+        # A cell can be run on ranks that are not set up; why they are not is told below.
+        new = tuple(f for f in going_on.findings if f not in found.findings)
+        return replace(found, findings=(*found.findings, *new))
+
+    def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
+        """Of a run that ranks are in."""
+        run, found = controller.run, controller.found
+        going_on = replace(now, run=found.run, tracebacks=run.tracebacks())
+        if now.wrong:
+            return going_on
+        if own := failures.raised(run.finished.values(), run.ranks):
+            return replace(going_on, findings=(*own, *now.findings))
+        # That nothing has moved for long is no rule's finding, and was found when it was so.
+        if found.diagnosis is not None and case.waiting and not case.where(Activity.BUSY):
+            return found.diagnosis
+        return self._unexplained(case, going_on, run.title)
+
+    def _unexplained(self, case: Case, diagnosis: Diagnosis, title: str) -> Diagnosis:
+        """`diagnosis`; where it has no findings, who waits all the same, and for how long."""
+        if diagnosis.findings:
+            return diagnosis
+        waited_s = self._waited_s(case)
+        if finding := failures.unexplained(case, waited_s):
+            return replace(diagnosis, findings=(finding,))
+        current = self._runs.current
+        pending = current.run.pending if current is not None else ()
+        return replace(diagnosis, unsure=failures.unsure(case, waited_s, title, pending))
+
+    def _waited_s(self, case: Case) -> dict[int, float]:
+        """For how long each rank has been in its collective, or at the line where it is."""
+        now_ns = time.monotonic_ns()
+        states = self._record.snapshot.ranks
+        since_ns = {state.rank: state.since_ns for state in states if state.status in _AT_WORK}
+        for report in case.ranks:
+            issued = case.collectives.of.get(report.rank)
+            if issued and report.waits_for == issued[-1].number:
+                since_ns[report.rank] = issued[-1].issued_ns
+        return {rank: (now_ns - since) / 1e9 for rank, since in since_ns.items() if since}
+
+    # -- once it is over -------------------------------------------------------------------
+
+    def _of_the_past(self, case: Case, now: Diagnosis) -> Diagnosis:
+        """Of the last run, which is over; and what has become of its ranks since."""
+        last = self._findings.last
+        if last is None:
+            return self._with_wrong_results(now)
+        found = last.diagnosis
+        if found is None:
+            return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
+        gone = tuple(finding for finding in now.findings if self._has_gone(finding, case, found))
+        return replace(found, findings=(*gone, *found.findings))
+
+    def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
+        current = self._runs.current
+        ends = current.run.finished.values() if current is not None else ()
+        if not now.findings and (stopped := failures.interrupted(ends)):
+            return replace(now, unsure=stopped)
+        return self._unexplained(case, now, now.run.title if now.run is not None else "")
+
+    def _has_gone(self, finding: Finding, case: Case, found: Diagnosis) -> bool:
+        """True of a finding about ranks that died or fell silent since `found`."""
+        gone = set(finding.ranks) & set(case.where(*_GONE))
+        known = any(gone <= set(before.ranks) for before in found.findings)
+        return bool(gone) and not finding.passing and not known
+
+    def _with_wrong_results(self, diagnosis: Diagnosis) -> Diagnosis:
+        current = self._runs.current
+        if diagnosis.findings or current is None or self._set_up.half_way:
+            return diagnosis
+        wrong_result = post_run.examine(current.run, current.cluster, current.logs)
+        if wrong_result is None:
+            return diagnosis
+        return replace(diagnosis, findings=wrong_result.findings)
+
+
+_AT_WORK = (Status.RUNNING, Status.SETTING_UP)

@@ -1,0 +1,179 @@
+"""What ranks failed with, or wait in, where no rule says more: what is known, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ddp_notebook.diagnosis.progress import doing, raised_words, way_to_error
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    CellFinished,
+    Finding,
+    RankExited,
+    Ranks,
+    RankState,
+    Status,
+    cut,
+    name_ranks,
+)
+from ddp_notebook.state.descriptions import exit_text
+
+UNEXPLAINED_AFTER_S = 10.0
+"""Ranks that wait for so long, and for no known reason, are a finding."""
+_LONG_S = 3.0
+"""A rank that is on a line for so long is said to be."""
+_LONGEST_ERROR = 300
+
+
+def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
+    """What ranks of a run raised, a finding for those that raised the same on the same line.
+
+    `ranks` are all that the run was given to.
+    """
+    same: dict[tuple[str, str], list[int]] = {}
+    for end in ends:
+        if end.outcome == "error":
+            cause = raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
+            way = way_to_error(end.path) if end.path else ""
+            same.setdefault((f"raised {cause}", way), []).append(end.rank)
+    everyone = sum(map(len, same.values())) == len(ranks)
+    return tuple(
+        Finding(
+            Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK,
+            tuple(sorted(who)),
+            cause,
+            "Correct the error, and run it again.",
+            evidence=(f"{name_ranks(sorted(who))}: {way}",) if way else (),
+        )
+        for (cause, way), who in same.items()
+    )
+
+
+def raised_in(case: Case) -> tuple[Finding, ...]:
+    """The same of what is known of ranks in a case alone."""
+    failed = (e for e in case.ranks if e.activity is Activity.FAILED and e.error_at)
+    ends = [
+        CellFinished(
+            rank=e.rank,
+            cell=0,
+            outcome="error",
+            ename=e.error_type,
+            evalue=e.error_text,
+            path=e.error_at,
+        )
+        for e in failed
+        if e.error_type != "KeyboardInterrupt"
+    ]
+    return raised(ends, tuple(e.rank for e in case.ranks))
+
+
+def died(exits: Mapping[int, RankExited]) -> tuple[Finding, ...]:
+    """Ranks whose processes ended in a run."""
+    return tuple(
+        Finding(
+            Category.RANK_DIED if exited.exit_code else Category.EARLY_EXIT,
+            (rank,),
+            f"its process ended: {exit_text(exited.exit_code)}",
+            f"Bring it back: %ddp_restart --ranks {rank}",
+            evidence=tuple(exited.last_words.strip().splitlines()[-1:]),
+            commands=(f"%ddp_restart --ranks {rank}",),
+        )
+        for rank, exited in sorted(exits.items())
+    )
+
+
+def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
+    """What the stages of ranks failed with, a finding for those that failed alike."""
+    certain = {report.rank: report.error_category for report in case.ranks}
+    same: dict[tuple[str, str, str], list[int]] = {}
+    for state in states:
+        if state.status is Status.FAILED and state.entering is not None and state.cause:
+            cause = f"{state.entering.value}: {state.cause.rstrip('.')}"
+            key = (certain.get(state.rank, ""), cut(cause, _LONGEST_ERROR), state.remedy)
+            same.setdefault(key, []).append(state.rank)
+    return tuple(
+        Finding(
+            Category(category) if category in set(Category) else Category.EXCEPTION,
+            tuple(ranks),
+            cause,
+            remedy or "Correct the error, then: %ddp_init",
+        )
+        for (category, cause, remedy), ranks in same.items()
+    )
+
+
+def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
+    """Ranks that have waited for long without a known cause, and what is known of them.
+
+    None where a rank has something to do that may free them. `waited_s` says for how long each
+    has waited, as far as that is known.
+    """
+    stuck = case.where(Activity.WAITING, Activity.SILENT)
+    longest_s = max((waited_s.get(rank, 0.0) for rank in stuck), default=0.0)
+    working = case.where(Activity.BUSY, Activity.HELD)
+    moving = any(report.runnable for report in case.ranks if report.rank in stuck)
+    if longest_s < UNEXPLAINED_AFTER_S or working or moving:
+        return None
+    have = "has" if len(stuck) == 1 else "have"
+    return Finding(
+        Category.UNDECIDED,
+        (),
+        f"{name_ranks(stuck)} {have} waited for {longest_s:.0f} s, and the cause is not known",
+        "See the line of each rank: %ddp_where. Or free them: %ddp_abort",
+        stuck,
+        (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *_stores(case)),
+        commands=("%ddp_where", "%ddp_abort"),
+    )
+
+
+def _stores(case: Case) -> tuple[str, ...]:
+    """What ranks that wait for the store know of its port."""
+    ranks: dict[str, list[int]] = {}
+    for report in case.ranks:
+        if report.inside == "store" and report.probe.state == "open":
+            ranks.setdefault(report.probe.target, []).append(report.rank)
+    return tuple(
+        f"{target} accepts the connection of {name_ranks(who)}; whether a store answers there is "
+        "not known"
+        for target, who in ranks.items()
+    )
+
+
+def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks) -> str:
+    """Why no findings prove nothing: ranks wait, failed, or are in `title`; empty for proof."""
+    waiting = case.where(Activity.WAITING, Activity.SILENT)
+    if waiting:
+        longest_s = max((waited_s.get(rank, 0.0) for rank in waiting), default=0.0)
+        long = f" for {longest_s:.1f} s" if longest_s else ""
+        return f"No problem found so far: {name_ranks(waiting)} {_verb(waiting, 'wait')}{long}."
+    if pending:
+        least_s = min(waited_s.get(rank, 0.0) for rank in pending)
+        long = f", on the same line for {least_s:.0f} s" if least_s >= _LONG_S else ""
+        are = "is" if len(pending) == 1 else "are"
+        return f"No problem found so far: {name_ranks(pending)} {are} still in {title}{long}."
+    newest = max((report.run for report in case.ranks), default=0)
+    ended = [e for e in case.ranks if e.activity is Activity.FAILED and e.run == newest]
+    stopped = tuple(e.rank for e in ended if e.error_type == "KeyboardInterrupt")
+    failed = tuple(e.rank for e in ended if e.rank not in stopped)
+    if stopped and not failed:
+        return _interrupted(stopped)
+    return (
+        f"{name_ranks(failed).capitalize()} failed, and the cause is not known." if failed else ""
+    )
+
+
+def interrupted(ends: Iterable[CellFinished]) -> str:
+    """That a run was interrupted, so that no findings prove little; empty where it was not."""
+    ranks = tuple(sorted(end.rank for end in ends if end.outcome == "interrupted"))
+    return _interrupted(ranks) if ranks else ""
+
+
+def _interrupted(ranks: Ranks) -> str:
+    were = "was" if len(ranks) == 1 else "were"
+    return f"No problem was found before {name_ranks(ranks)} {were} interrupted."
+
+
+def _verb(ranks: Ranks, verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb

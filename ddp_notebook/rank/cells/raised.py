@@ -1,0 +1,131 @@
+"""What the user's code raised: its message, bounded, and the user's lines that led there."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from ddp_notebook.model import Frame, Place
+from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
+
+MOST_CHARACTERS = 30_000
+"""Of a traceback; its middle is left out."""
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+_LONGEST_TEXT = 2000
+_LONGEST_INNER = 100_000
+"""Of a message that holds the traceback of a worker process."""
+_MOST_FRAMES = 20
+_LONGEST_SOURCE = 200
+_INNER_TRACEBACK = "Traceback (most recent call last):"
+_INNER_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def message_of(error: BaseException) -> str:
+    """Its text; empty where `str` fails.
+
+    torch raises what a worker process raised, with the worker's traceback as the message. Then
+    the worker's own message comes first.
+    """
+    try:
+        text = _without_controls(str(error)[:_LONGEST_INNER])
+    except Exception:  # noqa: BLE001  # the user's own __str__
+        return ""
+    before, inner, trace = text.partition(_INNER_TRACEBACK)
+    name = type(error).__name__
+    lines = trace.strip().splitlines()
+    if inner and lines:
+        outer = " ".join(before.removesuffix("Original ").split()).strip("- :.")
+        last = next((line for line in reversed(lines) if line.startswith(name)), lines[-1])
+        own = last.strip().removeprefix(f"{name}: ")
+        text = f"{own} ({outer})\n{text}" if outer else f"{own}\n{text}"
+    return text[:_LONGEST_TEXT]
+
+
+def frames_of(error: BaseException, user_code: UserCode) -> tuple[Frame, ...]:
+    """The user's lines that `error` passed through, the outermost first.
+
+    Those of a worker process, whose error torch raised here, come last; so does the line of a
+    SyntaxError.
+    """
+    lines = [*_of_traceback(error), *_of_worker(error), *_of_syntax(error)]
+    own = [line for line in lines if user_code.is_users(line[0])]
+    return tuple(_frame(*line) for line in own[-_MOST_FRAMES:])
+
+
+def place_of(frame: Frame) -> Place:
+    """A frame by the name that its file is shown with."""
+    return Place(frame.file.rpartition("/")[2], frame.line, frame.function, frame.source)
+
+
+def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackType | None:
+    """A traceback without frames of ours; of an error that is ours, up to the user's last line."""
+    chain = []
+    while trace is not None:
+        chain.append(trace)
+        trace = trace.tb_next
+    files = [each.tb_frame.f_code.co_filename for each in chain]
+    users = [number for number, file in enumerate(files) if user_code.is_users(file)]
+    if not users:
+        return chain[0] if chain else None
+    end = users[-1] + 1 if files[-1].startswith(_OURS) else len(chain)
+    kept: TracebackType | None = None
+    for each in reversed([chain[at] for at in range(end) if not files[at].startswith(_OURS)]):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
+
+
+def shown(traceback: str) -> str:
+    """A traceback with its colours, but nothing else that changes a terminal.
+
+    Of a very long one the middle is left out.
+    """
+    left_out = len(traceback) - MOST_CHARACTERS
+    if left_out > 0:
+        half = MOST_CHARACTERS // 2
+        notice = f"\n[... {left_out:,} characters not shown ...]\n"
+        traceback = f"{traceback[:half]}\x1b[0m{notice}{traceback[-half:]}"
+    return _without_controls(traceback, keep=_COLOUR)
+
+
+def _without_controls(text: str, keep: str = r"(?!)") -> str:
+    """`text` without escape codes and control characters, but for those that match `keep`."""
+    return re.sub(f"({keep})|{_CONTROL}", r"\1", text)
+
+
+_COLOUR = r"\x1b\[[0-9;]*m"
+_CONTROL = (
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_][^\x07\x1b\n]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
+)
+_Line = tuple[str, int, str]
+"""File, line and function."""
+
+
+def _of_traceback(error: BaseException) -> Iterator[_Line]:
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        yield code.co_filename, trace.tb_lineno, code.co_name
+        trace = trace.tb_next
+
+
+def _of_worker(error: BaseException) -> Iterator[_Line]:
+    text = error.args[0] if error.args else ""
+    if isinstance(text, str) and _INNER_TRACEBACK in text:
+        for file, line, function in _INNER_FRAME.findall(text):
+            yield file, int(line), function
+
+
+def _of_syntax(error: BaseException) -> Iterator[_Line]:
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        yield error.filename, error.lineno, ""
+
+
+def _frame(file: str, line: int, function: str) -> Frame:
+    cell = CELL_NAME.fullmatch(file)
+    source = linecache.getline(file, line).strip()[:_LONGEST_SOURCE]
+    name = "" if function == "<module>" else function
+    return Frame(f"cell {cell[1]}" if cell else file, line, name, source)

@@ -1,0 +1,239 @@
+"""What a rank raised is always shown, and `%ddp_why` tells of the last run until the next one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import eventually
+
+from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
+from ddp_notebook.model import Activity, Category, Diagnosis
+from ddp_notebook.views import findings, stacks
+
+pytestmark = pytest.mark.timeout(120)
+
+RAISES = """\
+def load(settings):
+    return settings['key7']
+def prepare():
+    return load({})
+if rank == 1:
+    prepare()
+dist.barrier()"""
+MARKUP = "if rank == 2: raise ValueError('<b>bold</b> \\x1b[2J\\x1b[31mred')\ndist.barrier()"
+WORKER = """\
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+dist.init_process_group("gloo")
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if dist.get_rank() == 1:
+            raise KeyError("sample 3")
+        return torch.ones(1)
+
+
+for batch in DataLoader(Samples(), num_workers=1):
+    dist.all_reduce(batch)
+"""
+CHAINED = """\
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+
+
+def step():
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise RuntimeError("step failed") from error
+
+
+if dist.get_rank() == 2:
+    step()
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def ranks(ranks3: Any) -> Iterator[Any]:
+    """Three ranks, free before and after."""
+    yield ranks3
+    if not ranks3.record.snapshot.ready:
+        ranks3.abort()
+
+
+def stuck(session: Any, source: str) -> Diagnosis:
+    """The diagnosis of a cell in which ranks wait for ever."""
+    with pytest.raises(Stuck) as caught:
+        session.run_cell(source, number=7).raise_for_error()
+    return caught.value.diagnosis
+
+
+def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks(
+    ranks: Any,
+) -> None:
+    diagnosis = stuck(ranks, RAISES)
+    (finding,) = diagnosis.findings
+    assert finding.category is Category.EXCEPTION_ON_ONE_RANK
+    assert (finding.ranks, finding.waiting) == ((1,), (0, 2))
+    assert finding.cause == "raised KeyError: 'key7' at cell 7:3 in load"
+    assert finding.evidence[0] == (
+        "rank 1: cell 7:7 → cell 7:5 in prepare → cell 7:3 in load: return settings['key7']"
+    )
+    for shown in (diagnosis, ranks.why()):
+        (traceback,) = shown.tracebacks
+        assert traceback.ranks == (1,)
+        text = findings.text(shown)
+        assert 0 < text.index("return settings['key7']") < text.index("✗ Rank 1 raised KeyError")
+    for _ in range(2):  # however often it is asked
+        (group,) = ranks.wait(0).tracebacks
+        assert group.ranks == (1,) and "key7" in group.items[0].text
+    assert "----> 3     return settings['key7']" in ranks.output(1)
+    tree = ranks.where()
+    assert tree.branches[0].ranks == (1,) and tree.stack(1).doing.activity is Activity.FAILED
+    assert [frame.line for frame in tree.stack(1).frames] == [7, 5, 3]
+    assert "return settings['key7']" in stacks.text(tree)
+
+
+def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any) -> None:
+    stuck(ranks, RAISES)
+    assert not ranks.why().run.over
+    ranks.abort()
+    for _ in range(2):
+        after = ranks.why()
+        assert after.run.over and after.run.title == "cell 7" and after.run.age_s >= 0
+        assert [finding.ranks for finding in after.findings] == [(1,)]
+        assert [traceback.ranks for traceback in after.tracebacks] == [(1,)]
+        text = findings.text(after)
+        assert text.startswith("Found in cell 7, ") and "Ranks 0,2 were waiting." in text
+        assert after.to_json()["run"]["title"] == "cell 7" and after.to_json()["run"]["over"]
+    ranks.restart((1,))
+    assert ranks.why().findings, "new processes are no new run"
+    assert ranks.run_cell("x = 1").error is None
+    assert findings.text(ranks.why()).startswith("✓ No problem found.")
+
+
+@pytest.mark.parametrize(
+    ("source", "category", "who"),
+    [
+        ("raise ValueError('boom')", Category.EXCEPTION, (0, 1, 2)),
+        ("assert rank == 1", Category.EXCEPTION_ON_ONE_RANK, (0, 2)),
+        ("dist.init_process_group('gloo')", Category.DOUBLE_INIT, (0, 1, 2)),
+    ],
+)
+def test_a_cell_that_failed_is_told_of_by_why(
+    ranks: Any, source: str, category: Category, who: tuple[int, ...]
+) -> None:
+    with pytest.raises(CellFailed):
+        ranks.run_cell(source, number=8).raise_for_error()
+    after = ranks.why()
+    (finding,) = after.findings
+    assert (finding.category, finding.ranks, after.run.title) == (category, who, "cell 8")
+    assert [traceback.ranks for traceback in after.tracebacks] == [who]
+
+
+def test_a_refused_collective_and_a_wrong_result_are_told_of_by_why(ranks: Any) -> None:
+    refused = stuck(ranks, "dist.all_reduce(torch.ones(2 + rank % 2))")
+    assert refused.findings[0].category is Category.SHAPE_MISMATCH
+    assert "guard.py" not in findings.text(refused), "frames of ours say nothing to a user"
+    ranks.abort()
+    assert [f.category for f in ranks.why().findings] == [Category.SHAPE_MISMATCH]
+    silent = ranks.run_cell(
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    model.module(torch.ones(1, 2) + rank).sum().backward()\n"
+        "    optimizer.step()"
+    )
+    assert silent.error is None and silent.diagnosis is not None
+    assert ranks.why().findings == silent.diagnosis.findings
+
+
+def test_a_message_with_markup_is_escaped_and_a_long_one_is_bounded(ranks: Any) -> None:
+    diagnosis = stuck(ranks, MARKUP)
+    page, text = findings.html(diagnosis), findings.text(diagnosis)
+    assert "<b>bold</b>" not in page and "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "\x1b" not in page and "\x1b" not in text
+    ranks.abort()
+    result = ranks.run_cell("print('x' * 2_000_000)\nraise ValueError('y' * 5_000_000)")
+    (group,) = result.tracebacks
+    assert "ValueError" in group.items[0].text and len(group.items[0].text) < 50_000
+    assert len(findings.text(ranks.why())) < 200_000
+
+
+def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
+    ranks: Any, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(CHAINED, "utf-8")
+    error = ranks.run_script(str(train)).error
+    assert error.diagnosis.findings[0].cause == (
+        "raised RuntimeError: step failed at train.py:10 in step"
+    )
+    assert "ZeroDivisionError" in error.diagnosis.tracebacks[0].text
+    ranks.abort()
+    assert ranks.why().run.title == "train.py" and ranks.why().findings
+    train.write_text(WORKER, "utf-8")
+    ranks.run_script(str(train), detach=True)
+    error = ranks.wait().error
+    assert error.diagnosis.findings[0].cause == (
+        "raised KeyError: 'sample 3' (Caught KeyError in DataLoader worker process 0) "
+        "at train.py:14 in __getitem__"
+    )
+    ranks.abort()
+    result = ranks.run_cell(
+        "import threading\n"
+        "def work():\n"
+        "    if rank == 1: raise ValueError('in a thread')\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()"
+    )
+    (group,) = result.tracebacks
+    assert group.ranks == (1,) and "ValueError: in a thread" in group.items[0].text
+
+
+def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) -> None:
+    cell = "print('begun')\nif rank == 0: dist.barrier()"
+    ranks.run_cell(cell, number=9, wait="forever", detach=True)
+    before = eventually(lambda: ranks.detached.controller.found.diagnosis, what="a finding")
+    ranks.abort()
+    assert isinstance(ranks.wait().error, CellFailed | CellInterrupted)
+    after = ranks.why()
+    assert after.run.title == "cell 9" and after.run.over
+    assert after.findings == before.findings
+    ranks.run_cell("import time\nprint('begun')\ntime.sleep(60)", detach=True)
+    eventually(lambda: ranks.current.written(0), what="a cell that runs")
+    assert findings.text(ranks.why()).startswith("► No problem found so far: ranks 0-2 are still")
+    ranks.abort()
+    ranks.wait()
+    text = findings.text(ranks.why())
+    assert text.startswith("► No problem was found before ranks 0-2 were interrupted.")
+
+
+def test_ranks_that_wait_for_what_is_no_store_get_no_green_sentence(
+    ranks: Any, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.py"
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as no_store:
+        train.write_text(
+            "import os\nimport torch.distributed as dist\n"
+            f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{no_store.getsockname()[1]}', "
+            "rank=int(os.environ['RANK']), world_size=3)\n",
+            "utf-8",
+        )
+        ranks.run_script(str(train), detach=True)
+        eventually(lambda: ranks.why_now().doing and "store" in str(ranks.why_now().doing))
+        diagnosis = ranks.why()
+        assert not findings.text(diagnosis).startswith("✓")
+        assert diagnosis.findings or "ranks 0-2 wait" in diagnosis.headline
+    ranks.abort()

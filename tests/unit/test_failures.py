@@ -1,0 +1,120 @@
+"""What is said of ranks that raised, died or wait where no rule says more."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.diagnosis import failures
+from ddp_notebook.diagnosis.failures import UNEXPLAINED_AFTER_S
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    CellFinished,
+    Place,
+    Probe,
+    RankExited,
+    RankReport,
+    RankState,
+    Stage,
+    Status,
+)
+
+PATH = (Place("train.py", 9, "main"), Place("utils.py", 3, "load", "return x['key7']"))
+
+
+def end(rank: int, evalue: str = "'key7'", outcome: str = "error") -> CellFinished:
+    return CellFinished(
+        rank=rank, cell=1, outcome=outcome, ename="KeyError", evalue=evalue, path=PATH
+    )
+
+
+def test_ranks_that_raised_the_same_on_the_same_line_are_one_finding() -> None:
+    (same, other) = failures.raised([end(0), end(2), end(1, "'y'")], (0, 1, 2, 3))
+    assert (same.category, same.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0, 2))
+    assert same.cause == "raised KeyError: 'key7' at utils.py:3 in load"
+    assert same.evidence == (
+        "ranks 0,2: train.py:9 in main → utils.py:3 in load: return x['key7']",
+    )
+    assert other.ranks == (1,)
+
+
+def test_what_every_rank_raised_is_not_said_to_be_of_one_rank() -> None:
+    (finding,) = failures.raised([end(0), end(1)], (0, 1))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION, (0, 1))
+
+
+def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> None:
+    (empty,) = failures.raised([end(0, "")], (0, 1))
+    assert empty.cause == "raised KeyError at utils.py:3 in load"
+    (huge,) = failures.raised([end(0, "y" * 10_000)], (0, 1))
+    assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py:3 in load")
+
+
+def test_an_interrupt_is_no_finding() -> None:
+    assert failures.raised([end(0, outcome="interrupted")], (0,)) == ()
+    text = failures.interrupted([end(0, outcome="interrupted"), end(1)])
+    assert text == "No problem was found before rank 0 was interrupted."
+    assert failures.interrupted([end(0, outcome="ok")]) == ""
+
+
+def test_a_rank_that_died_is_a_finding_with_how_to_bring_it_back() -> None:
+    (finding,) = failures.died({2: RankExited(rank=2, pid=1, exit_code=-9, last_words="bye")})
+    assert (finding.category, finding.ranks) == (Category.RANK_DIED, (2,))
+    assert "SIGKILL" in finding.cause and finding.commands == ("%ddp_restart --ranks 2",)
+
+
+def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:
+    state = RankState(
+        0,
+        Status.FAILED,
+        entering=Stage.PROCESS_GROUP,
+        cause="This torch was built without NCCL.",
+        remedy="Use gloo.",
+    )
+    reports = tuple(RankReport(rank, Activity.FAILED) for rank in (0, 1))
+    states = [state, RankState(1, Status.READY)]
+    (finding,) = failures.failed_in_set_up(states, Case(reports))
+    assert (finding.ranks, finding.remedy) == ((0,), "Use gloo.")
+    assert finding.cause == "process-group: This torch was built without NCCL"
+
+
+def waits(rank: int, **fields: object) -> RankReport:
+    return RankReport(rank, Activity.WAITING, inside="store", doing="init (a.py:3)", **fields)  # type: ignore[arg-type]
+
+
+def test_ranks_that_wait_for_long_are_said_to_with_what_is_known() -> None:
+    probe = Probe("127.0.0.1:4000", "open")
+    case = Case((waits(0, probe=probe), waits(1, probe=probe)))
+    finding = failures.unexplained(case, {0: 24.0, 1: 23.0})
+    assert finding is not None and finding.category is Category.UNDECIDED
+    assert finding.cause == "ranks 0-1 have waited for 24 s, and the cause is not known"
+    assert finding.ranks == () and finding.waiting == (0, 1)
+    assert any("127.0.0.1:4000 accepts the connection" in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("other", "waited_s"),
+    [
+        (waits(1), UNEXPLAINED_AFTER_S / 2),
+        (RankReport(1, Activity.BUSY), 600.0),
+        (RankReport(1, Activity.HELD), 600.0),
+        (waits(1, runnable=True), 600.0),
+    ],
+)
+def test_ranks_that_may_get_on_are_no_finding_but_nothing_is_called_proved(
+    other: RankReport, waited_s: float
+) -> None:
+    case = Case((waits(0), other))
+    assert failures.unexplained(case, {0: waited_s, 1: waited_s}) is None
+    said = failures.unsure(case, {0: waited_s}, "cell 3", (0, 1))
+    assert said.startswith("No problem found so far: rank")
+
+
+def test_ranks_that_run_nothing_and_did_not_fail_are_proof_enough() -> None:
+    idle = Case((RankReport(0, Activity.IDLE), RankReport(1, Activity.IDLE)))
+    assert failures.unsure(idle, {}, "cell 3", ()) == ""
+    failed = Case((RankReport(0, Activity.FAILED), RankReport(1, Activity.IDLE)))
+    earlier = Case((RankReport(0, Activity.FAILED, run=1), RankReport(1, Activity.IDLE, run=2)))
+    assert failures.unsure(earlier, {}, "cell 3", ()) == "", "that was in an earlier cell"
+    assert failures.unsure(failed, {}, "cell 3", ()) == "Rank 0 failed, and the cause is not known."
