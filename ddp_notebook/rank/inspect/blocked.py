@@ -18,6 +18,7 @@ FUTEX = _FUTEX_OF.get(platform.machine(), -1)
 """The number of the system call in which a thread waits for a lock; -1 where it is not known."""
 _LOOK_AT_BYTES = 1024
 """Of its stack: what stands between the system call and who waits takes some 300."""
+_LOOK_AT_CALLERS = 3
 _BETWEEN = ("libc.", "libc-", "libpthread", "libstdc++", "libc++", "ld-", "[vdso]")
 """Libraries through which others wait."""
 _TORCHS = ("libtorch", "libc10", "libgloo")
@@ -28,22 +29,33 @@ def in_torch(native_id: int) -> bool | None:
 
     None of one that runs, or where the system does not tell.
     """
-    name = _library(native_id)
-    return name.startswith(_TORCHS) if name else None
+    names = _callers(native_id)
+    return sum(name.startswith(_TORCHS) for name in names) * 2 > len(names) if names else None
 
 
-def _library(native_id: int) -> str:
-    """The file name of the library that waits; empty where that is not known."""
+def _callers(native_id: int) -> list[str]:
+    """The libraries of the innermost functions that wait; none where they are not known.
+
+    What was left on the stack by calls that are over may look like one: so there are some. The
+    system call itself is one of libc's, and so is the first address.
+    """
+    names: list[str] = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         call = Path(f"/proc/self/task/{native_id}/syscall").read_text().split()
         if not call[0].isdecimal() or int(call[0]) != FUTEX:  # the word "running" is not a number
-            return ""
-        begins, ends, names = _code()
-        for address in _words(int(call[-2], 16)):
-            at = bisect_right(begins, address) - 1
-            if at >= 0 and address < ends[at] and not names[at].startswith(_BETWEEN):
-                return names[at]
-    return ""
+            return []
+        code = _code()
+        found = [name for address in _words(int(call[-2], 16)) if (name := _name(address, *code))]
+        between = [name.startswith(_BETWEEN) for name in found]
+        begin = between.index(True)
+        names = [name for name in found[begin:] if not name.startswith(_BETWEEN)]
+    return names[:_LOOK_AT_CALLERS]
+
+
+def _name(address: int, begins: list[int], ends: list[int], names: list[str]) -> str:
+    """The file whose code is at `address`; empty for no code."""
+    at = bisect_right(begins, address) - 1
+    return names[at] if at >= 0 and address < ends[at] else ""
 
 
 def _words(stack_pointer: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 _LIBRARY = (
     "/site-packages/",
     "/dist-packages/",
+    "/torchinductor_",  # what torch.compile has written
     f"{Path(os.__file__).parent}{os.sep}",
     f"{Path(__file__).parents[2]}{os.sep}",
 )
