@@ -178,8 +178,9 @@ class FakeProcesses(Processes):
     def close_lab(self) -> None:
         """There are no hosts."""
 
-    def close(self) -> None:
-        """There is nothing to end."""
+    def close(self, keep_warm: bool) -> bool:
+        """There is nothing to end, nor a fork server that could stay."""
+        return False
 
 
 def fake_session(folder: Path, world_size: int = 2) -> tuple[Session, FakeCluster, FakeProcesses]:

@@ -11,7 +11,7 @@ from ddp_notebook.model.case import Case
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.collectives import Collectives
 from ddp_notebook.model.diagnosis import Diagnosis
-from ddp_notebook.model.events import SESSION, Output
+from ddp_notebook.model.events import SESSION, CellFinished, Output, RankExited
 from ddp_notebook.model.state import Moment, Snapshot
 
 FORMAT = "ddp_notebook run"
@@ -75,8 +75,18 @@ class SavedRun:
         times = [moment.at_ns for moment in self.moments[:1]]
         times += [output.heard_ns for output in self.outputs[:1]]
         for issued in self.collectives.of.values():
-            times += [collective.issued_ns for collective in issued[:1]]
+            times += [collective.issued_ns - collective.held_ns for collective in issued[:1]]
         return min([*times, self.snapshot.taken_ns])
+
+    @property
+    def left_ns(self) -> dict[int, int]:
+        """When each rank left the last run, by its end or by that of its process."""
+        return {
+            moment.event.rank: moment.at_ns
+            for moment in self.moments
+            if isinstance(moment.event, RankExited)
+            or (isinstance(moment.event, CellFinished) and moment.event.cell == self.run)
+        }
 
     @property
     def duration_s(self) -> float:

@@ -15,7 +15,7 @@ run was saved is drawn until then, and says so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_notebook.archive.format import SavedRun
@@ -122,8 +122,13 @@ def _rank(
         }
     lanes: list[int] = []
     for collective in saved.collectives.of.get(rank, ()):
-        span = _slice_of(collective, axis)
-        thread = main + 1 + _lane(lanes, span)
+        left_ns = saved.left_ns.get(rank, 0)
+        if not collective.over and left_ns > collective.issued_ns:
+            collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, freed=True)
+        span, held = _slice_of(collective, axis), _held(collective)
+        thread = main + 1 + _lane(lanes, span, held)
+        if held is not None:
+            yield _complete(held, pid, thread, axis)
         yield _complete(span, pid, thread, axis)
         arrows.add(collective, axis.us(span.begin_ns), pid, thread)
     for lane in range(len(lanes)):
@@ -131,15 +136,25 @@ def _rank(
         yield _thread(pid, main + 1 + lane, name)
 
 
-def _lane(lanes: list[int], span: _Slice) -> int:
+def _lane(lanes: list[int], span: _Slice, before: _Slice | None) -> int:
     """The first thread on which nothing is at that time; `lanes` has the end of each."""
+    begin_ns = (before or span).begin_ns
     for number, end_ns in enumerate(lanes):
-        if end_ns <= span.begin_ns:
+        if end_ns <= begin_ns:
             lanes[number] = span.end_ns
             return number
     if len(lanes) < _MOST_LANES:
         lanes.append(span.end_ns)
     return len(lanes) - 1
+
+
+def _held(collective: Collective) -> _Slice | None:
+    """For how long its rank was paused before it: no time of the collective's."""
+    if collective.held_ns <= 0:
+        return None
+    begin_ns = collective.issued_ns - collective.held_ns
+    name = f"{collective.operation} (paused)"
+    return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
 
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
@@ -162,12 +177,14 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
         "place": str(place) if place is not None else "",
         "line": place.text if place is not None else "",
         "label": collective.label,
+        "freed": "nobody waits for it any more" if collective.freed else "",
     }
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
     if not collective.over:
         known["unfinished"] = True
-    bad = collective.phase in (Phase.FAILED, Phase.REFUSED)
-    name = f"{collective.operation} ({collective.phase.value})" if bad else collective.operation
+    named = collective.phase in (Phase.FAILED, Phase.REFUSED, Phase.HELD)
+    phase = "freed" if collective.freed else "paused" if not collective.over else collective.phase
+    name = f"{collective.operation} ({phase})" if named else collective.operation
     end_ns = collective.done_ns if collective.done_ns else axis.end_ns
     return _Slice(
         name, "collective", collective.issued_ns, max(end_ns, collective.issued_ns), known

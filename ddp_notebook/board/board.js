@@ -109,11 +109,11 @@ export function brackets(rows) {
 
 // ---- slices
 
-const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE] = [0, 1, 2, 3, 4, 5, 6];
-const COLLECTIVE = 7; // added here: what it shares with the slices of the other ranks
+const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD] = [0, 1, 2, 3, 4, 5, 6, 7];
+const COLLECTIVE = 8; // added here: what it shares with the slices of the other ranks
 const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, CALL_SITE, CODE, LABEL] =
   Array(13).keys();
-export const PHASES = ["paused", "issued", "done", "failed", "refused"];
+export const PHASES = ["paused", "issued", "done", "failed", "refused", "freed"];
 const MOST_SLICES = 40_000;
 const MOST_PER_RANK = 2_000;
 const MOST_COLLECTIVES = 20_000;
@@ -136,7 +136,8 @@ export class Store {
     this.collectives = new Map();
     this.skipped = 0;
     this.first = Infinity;
-    this.last = 0;
+    this.last = 0; // of what ended by itself: what waited until it was freed must not squeeze the rest
+    this.end = 0;
     this.pending = 0;
   }
 
@@ -170,8 +171,9 @@ export class Store {
       if (row.list.length > this.perRank * 1.25) this.trim(row);
     }
     this.join(slice);
-    if (slice[ISSUED]) this.first = Math.min(this.first, slice[ISSUED]);
-    this.last = Math.max(this.last, slice[ISSUED], slice[DONE]);
+    if (slice[ISSUED]) this.first = Math.min(this.first, cameAt(slice));
+    this.end = Math.max(this.end, slice[ISSUED], slice[DONE]);
+    this.last = Math.max(this.last, slice[ISSUED], PHASES[slice[PHASE]] === "freed" ? 0 : slice[DONE]);
   }
 
   trim(row) {
@@ -180,13 +182,13 @@ export class Store {
       if (isOpen(gone)) this.pending--;
     }
     this.first = Infinity;
-    for (const { list } of this.rows.values()) this.first = Math.min(this.first, list[0][ISSUED]);
+    for (const { list } of this.rows.values()) this.first = Math.min(this.first, cameAt(list[0]));
   }
 
   /** One collective of several ranks: when the last of them issued it, and which that was. */
   join(slice) {
     const kind = this.kinds[slice[KIND]];
-    if (!kind || kind[PEER] >= 0 || ["paused", "refused"].includes(PHASES[slice[PHASE]])) return;
+    if (!kind || kind[PEER] >= 0 || ["paused", "refused", "freed"].includes(PHASES[slice[PHASE]])) return;
     const key = `${kind[GROUP]}/${slice[SEQ_ID]}`;
     let collective = this.collectives.get(key);
     if (!collective) this.collectives.set(key, (collective = { size: 0, last: -Infinity, first: Infinity }));
@@ -214,7 +216,7 @@ export class Store {
     const list = this.rows.get(rank)?.list ?? [];
     const start = this.startOf(list, from);
     let end = start;
-    while (end < list.length && list[end][ISSUED] <= to) end++;
+    while (end < list.length && cameAt(list[end]) <= to) end++;
     return list.slice(start, end);
   }
 
@@ -231,7 +233,9 @@ export class Store {
     const what = [...of, part || kind[API], peer, kind[LABEL]].filter(Boolean).join(" · ");
     if (what) lines.push(what);
     if (kind[CALL_SITE]) lines.push(kind[CODE] ? `${kind[CALL_SITE]}   ${kind[CODE]}` : kind[CALL_SITE]);
-    lines.push(`${isOpen(slice) ? "for" : "took"} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
+    const how = { paused: "paused for", issued: "waits for", freed: "freed after", done: "took" }[phase] ?? "ended after";
+    lines.push(`${how} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
+    if (slice[HELD]) lines.splice(-1, 0, `paused for ${formatSpan(slice[HELD])} before it: that is no time of the collective`);
     const collective = slice[COLLECTIVE];
     if (collective && collective.size > 1 && collective.last > slice[ISSUED])
       lines[lines.length - 1] += ` · waited ${formatSpan(collective.last - slice[ISSUED])} for rank ${collective.lastRank}`;
@@ -242,6 +246,8 @@ export class Store {
 }
 
 const isOpen = (slice) => slice[PHASE] < 2;
+/** When the rank called it; if it was paused, it was issued later. */
+const cameAt = (slice) => slice[ISSUED] - (slice[HELD] || 0);
 const endOf = (slice, now) => (isOpen(slice) ? now : slice[DONE] || slice[ISSUED]);
 
 /** Whether a slice was issued well before `until`; the end of the one before is recorded a bit late. */
@@ -270,7 +276,7 @@ export function layOut(slices, x, now, roomForTwo, place) {
     const until = endOf(slice, now);
     const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
     ends[floor] = Math.max(ends[floor], until);
-    const x0 = x(slice[ISSUED]);
+    const x0 = x(cameAt(slice));
     const x1 = Math.max(x(until), x0 + 1.5);
     if (x1 < covered[floor] + 0.5) continue;
     covered[floor] = x1;
@@ -289,7 +295,7 @@ export class Window {
   update(store, now) {
     if (!this.follow || !store.rows.size) return false;
     let from = Infinity;
-    for (const { list } of store.rows.values()) from = Math.min(from, list[Math.max(0, list.length - 24)][ISSUED]);
+    for (const { list } of store.rows.values()) from = Math.min(from, cameAt(list[Math.max(0, list.length - 24)]));
     const shown = Math.max(store.last - from, 200);
     // A long wait must not push its history out of sight.
     const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;
@@ -324,7 +330,7 @@ export class Window {
 
   fit(store, now) {
     this.follow = false;
-    const end = store.pending ? Math.max(now, store.last) : store.last;
+    const end = store.pending ? Math.max(now, store.end) : store.end;
     const span = Math.max(end - store.first, 100);
     [this.from, this.to] = [store.first - 0.02 * span, end + 0.02 * span];
   }
@@ -770,7 +776,7 @@ class Timeline {
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused"]];
+    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused (held by you)"], ["free", "freed: nobody waits any more"]];
     this.el = make(
       "section",
       { class: "ddpb-timeline", "aria-label": "Collectives", hidden: true },
@@ -889,12 +895,12 @@ class Timeline {
   drawPointed() {
     const slice = this.at;
     const until = slice && endOf(slice, this.now);
-    this.frameAt.hidden = !slice || until < this.window.from || slice[ISSUED] > this.window.to;
+    this.frameAt.hidden = !slice || until < this.window.from || cameAt(slice) > this.window.to;
     if (!slice) return;
     let [above, tall] = this.rowOf(slice[RANK]);
     this.layOut(slice[RANK], (each, _, __, top, high) => each === slice && ([above, tall] = [top, high]));
     const inside = (x) => Math.max(this.gutter, Math.min(x, this.width));
-    const [x0, x1] = [inside(this.x(slice[ISSUED])), inside(this.x(until))];
+    const [x0, x1] = [inside(this.x(cameAt(slice))), inside(this.x(until))];
     this.frameAt.style.cssText = `left: ${x0}px; top: ${above}px; width: ${Math.max(x1 - x0, 3)}px; height: ${Math.max(tall, 3)}px`;
     this.tip.style.cssText = `left: ${Math.max(0, Math.min(x0, this.width - 320))}px; top: ${(slice[RANK] + 1) * this.rowHeight + 4}px`;
   }
@@ -983,7 +989,7 @@ class Timeline {
     };
     // Lines too thin for a pattern have its mean colour.
     const words = { wait: word(`color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`) };
-    for (const name of ["paused", "bad", "a", "b", "c", "d"]) words[name] = word(colours[name]);
+    for (const name of ["paused", "bad", "idle", "a", "b", "c", "d"]) words[name] = word(colours[name]);
     return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), font: style.fontFamily });
   }
 
@@ -1125,13 +1131,18 @@ class Timeline {
     const kind = this.page.store.kinds[slice[KIND]];
     const collective = slice[COLLECTIVE];
     let from = x0;
+    if (slice[HELD]) {
+      from = x0 = Math.min(x1, this.x(slice[ISSUED]));
+      fill("paused", this.x(cameAt(slice)), x0, top, tall);
+    }
     if (phase === "paused") fill("paused", x0, x1, top, tall);
     else if (phase === "issued") fill("wait", x0, x1, top, tall);
     else if (phase === "done") {
       if (collective?.size > 1 && this.x(collective.last) > x0 + 1) from = Math.min(this.x(collective.last), x1);
       if (from > x0) fill("wait", x0, from, top, tall);
       fill(TONES[kind?.[OPERATION]] ?? "d", from, Math.max(x1, from + 1.5), top, tall);
-    } else fill("bad", x0, Math.max(x1, x0 + 3), top, tall);
+    } else if (phase === "freed") fill("idle", x0, Math.max(x1, x0 + 3), top + tall / 3, tall / 3);
+    else fill("bad", x0, Math.max(x1, x0 + 3), top, tall);
     return from;
   }
 
@@ -1156,17 +1167,18 @@ class Timeline {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     const kind = this.page.store.kinds[slice[KIND]];
     if (!kind || tall < 10 || right - left < 40) return;
-    const text = ({ paused: "‖ ", issued: "… ", done: "" }[PHASES[slice[PHASE]]] ?? "✗ ") + kind[OPERATION];
+    const text = ({ paused: "‖ ", issued: "… ", done: "", freed: "■ " }[PHASES[slice[PHASE]]] ?? "✗ ") + kind[OPERATION];
     brush.textAlign = "left";
     brush.textBaseline = "middle";
     const room = right - left - 8;
     const fits = [`${text} bucket ${kind[BUCKET]}`, text].slice(kind[BUCKET] ? 0 : 1).find((each) => brush.measureText(each).width <= room);
     if (!fits) return;
-    if (isOpen(slice)) {
+    const bare = isOpen(slice) || PHASES[slice[PHASE]] === "freed";
+    if (bare) {
       brush.fillStyle = colours.paper;
       brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
     }
-    brush.fillStyle = isOpen(slice) ? colours.ink : "#fff";
+    brush.fillStyle = bare ? colours.ink : "#fff";
     brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
   }
 }

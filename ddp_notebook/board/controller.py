@@ -12,7 +12,7 @@ from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
-from ddp_notebook.board.timeline import Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.state.board_rows import BoardFacts, board_of
@@ -199,6 +199,7 @@ class LiveBoard:
                 self._timeline = Timeline(self._epoch_ns, facts.snapshot.world_size)
             self._timeline.take(self._source.run, news)
             self._timeline.end(died_ns(facts.snapshot))
+            self._timeline.end(self._source.left_ns, FREED)
             self._found = facts.diagnosis
             self._draw(board, facts)
             self._send_slices(self._timeline)

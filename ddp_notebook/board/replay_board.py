@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model
 from ddp_notebook.board.kernel_messages import widget_messages
-from ddp_notebook.board.timeline import Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.board.timeline_svg import bars
 from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
@@ -74,6 +74,7 @@ class ReplayBoard:
         records = [record for issued in saved.collectives.of.values() for record in issued]
         self._timeline.take(saved.run or 1, records)
         self._timeline.end(died_ns(saved.snapshot))
+        self._timeline.end(saved.left_ns, FREED)
         pending = saved.snapshot.with_status(Status.RUNNING)
         board = board_of(BoardFacts(saved.snapshot, saved.collectives, pending, diagnosis))
         self.bars = bars(self._timeline, [row.ranks for row in board.rows])

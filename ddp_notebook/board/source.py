@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -51,6 +52,12 @@ class BoardSource:
     def run(self) -> int:
         """The number of the run that is followed; 0 for none."""
         return self._tails.run
+
+    @property
+    def left_ns(self) -> Mapping[int, int]:
+        """When each rank left the run that is followed, as far as ranks have."""
+        run = self._session.current
+        return run.left_ns if run is not None and run.cell == self.run else {}
 
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """What is known now, and the collectives that are new in it, or have changed."""

@@ -1,7 +1,8 @@
 """The collectives as slices for the live board's timeline: the new ones, or all.
 
-A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase]``; times are
-microseconds since `epoch_ns`, `done` 0 for not yet. What many slices have in common (operation,
+A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase, held]``; times are
+microseconds since `epoch_ns`, `done` 0 for not yet, and `held` is for how long the rank was paused
+before it issued it. What many slices have in common (operation,
 shape, line, bucket) is a kind, sent once. The page files slices by rank and number: a repeated
 one does no harm, so two pages may get the same messages, and one that is opened late asks for
 all.
@@ -16,7 +17,10 @@ from typing import Any
 
 from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
 
-PHASES = tuple(Phase)
+FREED = "freed"
+PHASES = (*map(str, Phase), FREED)
+"""As a page has them: a collective is freed that nobody waits for any more, by %ddp_abort, by an
+interrupt or because its rank left the cell."""
 MOST_SLICES = 40_000
 """That are kept here, of all ranks together; a page keeps as many."""
 MOST_PER_RANK = 2_000
@@ -26,13 +30,14 @@ MOST_KINDS = 4_000
 """With more, the page is told to forget everything, and gets the newest again."""
 
 Slice = list[int]
-RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE = range(7)
+RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
 """The fields of a slice."""
 
 
 def died_ns(snapshot: Snapshot) -> dict[int, int]:
     """When each dead rank died: the end of its process is the last that is heard of it."""
-    return {state.rank: state.heard_ns for state in snapshot.ranks if state.status is Status.DEAD}
+    dead = (s for s in snapshot.ranks if s.status is Status.DEAD and not s.restarting)
+    return {state.rank: state.heard_ns for state in dead}
 
 
 class Timeline:
@@ -71,7 +76,7 @@ class Timeline:
         key = (record.rank, record.number)
         known = self._index.get(key)
         if known is not None:
-            known[DONE], known[PHASE] = self._micros(record.done_ns), PHASES.index(record.phase)
+            known[ISSUED:] = self._progress(record)
             self._changed(key, known)
             return
         kind = self._number_of(self._kind(record))
@@ -80,9 +85,7 @@ class Timeline:
             record.number,
             kind,
             record.slot,
-            self._micros(record.issued_ns),
-            self._micros(record.done_ns),
-            PHASES.index(record.phase),
+            *self._progress(record),
         ]
         row = self._slices.setdefault(record.rank, deque())
         row.append(made)
@@ -93,6 +96,16 @@ class Timeline:
             del self._index[oldest[RANK], oldest[NUMBER]]
             self._open.pop((oldest[RANK], oldest[NUMBER]), None)
 
+    def _progress(self, record: Collective) -> Slice:
+        """The fields of a slice that change."""
+        phase = PHASES.index(FREED if record.freed else record.phase)
+        return [
+            self._micros(record.issued_ns),
+            self._micros(record.done_ns),
+            phase,
+            record.held_ns // 1000,
+        ]
+
     def _changed(self, key: tuple[int, int], slice_: Slice) -> None:
         self._fresh[key] = slice_
         if PHASES[slice_[PHASE]] in (Phase.HELD, Phase.ISSUED):
@@ -100,12 +113,13 @@ class Timeline:
         else:
             self._open.pop(key, None)
 
-    def end(self, ended_ns: Mapping[int, int]) -> None:
-        """Collectives in which ranks died have failed, when their processes ended."""
+    def end(self, ended_ns: Mapping[int, int], phase: str = Phase.FAILED) -> None:
+        """What ranks had not done when they ended is in `phase`: failed when they died in it."""
         for key, slice_ in list(self._open.items()):
-            if key[0] in ended_ns:
-                slice_[DONE] = max(slice_[ISSUED], self._micros(ended_ns[key[0]]))
-                slice_[PHASE] = PHASES.index(Phase.FAILED)
+            ended_us = self._micros(ended_ns.get(key[0], 0))
+            if ended_us > slice_[ISSUED]:
+                slice_[DONE] = ended_us
+                slice_[PHASE] = PHASES.index(phase)
                 self._changed(key, slice_)
 
     def _number_of(self, kind: tuple[Any, ...]) -> int:
@@ -166,7 +180,7 @@ class Timeline:
         latest: dict[tuple[str, int], int] = {}
         for row in self._slices.values():
             for slice_ in row:
-                if PHASES[slice_[PHASE]] not in (Phase.HELD, Phase.REFUSED):
+                if PHASES[slice_[PHASE]] not in (Phase.HELD, Phase.REFUSED, FREED):
                     key = self.collective(slice_)
                     latest[key] = max(latest.get(key, 0), slice_[ISSUED])
         return latest

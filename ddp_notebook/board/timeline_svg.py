@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ddp_notebook.board.timeline import DONE, ISSUED, NUMBER, PHASE, PHASES, Slice, Timeline
+from ddp_notebook.board.timeline import (
+    DONE,
+    FREED,
+    HELD,
+    ISSUED,
+    NUMBER,
+    PHASE,
+    PHASES,
+    Slice,
+    Timeline,
+)
 from ddp_notebook.model import Phase, Ranks, format_ranks, name_ranks
 from ddp_notebook.views.bench.live import format_us
 
@@ -26,10 +36,11 @@ _LOOKS = {
     "waits": ("217, 123, 0", *_THIN),
     "paused": ("150, 90, 170", *_THIN),
     "failed": ("217, 60, 60", *_FULL),
+    "freed": ("128, 128, 128", *_THIN),
 }
 _LEGEND = (
     "high bars: communicates; low bars: waits for others; high and red: failed; low and violet:"
-    " paused"
+    " paused (held by you); low and grey: freed, nobody waits for it any more"
 )
 _CELL = "text-align: left; padding: 1px 8px 1px 4px; border: 0; background: none; color: inherit"
 _DRAWING = "display: block; width: 100%; border-left: 1px solid rgba(128, 128, 128, 0.6)"
@@ -78,9 +89,12 @@ class _Scale:
     @classmethod
     def of(cls, slices: Sequence[Slice]) -> _Scale:
         """All of `slices`; with room behind those that are pending."""
-        first_us = min(slice_[ISSUED] for slice_ in slices)
-        done_us = max(max(slice_[ISSUED], slice_[DONE]) for slice_ in slices)
-        pending = any(PHASES[slice_[PHASE]] in _PENDING for slice_ in slices)
+        first_us = min(slice_[ISSUED] - slice_[HELD] for slice_ in slices)
+        open_ = [slice_ for slice_ in slices if PHASES[slice_[PHASE]] in (*_PENDING, FREED)]
+        # How long one waited that was freed must not squeeze the others.
+        over = [slice_ for slice_ in slices if slice_ not in open_]
+        done_us = max([each[ISSUED] for each in slices] + [each[DONE] for each in over])
+        pending = bool(open_)
         return cls(
             first_us, done_us, max(1, int((done_us - first_us) * (1.4 if pending else 1.02)))
         )
@@ -92,7 +106,7 @@ class _Scale:
 
 def _row(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline) -> str:
     if slices:
-        operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]].value
+        operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]]
         count = f"{len(slices)} collective{'s' * (len(slices) > 1)}"
         about = f"{count}, the last: {operation} #{slices[-1][NUMBER]}, {phase}"
     else:
@@ -133,9 +147,13 @@ def _bars(
     for slice_ in slices:
         start, end = scale.x(slice_[ISSUED]), scale.x(slice_[DONE] or slice_[ISSUED])
         phase = PHASES[slice_[PHASE]]
+        if slice_[HELD]:
+            bars_of["paused"].append((scale.x(slice_[ISSUED] - slice_[HELD]), start))
         if phase in _PENDING:
-            bars_of["paused" if phase is Phase.HELD else "waits"].append((start, _WIDE))
-        elif phase is Phase.DONE:
+            bars_of["paused" if phase == Phase.HELD else "waits"].append((start, _WIDE))
+        elif phase == FREED:
+            bars_of["freed"].append((start, max(end, start + 4)))
+        elif phase == Phase.DONE:
             last = scale.x(arrived.get(timeline.collective(slice_), 0))
             begins = min(end, max(start, last))
             if begins > start:

@@ -97,7 +97,7 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
         of the widget: these are hidden, the picture is what there is.
         """
         still = f"ddp-still-{self.still}"
-        view = f'> [data-mime-type="{_WIDGET}"]'
+        view = "> .jp-OutputArea-output.jupyter-widgets"
         lost = f".jp-OutputArea-child:has({view}):not(:has({view} *))"
         html = (
             f"<style>.jp-OutputArea:has(.{still}) > {lost} {{ display: none }}</style>"

@@ -1,9 +1,12 @@
 """What is wrong and whose mistake it is: findings from what all ranks report. Pure functions.
 
+conditions.py The tests in the code that decide whether a line is reached, the nearest first.
 context.py    What the rules look at: all ranks' reports, and what is derived from them once.
+deaths.py     Ranks whose process ended: how, what is known of why, and how to get them back.
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
 failures.py   What ranks failed with, or wait in, where no rule says more.
 majority.py   Which of several values is the right one, and which ranks have another.
+names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.

@@ -9,8 +9,9 @@ job passes through on its way gives at most a finding that is `passing`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 
 from ddp_notebook.diagnosis import failures
@@ -29,6 +30,8 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     RunFacts,
+    name_ranks,
+    parse_ranks,
 )
 
 
@@ -83,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
     # Collectives that met and do not match are proof, whether ranks are stuck or not.
     Rule(hang.unreduced_gradients, When.RUN),
-    Rule(p2p.non_members, When.RUN),
+    Rule(p2p.disputed_groups, When.RUN_BLOCKED),
     Rule(threads.concurrent_use, When.RUN),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
@@ -156,7 +159,8 @@ def training_findings(
     """What is wrong with the training of a run that ended well, by what each rank knows of it."""
     if len(facts) < 2:
         return ()
-    return tuple(_findings(Context(Case((), collectives=collectives), facts=facts), When.TRAINED))
+    context = Context(Case((), collectives=collectives), facts=facts)
+    return tuple(folded(_findings(context, When.TRAINED)))
 
 
 def _of_run(context: Context) -> When:
@@ -205,10 +209,42 @@ def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> boo
 
 def _diagnosis(case: Case, findings: list[Finding]) -> Diagnosis:
     """The diagnosis, with what passes by itself after what does not."""
-    findings.sort(key=lambda finding: finding.passing)
+    findings = folded(sorted(findings, key=lambda finding: finding.passing))
     return Diagnosis(
         tuple(findings),
         {e.rank: doing(e) for e in case.ranks},
         case.world_size,
         unsure="" if findings else failures.unsure(case, {}, "", ()),
     )
+
+
+def folded(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings that say the same of several ranks as one of all of them."""
+    same: dict[tuple[Category, str, str, bool], Finding] = {}
+    for finding in findings:
+        key = finding.category, finding.cause, finding.remedy, finding.passing
+        first = same.get(key)
+        same[key] = finding if first is None else _joined(first, finding)
+    return list(same.values())
+
+
+def _joined(one: Finding, other: Finding) -> Finding:
+    return replace(
+        one,
+        ranks=tuple(sorted({*one.ranks, *other.ranks})),
+        waiting=tuple(sorted({*one.waiting, *other.waiting})),
+        evidence=_alike((*one.evidence, *other.evidence)),
+    )
+
+
+def _alike(evidence: Iterable[str]) -> tuple[str, ...]:
+    """Lines of evidence, those that say the same of several ranks as one."""
+    ranks: dict[str, set[int]] = {}
+    for line in evidence:
+        who = _OF_RANKS.match(line)
+        told = ranks.setdefault(line[who.end() :] if who else line, set())
+        told.update(parse_ranks(who[1], 1 << 20) if who else ())
+    return tuple(f"{name_ranks(told)}{text}" if told else text for text, told in ranks.items())
+
+
+_OF_RANKS = re.compile(r"ranks? ([\d,-]+)(?=[:, ])")

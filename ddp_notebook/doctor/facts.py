@@ -25,6 +25,7 @@ import psutil
 
 from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder, Limit
 from ddp_notebook.doctor.network import Holder, Interface, Lookup, Ports
+from ddp_notebook.launch.out_of_memory import CONTROL_GROUPS, MEMBERSHIP, control_groups
 
 try:
     import resource
@@ -35,8 +36,6 @@ TORCH_TIMEOUT_S = 90.0
 """How long a fresh Python may take to import torch; a cold disk takes a minute."""
 _LOOKUP_TIMEOUT_S = 5.0
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 _UNLIMITED = 2**60
 """Version 1 of control groups writes no limit as a number a little below 2**63."""
 _INITS = {"systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "launchd"}
@@ -302,13 +301,13 @@ def _as_rank(process: Any) -> EarlierRank | None:
 # --------------------------------------------------------------------------- containers
 
 
-def container_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> Limit | None:
+def container_memory(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> Limit | None:
     """The tightest limit that a container, or any control group, sets on memory; None without.
 
     Memory that only caches files counts as free: the kernel releases it when needed.
     """
     limits = []
-    for folder in _cgroups(root, membership, "memory"):
+    for folder in control_groups("memory", root, membership):
         allowed = _read_number(folder, "memory.max", "memory.limit_in_bytes")
         used = _read_number(folder, "memory.current", "memory.usage_in_bytes")
         if allowed is not None and used is not None and allowed < _UNLIMITED:
@@ -316,36 +315,14 @@ def container_memory(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> L
     return min(limits, key=lambda limit: limit.left, default=None)
 
 
-def container_processes(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> Limit | None:
+def container_processes(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> Limit | None:
     """The tightest limit on processes and threads together; None without one."""
     limits = []
-    for folder in _cgroups(root, membership, "pids"):
+    for folder in control_groups("pids", root, membership):
         allowed, used = _read_number(folder, "pids.max"), _read_number(folder, "pids.current")
         if allowed is not None and used is not None:
             limits.append(Limit(allowed, used))
     return min(limits, key=lambda limit: limit.left, default=None)
-
-
-def _cgroups(root: Path, membership: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those around it, in versions 1 and 2.
-
-    Inside a container the path may be the host's, which does not exist here; the mount itself
-    is the container's folder then.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        base = root / controller if controllers else root
-        parts = [part for part in path.split("/") if part]
-        if ".." in parts:
-            parts = []
-        for depth in range(len(parts), -1, -1):
-            yield base.joinpath(*parts[:depth])
 
 
 def _read_number(folder: Path, *names: str) -> int | None:

@@ -59,6 +59,8 @@ class ForkServerClient:
         self._spawned: dict[int, Future[int]] = {}
         self._exit_handlers: dict[int, ExitHandler] = {}
         self._exit_codes: dict[int, int] = {}
+        self.peak_bytes: dict[int, int] = {}
+        """The most memory that children which ended had in use, by pid."""
         self._pidfds: dict[int, int] = {}
         self._lost_handlers: list[Callable[[], None]] = []
         self._reset: Future[None] = Future()
@@ -275,6 +277,7 @@ class ForkServerClient:
             case "exited":
                 with self._lock:
                     self._close_pidfd(event["pid"])
+                    self.peak_bytes[event["pid"]] = event["peak_bytes"]
                     handler = self._exit_handlers.pop(event["pid"], None)
                     if handler is None:
                         self._exit_codes[event["pid"]] = event["code"]

@@ -9,7 +9,7 @@ It reads commands from standard input and writes events to standard output, as J
     -> {"event": "loading", "done": s}                  a share, 0 to 1, while torch is loaded
     -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
     -> {"event": "spawned", "tag": n, "pid": p}
-    -> {"event": "exited", "pid": p, "code": c}         as soon as SIGCHLD arrives
+    -> {"event": "exited", "pid": p, "code": c, "peak_bytes": n}         as soon as SIGCHLD arrives
     -> {"event": "error", "tag": n, "text": "..."}
     -> {"event": "reset"}                               nothing is left: ready for other ranks
 
@@ -286,7 +286,7 @@ class ForkServer:
             os.read(self.wake_read, 1 << 12)
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -298,7 +298,8 @@ class ForkServer:
             if process is not None and process.stdin is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 process.stdin.close()
-            self.send(event="exited", pid=pid, code=os.waitstatus_to_exitcode(status))
+            code, peak = os.waitstatus_to_exitcode(status), used.ru_maxrss << 10
+            self.send(event="exited", pid=pid, code=code, peak_bytes=peak)
             kill_members(pid, spare_trackers=True)
             self.orphaned[pid] = time.monotonic() + GRACE_S
 

@@ -19,6 +19,7 @@ from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.run import WAIT
 from ddp_notebook.session import Session
+from ddp_notebook.workshop.check import NOTEBOOK
 
 _UI = "_ddp_notebook_magics"
 """The attribute of a shell that holds its NotebookUi while the extension is loaded."""
@@ -32,6 +33,7 @@ def load(shell: Any) -> None:
         return
     session = Session()
     ui = register(shell, session)
+    NOTEBOOK.ranks = lambda: session.record.snapshot.world_size
     setattr(shell, _UI, ui)
     setattr(shell, _HINTS, Hints(ui))
     atexit.register(session.shutdown)
@@ -45,6 +47,7 @@ def unload(shell: Any) -> None:
         return
     ui.session.shutdown()
     ui.board.withdraw()
+    NOTEBOOK.ranks = lambda: 0
     for kind in ("line", "cell"):
         for verb in VERBS:
             shell.magics_manager.magics[kind].pop(verb.name, None)

@@ -1,4 +1,4 @@
-"""Progress in a terminal: a line that says what the start of the ranks waits for, then goes away."""
+"""Progress in a terminal: a line that says what the start of the ranks waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLEAR = "\r\x1b[2K"
 
 @contextmanager
 def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[None]:
-    """Within, the last line of `terminal` is what goes on, with a clock; in a file there is none."""
+    """Within, the last line of `terminal` says what goes on, with a clock; a file gets nothing."""
     if not terminal.isatty():
         yield
         return

@@ -151,6 +151,10 @@ class RankReport:
     """Of a rank that does not answer, its state as the system has it: sleeping, stopped, …"""
     exit_code: int | None = None
     last_words: str = ""
+    peak_bytes: int = 0
+    """The most memory that a process which ended had in use; 0 where unknown."""
+    oom_kills: int = -1
+    """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

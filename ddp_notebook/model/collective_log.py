@@ -29,13 +29,13 @@ HEADER = struct.Struct("<8sQQQ")
 HEAD = struct.Struct("<QQQQQ")
 """Of a record, what is different each time: number + 1, slot, issued_ns, done_ns, and how many
 backward passes had begun."""
-REST = struct.Struct("<QQIIIHHHHBBBBIiiq8I")
+REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
-operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root, peer, tag;
-shape."""
-MAGIC = b"ddpring1"
+operation, dtype and reduce_op; part, phase, how many sizes, thread * 2 + waited; tensors; root,
+peer, tag; shape; held_ns, freed."""
+MAGIC = b"ddpring2"
 WRITTEN_AT, TEXT_AT = 16, 24
-RECORD_BYTES = 136
+RECORD_BYTES = 144
 RECORDS_FROM = 64
 TEXTS_FROM = RECORDS_FROM + CAPACITY * RECORD_BYTES
 FILE_BYTES = TEXTS_FROM + TEXT_BYTES
@@ -43,6 +43,9 @@ DONE_OFFSET = 24
 PHASE_OFFSET = 77
 PEER = struct.Struct("<i")
 PEER_OFFSET = 88
+ISSUED_OFFSET = 16
+HELD_OFFSET = 132
+FREED_OFFSET = 140
 
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
@@ -171,4 +174,6 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         backwards=backwards,
         waited=bool(called & 1),
         thread=called >> 1,
+        held_ns=fields[22 + DIMENSIONS],
+        freed=bool(fields[23 + DIMENSIONS]),
     )

@@ -70,6 +70,8 @@ class Collective:
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
     seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
+    `held_ns` is how long it was paused before it was issued (while it is paused, `issued_ns` is
+    when that began). With `freed` it failed because its rank was freed or interrupted.
     The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
     rank apart, 0 is the main thread. The `peer` of a recv from any
     rank is known once it has got a message.
@@ -97,6 +99,8 @@ class Collective:
     issued_ns: int = 0
     done_ns: int = 0
     backwards: int = 0
+    held_ns: int = 0
+    freed: bool = False
     waited: bool = False
     thread: int = 0
 
@@ -121,12 +125,14 @@ class Collectives:
     """What the ranks issued: per rank of the session, in the order of issue, oldest first.
 
     The ring of a rank is bounded: `first` is the number of its oldest record here, 0 when
-    none was dropped. `groups` has the members of each group, as ranks of the session.
+    none was dropped. `groups` has the members of each group, as ranks of the session;
+    `disputed`, of groups about which ranks disagree, what each of them says.
     """
 
     of: Mapping[int, tuple[Collective, ...]] = dataclasses.field(default_factory=dict)
     groups: Mapping[str, Ranks] = dataclasses.field(default_factory=dict)
     first: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    disputed: Mapping[str, Mapping[int, Ranks]] = dataclasses.field(default_factory=dict)
 
     def pending(self, rank: int) -> tuple[Collective, ...]:
         """What `rank` issued, or is held before, and is not over."""
@@ -142,7 +148,13 @@ class Collectives:
                 row[_PATH] = paths.setdefault(collective.path, len(paths))
                 rows.append(codec.encode(row))
         return CollectiveTable(
-            tuple(self.of), _COLUMNS, tuple(rows), tuple(paths), self.groups, self.first
+            tuple(self.of),
+            _COLUMNS,
+            tuple(rows),
+            tuple(paths),
+            self.groups,
+            self.first,
+            self.disputed,
         )
 
     @classmethod
@@ -155,7 +167,8 @@ class Collectives:
             except DecodeError as error:
                 raise error.inside(f"rows[{number}]") from None
             issued[collective.rank].append(collective)
-        return cls({r: tuple(each) for r, each in issued.items()}, table.groups, table.first)
+        of = {rank: tuple(records) for rank, records in issued.items()}
+        return cls(of, table.groups, table.first, table.disputed)
 
 
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Collective))
@@ -176,6 +189,7 @@ class CollectiveTable:
     paths: tuple[tuple[Place, ...], ...]
     groups: Mapping[str, Ranks]
     first: Mapping[int, int]
+    disputed: Mapping[str, Mapping[int, Ranks]] = dataclasses.field(default_factory=dict)
 
     def collective(self, row: Sequence[Any]) -> Collective:
         """The collective of one of `rows`. Raises DecodeError."""

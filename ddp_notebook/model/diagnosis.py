@@ -91,10 +91,19 @@ class Finding:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
         object.__setattr__(self, "waiting", only)
 
+    @property
+    def sentence(self) -> str:
+        """Who, and why; a cause that begins with its ranks, or what they did, makes a sentence."""
+        who = name_ranks(self.ranks) if self.ranks else "no rank in particular"
+        if self.cause.startswith(f"{who} "):
+            return f"{self.cause[0].upper()}{self.cause[1:]}"
+        if self.cause.startswith("raised "):
+            return f"{who.capitalize()} {self.cause}"
+        return f"{who.capitalize()}: {self.cause}"
+
     def to_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-        wire: dict[str, Any] = codec.encode(self)
-        return wire
+        """The finding as a JSON object, with its sentence."""
+        return {"sentence": self.sentence, **codec.encode(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +162,7 @@ class Diagnosis:
     @property
     def headline(self) -> str:
         """The diagnosis in one line."""
-        if not self.findings:
-            return self.unsure or "No problem found."
-        first = self.findings[0]
-        who = name_ranks(first.ranks).capitalize() if first.ranks else "No rank in particular"
-        return f"{who}: {first.cause}"
+        return self.findings[0].sentence if self.findings else self.unsure or "No problem found."
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as a JSON object; `json.dumps` takes it as it is."""
@@ -165,7 +170,7 @@ class Diagnosis:
             "headline": self.headline,
             "world_size": self.world_size,
             "run": codec.encode(self.run) if self.run is not None else None,
-            "findings": codec.encode(self.findings),
+            "findings": [finding.to_json() for finding in self.findings],
             "tracebacks": [traceback.to_json() for traceback in self.tracebacks],
             "doing": codec.encode(dict(sorted((self.doing or {}).items()))),
         }

@@ -179,6 +179,8 @@ class RankExited(Event):
     pid: int
     exit_code: int
     last_words: str = ""
+    peak_bytes: int = 0
+    oom_kills: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

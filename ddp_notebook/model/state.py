@@ -59,6 +59,8 @@ class RankState:
     """Its process is being ended for a new one."""
     exit_code: int | None = None
     last_words: str = ""
+    peak_bytes: int = 0
+    oom_kills: int = -1
     lost_events: int = 0
     heard_ns: int = 0
     since_ns: int = 0

@@ -163,18 +163,27 @@ class MissingRanks:
 
 
 def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
-    """What had been issued at `at_ns`, in the phase that it was in then."""
+    """What had been called at `at_ns`, in the phase that it was in then."""
     of = {
-        rank: tuple(
-            record
-            if not record.over or record.done_ns <= at_ns
-            else replace(record, phase=Phase.ISSUED)
-            for record in issued
-            if record.issued_ns <= at_ns
-        )
+        rank: tuple(_at(record, at_ns) for record in issued if came_ns(record) <= at_ns)
         for rank, issued in collectives.of.items()
     }
     return replace(collectives, of=of)
+
+
+def came_ns(record: Collective) -> int:
+    """When the rank called it; it was issued after that if the rank was paused."""
+    return record.issued_ns - record.held_ns
+
+
+def _at(record: Collective, at_ns: int) -> Collective:
+    """The record as it was at `at_ns`, when it had been called."""
+    if record.issued_ns > at_ns:
+        began_ns = came_ns(record)
+        return replace(record, phase=Phase.HELD, issued_ns=began_ns, held_ns=0, done_ns=0)
+    if not record.over or record.done_ns <= at_ns:
+        return record
+    return replace(record, phase=Phase.ISSUED, done_ns=0, freed=False)
 
 
 def _title(rows: Sequence[StepRow], pending: Ranks) -> str:

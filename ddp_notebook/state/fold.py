@@ -131,6 +131,8 @@ def _exited(state: RankState, event: RankExited) -> RankState:
         status=Status.DEAD,
         exit_code=event.exit_code,
         last_words=event.last_words,
+        peak_bytes=event.peak_bytes,
+        oom_kills=event.oom_kills,
         heard_ns=max(state.heard_ns, event.heard_ns),
         since_ns=event.heard_ns,
     )

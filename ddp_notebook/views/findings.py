@@ -52,7 +52,7 @@ def symbol(finding: Finding) -> str:
 
 def sentence(finding: Finding) -> str:
     """Who, and why: a finding's own line in the words of a diagnosis's headline."""
-    return plain(Diagnosis((finding,)).headline)
+    return plain(finding.sentence)
 
 
 def waiting_words(finding: Finding, over: bool = False) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ddp_notebook.model import Diagnosis, Ranks, parse_ranks
-from ddp_notebook.workshop.check import WrongAnswer
+from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer
 
 Value = TypeVar("Value")
 
@@ -47,6 +47,8 @@ def number(answer: Any) -> float:
     if isinstance(answer, (bool, str)):
         raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.")
     try:
+        if not isinstance(answer, float) and hasattr(answer, "item"):
+            answer = answer.item()  # float() takes no array of one element any more
         return float(answer)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.") from None
@@ -60,13 +62,13 @@ def whole_number(answer: Any) -> int:
     return int(value)
 
 
-def ranks(world_size: int = 4) -> Callable[[Any], Ranks]:
-    """A rank set: ``"0,2-3"``, a single rank, or a list of ranks."""
+def ranks(world_size: int | None = None) -> Callable[[Any], Ranks]:
+    """A rank set: ``"0,2-3"``, a single rank, or a list of ranks; of the notebook's by default."""
 
     def read(answer: Any) -> Ranks:
         try:
             if isinstance(answer, str):
-                return parse_ranks(answer, world_size)
+                return parse_ranks(answer, world_size or NOTEBOOK.world_size)
             each = [answer] if isinstance(answer, int) else list(answer)
         except ValueError as error:
             raise WrongAnswer(str(error)) from None
@@ -94,9 +96,9 @@ def image_numbers(answer: Any) -> Sequence[int]:
 
 
 def by_rank(
-    read: Callable[[Any], Value], world_size: int = 4
+    read: Callable[[Any], Value], world_size: int | None = None
 ) -> Callable[[Any], Mapping[int, Value]]:
-    """A value of every rank, as `%ddp_pull` returns them."""
+    """A value of every rank, as `%ddp_pull` returns them; of the notebook's ranks by default."""
 
     def read_each(answer: Any) -> Mapping[int, Value]:
         if not isinstance(answer, Mapping):
@@ -104,13 +106,14 @@ def by_rank(
                 f"the values of all ranks are asked for, as %ddp_pull brings them, "
                 f"and {shown(answer)} is none."
             )
-        missing = [rank for rank in range(world_size) if rank not in answer]
+        everyone = range(world_size or NOTEBOOK.world_size)
+        missing = [rank for rank in everyone if rank not in answer]
         if missing:
             raise WrongAnswer(
                 f"rank {missing[0]} is not among them: pull the variable from all ranks."
             )
         values = {}
-        for rank in range(world_size):
+        for rank in everyone:
             try:
                 values[rank] = read(answer[rank])
             except WrongAnswer as wrong:

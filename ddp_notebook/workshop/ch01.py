@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.workshop.answers import by_rank, number, parts, shown, whole_number
-from ddp_notebook.workshop.check import WrongAnswer, exercise
+from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 
 @exercise("1.1", by_rank(number))
@@ -34,14 +34,15 @@ def mean_of_the_ranks(means: Mapping[int, float]) -> str:
     return f"right: {mean:g} on every rank. This is just what DDP does with gradients."
 
 
-_PER_RANK, _RANKS = 4, 4
-_STEPS = 90
+_PER_RANK = 4
+_IMAGES = 1440
 
 
 @exercise("1.2", whole_number)
 def images_of_one_step(images: int) -> str:
     """As many as all ranks draw together."""
-    if images == _PER_RANK * _RANKS:
+    together = _PER_RANK * NOTEBOOK.world_size
+    if images == together:
         return (
             "right. The batch of DDP is that of all ranks together: with more ranks it grows, "
             "and an epoch has fewer steps."
@@ -50,7 +51,7 @@ def images_of_one_step(images: int) -> str:
         raise WrongAnswer(
             "so many on each rank. But its gradients go to the others, and theirs to it."
         )
-    if images == _STEPS:
+    if images == math.ceil(_IMAGES / together):
         raise WrongAnswer("that is how many steps a rank makes in an epoch.")
     raise WrongAnswer(
         f"not {images}. How many ranks are there, and how many images does each bring?"

@@ -17,7 +17,7 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import WrongAnswer, exercise
+from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 
 @exercise("2.1", text)
@@ -25,7 +25,7 @@ def key_they_wait_for(key: str) -> str:
     """Rank 1 is held back before the rendezvous."""
     if key == "join/1":
         return "right. Rank 1 has not written it, and every other rank waits for it."
-    if key in ("join/0", "join/2", "join/3"):
+    if key in {f"join/{rank}" for rank in range(NOTEBOOK.world_size)}:
         raise WrongAnswer(
             f"{key} is in the store already: rank {key[-1]} has signed in. Whose key is missing? "
             "The last line of the table lists those that are there."
@@ -39,15 +39,16 @@ def key_they_wait_for(key: str) -> str:
 
 @exercise("2.2", ranks())
 def those_that_only_wait(answer: Ranks) -> str:
-    """Ranks 0, 2 and 3 wait for rank 1."""
+    """All wait for rank 1."""
+    others = tuple(rank for rank in range(NOTEBOOK.world_size) if rank != 1)
     if 1 in answer:
         raise WrongAnswer("rank 1 is the one that has not come: it is waited for.")
-    missing = tuple(rank for rank in (0, 2, 3) if rank not in answer)
-    if missing or len(answer) != 3:
+    missing = tuple(rank for rank in others if rank not in answer)
+    if missing or len(answer) != len(others):
         raise WrongAnswer(
             f"so do others: {name_ranks(missing)}. In the table, look who is 'waiting'."
             if missing
-            else "there are four ranks, 0 to 3."
+            else f"the ranks are 0 to {NOTEBOOK.world_size - 1}."
         )
     return "right. They have signed in and can do no more. Rank 0 is just the one that people see."
 
@@ -82,20 +83,20 @@ def process_of_the_neighbour(answer: tuple[Mapping[int, str], Board]) -> str:
 
 @exercise("2.4", by_rank(whole_number))
 def ranks_that_were_counted(counted: Mapping[int, int]) -> str:
-    """All have counted to four."""
+    """All have counted all ranks."""
     everyone = len(counted)
     for rank, count in counted.items():
         if count > everyone:
             raise WrongAnswer(
-                f"rank {rank} counted {count}. Was the cell run more than once? The counter keeps "
-                "its value: use another key, or store.delete_key('arrived') on one rank first."
+                f"rank {rank} counted {count}. A key of `store` keeps its value when the cell is "
+                "run once more: use `counter`, which is empty each time, for all that you write."
             )
         if count < everyone:
             raise WrongAnswer(
                 f"rank {rank} counted {count}: it looked before the others had come. It must wait "
                 "until the last one says so."
             )
-    return "right: 4 on every rank. Whoever comes last lets all others go: that is a barrier."
+    return f"right: {everyone} on every rank. Who comes last lets all others go: that is a barrier."
 
 
 @exercise("2.5", one_of("none at all", "only to the file", "to each other"))

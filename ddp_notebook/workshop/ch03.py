@@ -123,7 +123,7 @@ def who_and_what(answer: tuple[int, str, Diagnosis]) -> str:
 
 @exercise("3.4", diagnosis)
 def a_duplicate_of_your_own(own: Diagnosis) -> str:
-    """Two processes with one number, and rank 3 the one that has it wrongly."""
+    """Two processes with one number, and the last rank the one that has it wrongly."""
     if not own.findings:
         raise WrongAnswer(
             "nothing is wrong with these ranks. Were they started with --set, and moved on by "
@@ -139,10 +139,11 @@ def a_duplicate_of_your_own(own: Diagnosis) -> str:
             f"what you made is found to be {first.category}: {first.cause}. For a "
             "duplicate, two processes must say the same RANK, and one that exists."
         )
-    if first.ranks != (3,):
+    last = own.world_size - 1
+    if first.ranks != (last,):
         raise WrongAnswer(
             f"it is a duplicate, and {name_ranks(first.ranks)} is blamed for it. To blame is who "
-            "says a number that is another's: here that must be rank 3."
+            f"says a number that is another's: here that must be rank {last}."
         )
     return (
         "right. RANK is the only one of the four variables that must differ, and nothing checks it."

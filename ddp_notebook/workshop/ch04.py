@@ -53,8 +53,8 @@ def averaged_by_hand(of: Mapping[int, Distances]) -> str:
             continue
         if _near(each, "total"):
             raise WrongAnswer(
-                f"rank {rank} has the sum over the ranks, four times the mean: all_reduce adds. "
-                "What is left to do with a sum of world_size gradients?"
+                f"rank {rank} has the sum over the ranks, {len(of)} times the mean: all_reduce "
+                "adds. What is left to do with a sum of world_size gradients?"
             )
         if _near(each, "own"):
             raise WrongAnswer(
@@ -280,16 +280,17 @@ def gradient_of_a_head_that_one_rank_uses(
 ) -> str:
     """What was measured: the gradient of one rank, divided by the number of all."""
     guess, norms = answer
-    own, after = norms[3][0], norms[0][1]
+    last = len(norms) - 1
+    own, after = norms[last][0], norms[0][1]
     if not own > 0:
         raise WrongAnswer(
-            "rank 3 has no gradient for head b: run the cell that measures once more."
+            f"rank {last} has no gradient for head b: run the cell that measures once more."
         )
     measured = after / own
     if abs(guess - measured) < 0.01:
         return (
             f"right: the ranks measured {measured:.2f}. Ranks without a gradient count as zeros, "
-            "and the sum is divided by all four. A head that few ranks use learns slowly."
+            f"and the sum is divided by {len(norms)}. A head that few ranks use learns slowly."
         )
     if guess == 1:
         raise WrongAnswer(
@@ -300,4 +301,4 @@ def gradient_of_a_head_that_one_rank_uses(
         raise WrongAnswer(
             "rank 0 did not use the head, but it takes part in the mean, as every rank."
         )
-    raise WrongAnswer(f"not {guess:g}. What do the other three ranks put into the sum?")
+    raise WrongAnswer(f"not {guess:g}. What do the other ranks put into the sum?")

@@ -15,7 +15,7 @@ from ddp_notebook.workshop.answers import (
     ranks,
     whole_number,
 )
-from ddp_notebook.workshop.check import WrongAnswer, exercise
+from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 JOBS = {"A": "slow", "B": "stuck", "C": "stuck"}
 """Exercise 5.1."""
@@ -26,7 +26,7 @@ HINTS = {
 }
 
 SKIPS, TAKES_PART, CALLS = (11, 12), (4, 5, 6, 13), 17
-"""Lines of exercise 5.4's cell: where rank 3 leaves out a loss; where the others wait."""
+"""Lines of exercise 5.4's cell: where the last rank leaves out a loss; where the others wait."""
 
 IMAGES, BATCH = 1500, 36
 """What exercise 5.5 shares out."""
@@ -68,7 +68,7 @@ def whose_block_came(came_from: Mapping[int, float]) -> str:
     )
 
 
-@exercise("5.3", ranks())
+@exercise("5.3", ranks(4))
 def who_would_be_named(answer: Ranks) -> str:
     """Rank 0 alone comes to the barrier."""
     if answer == (1, 2, 3):
@@ -99,16 +99,17 @@ def _rank_and_line(answer: Any) -> tuple[int, int]:
 
 @exercise("5.4", _rank_and_line)
 def where_their_ways_part(answer: tuple[int, int]) -> str:
-    """Rank 3 leaves out a loss that is not a number, and with it an all_reduce."""
+    """The last rank leaves out a loss that is not a number, and with it an all_reduce."""
     rank, line = answer
-    if rank not in range(4):
-        raise WrongAnswer("there are four ranks, 0 to 3.")
-    if rank != 3:
-        raise WrongAnswer(f"rank {rank} waits in all_reduce, as two others do. Who does not?")
+    last = NOTEBOOK.world_size - 1
+    if rank not in range(last + 1):
+        raise WrongAnswer(f"the ranks are 0 to {last}.")
+    if rank != last:
+        raise WrongAnswer(f"rank {rank} waits in all_reduce, as others do. Who does not?")
     if line in TAKES_PART:
         raise WrongAnswer(
-            f"line {line} is where the others wait. What has kept rank 3 from coming here as often "
-            "as they did?"
+            f"line {line} is where the others wait. What has kept rank {last} from coming here "
+            "as often as they did?"
         )
     if line == CALLS:
         raise WrongAnswer(
@@ -116,7 +117,8 @@ def where_their_ways_part(answer: tuple[int, int]) -> str:
         )
     if line not in SKIPS:
         raise WrongAnswer(
-            f"in line {line} all ranks do the same. Go through the loop with the losses of rank 3."
+            f"in line {line} all ranks do the same. Go through the loop with the losses of rank "
+            f"{last}."
         )
     return (
         "right: it skips the loss that is no number, and an all_reduce with it. Its next one met "
@@ -131,7 +133,7 @@ def _shares(answer: Any) -> tuple[Mapping[int, int], Mapping[int, Sequence[int]]
 
 @exercise("5.5", _shares)
 def equal_shares(answer: tuple[Mapping[int, int], Mapping[int, Sequence[int]]]) -> str:
-    """Ten full batches on each of four ranks, no image twice."""
+    """As many full batches as there are for every rank, no image twice."""
     steps, used = answer
     if len(set(steps.values())) > 1:
         count = ", ".join(f"{n} on rank {rank}" for rank, n in steps.items())

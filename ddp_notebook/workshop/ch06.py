@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,12 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import WrongAnswer, exercise
+from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
-RANKS, MICRO_BATCHES, BATCH = 4, 2, 36
+MICRO_BATCHES, BATCH = 2, 36
 """Exercise 6.1: what one step is made of."""
 IMAGES, EPOCHS = 1440, 2
+UNTRAINED = "untrained"
 """Exercise 6.3."""
 
 
@@ -32,25 +34,27 @@ def _two_numbers(answer: Any) -> tuple[float, float]:
 
 @exercise("6.1", _two_numbers)
 def what_a_step_is_made_of(answer: tuple[float, float]) -> str:
-    """288 images; a sum over four ranks is four times their mean."""
+    """A sum over the ranks is as many times their mean as there are ranks."""
     images, factor = answer
-    if images != RANKS * MICRO_BATCHES * BATCH:
+    world_size = NOTEBOOK.world_size
+    if images != world_size * MICRO_BATCHES * BATCH:
         forgotten = {
             BATCH: "that is one micro-batch on one rank.",
             BATCH * MICRO_BATCHES: "that is what one rank brings. How many ranks are there?",
-            BATCH * RANKS: "that is one micro-batch on all ranks. How many come before a step?",
+            BATCH
+            * world_size: "that is one micro-batch on all ranks. How many come before a step?",
         }
         raise WrongAnswer(
             f"{images:g} images: "
             + forgotten.get(int(images) if images == images and abs(images) < 1e9 else 0, "")
             + " Multiply the images of a batch, the batches before a step, and the ranks."
         )
-    if factor == RANKS:
+    if factor == world_size:
         raise WrongAnswer(
             "the images are right; the factor is upside down. A sum is larger than a mean, so the "
             "learning rate has to be smaller."
         )
-    if factor != 1 / RANKS:
+    if not math.isclose(factor, 1 / world_size, rel_tol=0.02):
         raise WrongAnswer(
             f"the images are right, the factor {factor:g} is not. The mean over the ranks is their "
             "sum divided by what? Micro-batches are added up in either case."
@@ -79,7 +83,7 @@ def _alike_and_odd(answer: Any) -> tuple[Mapping[int, Mapping[str, bool]], Mappi
 def who_has_another_model(
     answer: tuple[Mapping[int, Mapping[str, bool]], Mapping[int, int]],
 ) -> str:
-    """Model one is the same everywhere; of two, rank 2 has another."""
+    """Model one is the same everywhere; of two, the last rank but one has another."""
     alike, odd = answer
     for rank, of in alike.items():
         if of["two"]:
@@ -92,7 +96,9 @@ def who_has_another_model(
                 f"rank {rank} takes model one for different, and it is the same bit for bit. Is "
                 "there anything of the rank itself in what you compare?"
             )
-    wrong = tuple(rank for rank, named in odd.items() if named != 2)
+    # Of two ranks each differs from the other.
+    right = {len(odd) - 2} if len(odd) > 2 else {min(odd.values())} & {0, 1}
+    wrong = tuple(rank for rank, named in odd.items() if named not in right)
     if wrong:
         raise WrongAnswer(
             f"{name_ranks(wrong)} says that the odd one is rank {odd[wrong[0]]}. All ranks have "
@@ -112,10 +118,15 @@ def one_model_and_every_image(
 ) -> str:
     """The same fingerprint on all ranks; each epoch a new order of all images."""
     marks, seen = answer
+    if UNTRAINED in marks.values():
+        raise WrongAnswer(
+            "`model` is as it was before the loop. Is the loss made with the model whose "
+            "parameters the optimizer has?"
+        )
     if len(set(marks.values())) > 1:
         models = len(set(marks.values()))
         raise WrongAnswer(f"there are {models} different models. Which forward does DDP know of?")
-    share = IMAGES // len(seen)
+    share = math.ceil(IMAGES / len(seen))
     for rank, images in seen.items():
         if len(images) != EPOCHS * share:
             raise WrongAnswer(

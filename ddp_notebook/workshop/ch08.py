@@ -17,9 +17,8 @@ from ddp_notebook.workshop.answers import (
     text,
     whole_number,
 )
-from ddp_notebook.workshop.check import WrongAnswer, exercise
+from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
-_RANKS = 4
 _SEEN_BY_TWO = 2 * 32
 """Images in a step of two ranks with --batch 32."""
 _ROUNDING = 1e-2
@@ -35,15 +34,17 @@ def _batch(answer: Any) -> tuple[int, float]:
 
 
 @exercise("8.1", _batch)
-def batch_of_four_ranks(answer: tuple[int, float]) -> str:
-    """Two ranks with a batch of 32 see 64 images a step, and so must four."""
+def batch_of_all_ranks(answer: tuple[int, float]) -> str:
+    """Two ranks with a batch of 32 see 64 images a step, and so must all."""
     batch, difference = answer
-    seen = batch * _RANKS
-    if seen != _SEEN_BY_TWO:
+    count = NOTEBOOK.world_size
+    if batch != round(_SEEN_BY_TWO / count):
         raise WrongAnswer(
-            f"with --batch {batch} a step of four ranks sees {seen} images. How many did a step "
-            "of two ranks with --batch 32 see?"
+            f"with --batch {batch} a step of {count} ranks sees {batch * count} images. How many "
+            "did a step of two ranks with --batch 32 see?"
         )
+    if _SEEN_BY_TWO % count:
+        return f"as near as {count} ranks can come: 64 images are no whole number for each."
     if not abs(difference) < _ROUNDING:
         raise WrongAnswer(
             f"--batch {batch} is right, but the weights differ by {difference:.2g}: they are of "
@@ -105,10 +106,8 @@ _NOT_THAT_KIND = {
 
 
 def _epochs(answer: Any) -> list[int]:
-    if not isinstance(answer, (list, tuple)) or len(answer) != _RANKS:
-        raise WrongAnswer(
-            "the script must tell the epochs of all four ranks, at its end as before."
-        )
+    if not isinstance(answer, (list, tuple)) or len(answer) != NOTEBOOK.world_size:
+        raise WrongAnswer("the script must tell the epochs of all ranks, at its end as before.")
     return [whole_number(each) for each in answer]
 
 
@@ -137,7 +136,7 @@ def _steps(answer: Any) -> tuple[Mapping[int, int], SavedRun]:
     steps, saved = parts(answer)
     if not isinstance(saved, SavedRun):
         raise WrongAnswer(AS_IT_IS)
-    return by_rank(whole_number, _RANKS)(steps), saved
+    return by_rank(whole_number)(steps), saved
 
 
 @exercise("8.4", _steps)

@@ -53,7 +53,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.await_roles("ready", "ready")
 
         notebook.start(2)
-        expect(board.finding).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(board.finding).to_contain_text("Rank 1 alone calls barrier", timeout=SHOWN_WITHIN_MS)
         expect(board.finding.locator(".ddpb-remedy")).to_contain_text("Call barrier on every rank")
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_hidden()
         board.finding.locator("summary").click()
@@ -61,14 +61,14 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.timeline).to_be_visible()
         expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
         board.press("why")
-        expect(board.answer).to_contain_text("only rank 1 calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(board.answer).to_contain_text("Rank 1 alone calls barrier", timeout=SHOWN_WITHIN_MS)
         notebook.page.screenshot(path=tmp_path / "finding.png")
 
         # What is sent while a cell runs that fails is given back.
         expect(notebook.prompt(2)).to_have_text("[3]:", timeout=SHOWN_WITHIN_MS)
         notebook.run(3)
         replay = Board(notebook.run(4))
-        expect(replay.finding).to_contain_text("only rank 1 calls barrier")
+        expect(replay.finding).to_contain_text("Rank 1 alone calls barrier")
         expect(replay.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)
         expect(replay.timeline).to_be_visible()
         expect(replay.el.locator(".ddpb-action")).to_have_count(0)
@@ -129,9 +129,22 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
 
         page.locator("[data-command='notebook:restart-kernel']").first.click()
         page.locator(".jp-Dialog .jp-mod-accept").click()
-        expect(board.el.locator(".ddpb-gone")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        board.await_roles("ended", "ended")
+        ended = "These ranks ended with their kernel. Run this cell again."
+        expect(board.el.locator(".ddpb-gone")).to_have_text(ended)
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         page.screenshot(path=tmp_path / "gone.png")
+
+        # Opened again, trusted, when the kernel has no such widget: the picture, and no error.
+        page.keyboard.press("Control+s")
+        page.reload()
+        expect(page.locator(".ddp-board")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(".ddp-board")).to_contain_text("6/6 verified")
+        expect(page.get_by_text("As it was when this cell ended")).to_be_visible()
+        lost = page.get_by_text("Error displaying widget")
+        eventually(lost.count, what="Jupyter has looked for the widget")
+        expect(lost).to_be_hidden()
+        page.screenshot(path=tmp_path / "reopened.png")
 
 
 def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(

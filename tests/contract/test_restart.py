@@ -166,7 +166,9 @@ def test_a_rank_killed_in_a_cell_ends_the_cell_with_its_last_words(session: Sess
 def test_an_abort_of_c_code_leaves_its_message_as_last_words(session: Session) -> None:
     source = "import os\nif rank == 2:\n    os.write(2, b'terminate called: bad\\n'); os.abort()"
     result = session.run_cell(source)
-    assert "rank 2 died, killed by SIGABRT (last words: terminate called: bad)" in str(result.error)
+    assert "rank 2 died, killed by SIGABRT (its log ends: terminate called: bad)" in str(
+        result.error
+    )
 
 
 def test_what_an_earlier_cell_wrote_are_not_the_last_words(session: Session) -> None:
@@ -175,6 +177,9 @@ def test_what_an_earlier_cell_wrote_are_not_the_last_words(session: Session) -> 
     ).raise_for_error()
     result = session.run_cell("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)")
     assert "rank 2 died, killed by SIGKILL;" in str(result.error)
+    state = session.record.snapshot.ranks[2]
+    assert state.peak_bytes > 1 << 20
+    assert state.oom_kills in (0, -1), "nobody lacked memory"
 
 
 def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Session) -> None:

@@ -8,7 +8,7 @@ const source = readFileSync(new URL("../../ddp_notebook/board/board.js", import.
 const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
 
 const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];
-const [PAUSED, ISSUED, DONE, FAILED, REFUSED] = [0, 1, 2, 3, 4];
+const [PAUSED, ISSUED, DONE, FAILED, REFUSED, FREED] = [0, 1, 2, 3, 4, 5];
 
 /** A message as the kernel sends it. */
 const message = (slices, more = {}) => ({ kind: "slices", run: 1, generation: 1, first_kind: 0, kinds: [KIND], slices, skipped: 0, ...more });
@@ -94,10 +94,33 @@ test("a paused collective is not issued yet", () => {
     [1, 0, 0, 0, 700, 0, PAUSED],
   ]);
   const [slice] = store.rows.get(0).list;
-  assert.equal(slice[7].size, 1);
+  assert.equal(slice[8].size, 1);
   store.take(message([[1, 0, 0, 0, 900, 0, ISSUED]], { first_kind: 1, kinds: [] }));
   store.take(message([[1, 0, 0, 0, 900, 0, ISSUED]], { first_kind: 1, kinds: [] }));
-  assert.deepEqual([slice[7].size, slice[7].lastRank], [2, 1]);
+  assert.deepEqual([slice[8].size, slice[8].lastRank], [2, 1]);
+});
+
+test("the time for which a rank was held is no time of the collective", () => {
+  const store = filled([
+    [0, 0, 0, 0, 3e6, 33.1e6, DONE, 2e6], // stepped alone: it waited for the rank that was held longer
+    [1, 0, 0, 0, 33e6, 33.1e6, DONE, 32e6],
+  ]);
+  const [alone, last] = [0, 1].map((rank) => store.describe(store.rows.get(rank).list[0], 40e6));
+  assert.equal(last.at(-1), "took 100 ms · last to arrive, 30 s after the first");
+  assert.match(last.at(-2), /^paused for 32 s before it/);
+  assert.equal(alone.at(-1), "took 30 s · waited 30 s for rank 1");
+  assert.equal(store.first, 1e6);
+  assert.equal(store.seen(1, 2e6, 4e6).length, 1, "it is seen while it is held");
+});
+
+test("a collective that was freed late does not squeeze the others", () => {
+  const store = filled([[0, 0, 0, 0, 1000, 2000, DONE, 0], [0, 1, 0, 1, 3000, 89e6, FREED, 0]]);
+  const view = new board.Window();
+  view.update(store, 90e6);
+  assert.ok(view.span < 10e3);
+  assert.match(store.describe(store.rows.get(0).list[1], 90e6).at(-1), /^freed after 89 s/);
+  view.fit(store, 90e6);
+  assert.ok(view.to > 89e6);
 });
 
 test("messages of another run replace what was there; a gap is noticed", () => {
@@ -163,7 +186,7 @@ test("two buckets under way at once stand below each other where there is room",
 
 test("a refused collective does not count as issued", () => {
   const store = filled([[0, 0, 0, 0, 100, 900, REFUSED], [0, 1, 0, 0, 200, 900, DONE], [1, 0, 0, 0, 150, 900, DONE]]);
-  assert.deepEqual([store.rows.get(1).list[0][7].size, store.rows.get(1).list[0][7].lastRank], [2, 0]);
+  assert.deepEqual([store.rows.get(1).list[0][8].size, store.rows.get(1).list[0][8].lastRank], [2, 0]);
 });
 
 test("the page is drawn again by itself only while time moves something", () => {

@@ -306,9 +306,14 @@ def test_ranks_are_stepped_by_the_button(page: Page) -> None:
     assert step["ok"] and "waiting" in step["text"]
     page.read_until(lambda: page.roles[0] == "waiting", "rank 0 waits")
     assert page.state["board"]["rows"][0]["waits_for"] == "1"
+    page.told.clear()
     end = page.press("%ddp_step --to end")
     assert end["ok"] and "over" in end["text"]
     page.read_until(lambda: page.roles == ["ready", "ready"], "the cell is over")
+    page.read_until(lambda: PHASES.index(Phase.DONE) in page.phases(rank=1), "the barrier is done")
+    told = [each for message in page.told for each in message.get("slices", ())]
+    issued, done, _, held = [each for each in told if each[0] == 1][-1][4:]
+    assert held > 1000 * 300 > done - issued, "it was held, and did not communicate all the time"
 
 
 def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:

@@ -43,7 +43,7 @@ def test_a_dead_rank_ends_its_part_of_the_cell_and_is_named_with_its_signal() ->
     assert isinstance(error, CellFailed)
     assert error.ranks == (1,)
     assert str(error) == (
-        "rank 1 died, killed by SIGKILL (last words: step 4); "
+        "rank 1 died, killed by SIGKILL (its log ends: step 4); "
         "bring back with %ddp_restart --ranks 1; rank 0 finished."
     )
 

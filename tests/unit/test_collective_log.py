@@ -49,6 +49,8 @@ def put_record(file: mmap.mmap, number: int, shape: list[int], phase: Phase) -> 
         3,
         -5,
         *sizes,
+        0,
+        0,
     )
     header = list(collective_log.HEADER.unpack_from(file))
     header[2] = number + 1
@@ -160,7 +162,7 @@ def test_a_reader_never_sees_half_a_record_while_the_writer_goes_on(tmp_path: Pa
         while not stop.is_set():
             sizes = (number % 97, *(0,) * 7)
             rest = collective_log.REST.pack(
-                number % 97, 0, 0, 0, 0, group, 0, 0, 0, 0, 1, 1, 0, 1, -1, -1, 0, *sizes
+                number % 97, 0, 0, 0, 0, group, 0, 0, 0, 0, 1, 1, 0, 1, -1, -1, 0, *sizes, 0, 0
             )
             number = writer.write(number, number, rest) + 1
 
@@ -183,7 +185,7 @@ def test_a_mark_on_a_record_that_is_gone_changes_nothing(tmp_path: Path) -> None
     from ddp_notebook.rank.collectives.log_writer import LogWriter
 
     writer = LogWriter(tmp_path / "ring")
-    rest = collective_log.REST.pack(*(0,) * 11, 0, 0, 1, -1, -1, 0, *(0,) * 8)
+    rest = collective_log.REST.pack(*(0,) * 11, 0, 0, 1, -1, -1, 0, *(0,) * 10)
     for number in range(collective_log.CAPACITY + 3):
         writer.write(number, number, rest)
     writer.mark(1, Phase.FAILED, 5)

@@ -21,6 +21,7 @@ from traces import (
     raised,
 )
 
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Activity, Category, RankReport
 
 EPOCHS = """
@@ -236,22 +237,35 @@ def test_a_peer_that_left() -> None:
     assert found(case) == [("missing-destroy", (0,))]
     assert found(lost(case, 1)) == [("missing-destroy", (0,))]
     assert found(play(programs, {0: died(0)})) == [("missing-destroy", (0,))]
+    beside = the_one(play(same(3, [barrier(9), barrier(10)], r0=[barrier(9)]), {0: died(0)}))
+    assert (beside.category, beside.ranks) == (Category.EARLY_EXIT, (0,))
+    assert beside.cause == "exited with code 0 while ranks 1-2 are in barrier at train.py:10"
     assert found(play(programs)) == [("p2p-mismatch", (0,))]
 
 
 # -- groups of some ranks ------------------------------------------------------------------
 
 
-def test_a_rank_that_uses_a_group_of_others() -> None:
-    case = play(
-        {0: [all_reduce(5, group="pair")], 1: [all_reduce(5, group="pair")], 2: []},
-        groups={"pair": (0, 1)},
-    )
-    assert found(case) == []
-    stranger = replace(all_reduce(5, group="pair"), rank=2)
-    of = {**case.collectives.of, 2: (stranger,)}
-    case = replace(case, collectives=replace(case.collectives, of=of))
-    assert found(case) == [("subgroup-misuse", (2,))]
+def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group() -> None:
+    # Rank 3 left a call of new_group out: what it calls group 6 is of other ranks.
+    pair = all_reduce(5, group="6")
+    case = play({0: [pair], 1: [pair], 2: [], 3: [pair]}, groups={"6": (0, 1, 3)})
+    views = {0: (0, 1), 1: (0, 1), 3: (2, 3)}
+    mixed = replace(case, collectives=replace(case.collectives, disputed={"6": views}))
+    assert found(mixed) == [], "it may run and be right: nobody waits"
+    stuck = play({0: [pair, barrier(9)], 1: [pair], 2: [], 3: [pair]}, groups={"6": (0, 1, 3)})
+    stuck = replace(stuck, collectives=replace(stuck.collectives, disputed={"6": views}))
+    finding = diagnose_run(stuck).findings[0]
+    assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (3,))
+    assert "ranks 0-1 on ranks 0-1; ranks 2-3 on rank 3" in finding.cause
+    assert "with the same lists in the same order" in finding.remedy
+    even = {0: (0, 3), 3: (0, 3), 1: (1, 2)}
+    even |= {2: (1, 2)}
+    program = {rank: [replace(pair, group="1"), barrier(9)] for rank in range(4)}
+    program[0] = program[0][:1]
+    case = play(program, groups={"1": (0, 1, 2, 3)})
+    case = replace(case, collectives=replace(case.collectives, disputed={"1": even}))
+    assert diagnose_run(case).findings[0].ranks == (0, 1, 2, 3), "nobody says which list is right"
 
 
 def test_new_group_that_not_all_ranks_call() -> None:
@@ -263,7 +277,9 @@ def test_new_group_that_not_all_ranks_call() -> None:
     case = replace(case, ranks=(*inside, case.ranks[2]))
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
-    assert "ranks 0-1 are in new_group at train.py:7" in finding.cause
+    assert finding.sentence.startswith(
+        "Rank 2 is not in new_group at train.py:7, in which ranks 0-1 wait for it; it is in all_"
+    )
     in_a_cell = tuple(replace(each, entered=0, left=0) for each in inside)
     again = the_one(replace(case, ranks=(*in_a_cell, case.ranks[2])))
     assert again.cause == finding.cause, "the group may be of an earlier cell"

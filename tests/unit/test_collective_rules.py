@@ -19,8 +19,8 @@ def test_a_save_on_rank_0_alone_whose_barrier_meets_that_of_the_others() -> None
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
     assert finding.waiting == (), "rank 0 waits too, by its own doing"
-    assert "only rank 0 calls barrier at train.py:16 in save" in finding.cause
-    assert "ranks 1-2 in barrier at train.py:31" in finding.cause
+    assert "rank 0 alone calls barrier at train.py:16 in save" in finding.cause
+    assert "ranks 1-2 are in barrier at train.py:31" in finding.cause
     assert any("collective 3" in line for line in finding.evidence)
 
 
@@ -52,7 +52,10 @@ def test_most_ranks_reach_it_and_one_does_not() -> None:
     case = play(same(4, program, r2=[program[0], program[2]]))
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (2,))
-    assert "only ranks 0-1,3 call all_gather at train.py:8" in finding.cause
+    assert finding.sentence == (
+        "Rank 2 does not call all_gather at train.py:8 as ranks 0-1,3 do; it is in broadcast at "
+        "train.py:9"
+    )
 
 
 def test_a_condition_in_the_code_is_named() -> None:
@@ -199,7 +202,7 @@ def test_a_shorter_batch_in_an_all_gather() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (2,))
     assert finding.cause == (
-        "in all_gather at train.py:14, rank 2 has shape [5, 2], ranks 0-1 have shape [8, 2]"
+        "rank 2 has shape [5, 2], ranks 0-1 have shape [8, 2], in all_gather at train.py:14"
     )
 
 

@@ -367,3 +367,14 @@ def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_i
 def test_evidence_carries_what_was_counted() -> None:
     evidence = RankReport(1, replicas=(replica(bypass_place=HERE),))
     assert codec.decode(RankReport, json.loads(json.dumps(codec.encode(evidence)))) == evidence
+
+
+def test_a_layer_that_was_replaced_is_not_also_said_to_be_unused() -> None:
+    def categories(unready: str) -> list[Category]:
+        each = replica(unready_steps=2, unready=(unready,), outside=("1.w",))
+        each = replace(each, gradients=(tensor("1.w"),))
+        of = {rank: RunFacts(rank, replicas=(each,)) for rank in range(2)}
+        return [finding.category for finding in training_findings(of, Collectives({}))]
+
+    assert categories("1.w") == [Category.PARAMS_OUTSIDE_DDP]
+    assert categories("0.w") == [Category.UNUSED_PARAMS, Category.PARAMS_OUTSIDE_DDP]

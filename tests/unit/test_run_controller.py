@@ -102,7 +102,7 @@ def test_a_rank_that_dies_without_a_word_gets_the_last_line_that_it_wrote(
     setting.ranks_do(rank_does)
     error = setting.see_through().error
     assert isinstance(error, CellFailed)
-    assert "rank 1 died, killed by SIGKILL (last words: epoch 3)" in str(error)
+    assert "rank 1 died, killed by SIGKILL (it last wrote: epoch 3)" in str(error)
 
 
 def test_an_interrupt_reaches_ranks_that_have_begun_and_once(setting: Setting) -> None:

@@ -117,6 +117,17 @@ def test_a_rank_that_does_not_come_out_of_a_cell_is_replaced_and_the_board_says_
     assert session.abort().snapshot.notes == ()
 
 
+def test_a_set_up_in_place_that_replaces_a_process_says_so(tmp_path: Path) -> None:
+    session, _, processes = ready(tmp_path)
+    session.record.add((RankExited(rank=1, pid=100_001, exit_code=-9),))
+    board = session.set_up(processes.options)
+    assert processes.launched == [(0, 1), (1,)]
+    assert board.snapshot.notes == (
+        "Rank 1 was dead (killed by SIGKILL). Its process was replaced; its variables are lost.",
+    )
+    assert session.set_up(processes.options).snapshot.notes == ()
+
+
 def test_a_cell_of_a_session_runs_on_the_fake_ranks(tmp_path: Path) -> None:
     session, cluster, _ = ready(tmp_path)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+
+import pytest
 from traces import all_reduce, barrier
 
 from ddp_notebook.diagnosis.collectives.source_code import Sources
@@ -35,10 +38,92 @@ def test_the_condition_that_asks_for_the_rank_is_the_one_to_name() -> None:
     assert found is not None
     assert (found.place.line, found.on_rank) == (3, True)
     assert found.place.text == "if dist.get_rank() != 0:"
-    found = known().condition(all_reduce(11))
-    assert found is not None
-    assert (found.test, found.on_rank) == ("i % 2", False)
+    assert known().condition(all_reduce(11)) is None, "i is the same on all ranks"
     assert known().condition(barrier(16)) is None
+
+
+SAVE = """
+ready = dist.is_available() and dist.is_initialized()
+main = rank == 0
+def on():
+    \"\"\"Whether there is a job.\"\"\"
+    if not dist.is_initialized():
+        return False
+    return True
+def save(flag):
+    if not dist.is_initialized():
+        return
+    if {test}:
+        dist.barrier()
+if __name__ == "__main__":
+    if ready and on() and DISTRIBUTED and int(os.environ["WORLD_SIZE"]) > 1:
+        save(x)
+    dist.all_reduce(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["loss > 1", "rank == 0", "main", "not rank and flag", "is_main_process()", "len(batch) == 8"],
+)
+def test_a_main_guard_or_a_question_for_the_group_is_never_the_condition(test: str) -> None:
+    record, there = barrier(16, (13, "save")), all_reduce(17)
+    found = known(SAVE.format(test=test)).condition(record, there, (0,), (1, 2))
+    assert found is not None
+    assert found.quoted == f"if {test}:"
+    for shared in ("ready", "on()", "world_size > 1", "dist.get_world_size() > 1", "torch.ready()"):
+        found = known(SAVE.format(test=shared)).condition(record, there, (0,), (1, 2))
+        assert (found is None) is (shared != "torch.ready()")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "told"),
+    [
+        ("rank < 2", "loss > 1", "inner"),  # rank 1 passed the outer one too
+        ("rank in (0, 5)", "loss > 1", "outer"),
+        ("rank == 0", "args.save", "outer"),
+        ("dist.get_rank() % 4 == 0", "flag", "outer"),
+        ("int(os.environ['RANK']) != 0", "loss > 1", "inner"),
+        ("loss > 1", "step % 2 == 0", "outer"),
+        ("loss > 1", "found", "inner"),
+        ("args.save", "loss > 1", "inner"),
+    ],
+)
+def test_of_nested_ifs_the_one_that_parts_these_ranks_is_named(
+    outer: str, inner: str, told: str
+) -> None:
+    code = f"for step in range(9):\n  if {outer}:\n    if {inner}:\n      dist.barrier()\n"
+    found = known(code).condition(barrier(4), None, (0,), (1, 2, 3))
+    assert found is not None
+    assert found.test == ast.unparse(ast.parse(outer if told == "outer" else inner))
+
+
+@pytest.mark.parametrize(
+    ("code", "quoted"),
+    [
+        ("dist.barrier() if rank == 0 else None", "if rank == 0"),
+        ("None if rank else dist.barrier()", "else of if rank"),
+        ("rank == 0 and dist.barrier()", "rank == 0 and …"),
+        ("rank or dist.barrier()", "rank or …"),
+        ("[dist.barrier() for x in xs if x.ok]", "if x.ok"),
+        ("match rank:\n  case 0:\n    dist.barrier()", "match rank: case 0"),
+        ("if rank:\n  pass\nelse:\n  dist.barrier()", "else of if rank"),
+        ("if a.x:\n  pass\nelif a.y:\n  dist.barrier()", "elif a.y:"),
+        ("try:\n  f()\nexcept OSError:\n  dist.barrier()", "except OSError:"),
+        ("def f(x):\n  if not x: return 3\n  dist.barrier()", "if not x: return"),
+        ("for x in xs:\n  if x.bad:\n    continue\n  dist.barrier()", "if x.bad: continue"),
+    ],
+)
+def test_every_way_in_which_code_asks_is_known(code: str, quoted: str) -> None:
+    line = next(i for i, text in enumerate(code.splitlines(), 1) if "dist.barrier()" in text)
+    found = known(code).condition(barrier(line), None, (0,), (1,))
+    assert found is not None
+    assert found.quoted == quoted
+
+
+def test_a_question_for_the_group_is_no_way_around_a_line_of_a_loop() -> None:
+    code = "for x in xs:\n    if dist.is_initialized():\n        dist.barrier()\n"
+    assert known(code).way_around(barrier(3)) is None
 
 
 def test_one_loop_or_past_it() -> None:

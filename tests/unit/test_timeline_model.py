@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from saved_runs import collective
+from saved_runs import MS, collective
 from traces import backward
 
 from ddp_notebook.board import timeline as timeline_model
 from ddp_notebook.board.tails import Tails
-from ddp_notebook.board.timeline import PHASES, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, PHASES, Timeline, died_ns
 from ddp_notebook.model import (
     Collective,
     Collectives,
@@ -83,6 +83,22 @@ def test_what_a_rank_was_in_when_it_died_failed_then_and_waits_no_longer() -> No
     assert page.slices[1, 0][6] == PHASES.index(Phase.DONE)
     timeline.end(died_ns(Snapshot(ranks)))
     assert timeline.news() is None, "it is said once"
+    timeline.end({0: 2_000_000}, FREED)
+    assert timeline.news() is None, "of a run before"
+    timeline.end({0: 95_000_000}, FREED)
+    page.take(timeline.news())
+    assert page.slices[0, 1][5:7] == [95_000, PHASES.index(FREED)]
+
+
+def test_for_how_long_a_rank_was_held_is_told_apart_from_its_collective() -> None:
+    timeline, page = Timeline(0, 1), Page()
+    timeline.take(1, [replace(collective(0, 0, 1, None), phase=Phase.HELD)])
+    page.take(timeline.news())
+    assert page.slices[0, 0][4:] == [1000, 0, PHASES.index(Phase.HELD), 0]
+    timeline.take(1, [replace(collective(0, 0, 35_001, 35_007), held_ns=35_000 * MS)])
+    page.take(timeline.news())
+    done = PHASES.index(Phase.DONE)
+    assert page.slices[0, 0][4:] == [35_001_000, 35_007_000, done, 35_000_000]
 
 
 def test_a_new_run_is_another_generation() -> None:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_runs import collective
+from saved_runs import MS, collective
 
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.board.timeline_svg import MOST_ROWS, bars
@@ -40,6 +40,18 @@ def test_who_came_first_waits_until_the_last_comes() -> None:
     ((start, met),) = spans(early, AMBER)
     assert start == 0 and spans(early, BLUE) == [(met, spans(late, BLUE)[0][1])]
     assert spans(late, AMBER) == []
+
+
+def test_held_time_is_not_painted_as_communication_and_a_freed_one_does_not_squeeze() -> None:
+    timeline = Timeline(0, 2)
+    held = replace(collective(1, 0, 900, 1000), held_ns=800 * MS)
+    freed = replace(collective(0, 1, 1000, 90_000), phase=Phase.FAILED, freed=True)
+    timeline.take(1, [collective(0, 0, 100, 1000), freed, held])
+    first, second = table(bars(timeline, [(0,), (1,)])).iter("tr")
+    ((came, went_on),) = spans(second, VIOLET)
+    assert came == 0 and went_on == spans(second, BLUE)[0][0] == spans(first, BLUE)[0][0]
+    assert spans(first, RED) == [] and spans(first, "128, 128, 128")
+    assert spans(first, BLUE)[0][1] > 500
 
 
 def test_what_is_not_done_reaches_the_edge_and_what_failed_is_red() -> None:

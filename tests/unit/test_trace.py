@@ -123,6 +123,18 @@ def test_one_that_was_refused_is_called_so() -> None:
     assert slices(with_collectives(refused), "collective")[0]["name"] == "all_reduce (refused)"
 
 
+def test_held_time_is_a_slice_of_its_own_and_a_freed_one_ends_where_it_was_freed() -> None:
+    held = replace(collective(0, 0, 900, 950), held_ns=800 * MS)
+    saved = with_collectives(held, collective(0, 1, 960, None))
+    died = Moment(970 * MS, RankExited(rank=0, pid=100, exit_code=-9, heard_ns=970 * MS))
+    saved = replace(saved, moments=(*saved.moments, died))
+    (paused,) = slices(saved, "paused")
+    took, freed = slices(saved, "collective")
+    assert (paused["dur"], took["dur"], freed["dur"]) == (800_000, 50_000, 10_000)
+    assert paused["tid"] == took["tid"] and paused["ts"] + paused["dur"] == took["ts"]
+    assert freed["name"] == "all_reduce (freed)" and "unfinished" not in freed["args"]
+
+
 def test_arrows_join_the_ranks_parts_of_one_collective() -> None:
     arrows = [e for e in events_of(job(4)) if e.get("cat") == "meets"]
     by_id: dict[int, list[Any]] = defaultdict(list)

@@ -94,7 +94,7 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
         ("4.5", everywhere("step 1 raised: something else"), "something else"),
         ("4.6", (1, norms(0.32, 0.08)), "that *have* a gradient"),
         ("4.6", (0, norms(0.32, 0.08)), "it takes part in the mean"),
-        ("4.6", (0.5, norms(0.32, 0.08)), "What do the other three"),
+        ("4.6", (0.5, norms(0.32, 0.08)), "What do the other ranks"),
         ("4.6", (0.25, norms(0.0, 0.08)), "run the cell that measures"),
         ("4.6", (0.25, everywhere(3)), "leave the cell"),
     ],

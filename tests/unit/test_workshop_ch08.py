@@ -53,7 +53,7 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
 @pytest.mark.parametrize(
     ("name", "answer", "says"),
     [
-        ("8.1", (32, 0.3), "with --batch 32 a step of four ranks sees 128 images"),
+        ("8.1", (32, 0.3), "with --batch 32 a step of 4 ranks sees 128 images"),
         ("8.1", (16, 0.3), "Run all three cells"),
         ("8.1", (16, float("nan")), "Run all three cells"),
         ("8.1", 16, "leave the cell that checks as it is"),
@@ -73,7 +73,7 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
         ("8.3", [9, 9, 10, 9], "not all stopped after the same one"),
         ("8.3", [100] * 4, "nobody stopped early"),
         ("8.3", [1] * 4, "always true"),
-        ("8.3", [9, 9], "all four ranks"),
+        ("8.3", [9, 9], "all ranks"),
         ("8.4", ({rank: len(RUN.collectives.of[rank]) for rank in range(4)}, RUN), "Leave out"),
         ("8.4", ({0: 2, 1: 2, 2: 2, 3: 2}, RUN), "rank 0 had ended 2 steps. One more was begun"),
         ("8.4", ({0: 3, 1: 3, 2: 17, 3: 3}, RUN), "not 17 on rank 2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ddp_notebook.model import Activity, Collective, RankReport, Ranks, name_ranks
@@ -48,6 +49,12 @@ def nothing_after(ranks: Ranks, slot: int) -> str:
 def verb(ranks: Ranks, one: str, many: str) -> str:
     """Ranks with the verb that goes with their number: ``rank 1 is``, ``ranks 0,2 are``."""
     return f"{name_ranks(ranks)} {one if len(ranks) == 1 else many}"
+
+
+def again(text: str, ranks: Ranks) -> str:
+    """A sentence about ranks that were just named: it begins with a pronoun."""
+    pronoun = "it" if len(ranks) == 1 else "they"
+    return re.sub(f"^{name_ranks(ranks)}(?= )", pronoun, text)
 
 
 def standing(

@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import numbered
+from ddp_notebook.diagnosis.collectives.describe import called, numbered, verb
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.deaths import deaths
+from ddp_notebook.diagnosis.majority import by_ranks, minority
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -19,7 +21,6 @@ from ddp_notebook.model import (
     Phase,
     RankReport,
 )
-from ddp_notebook.state.descriptions import exit_text
 
 _ENDED_BY_OTHERS = (-15, 143)
 """SIGTERM: a launcher ends the ranks that are left when one has died."""
@@ -35,12 +36,44 @@ def ended(context: Context) -> Iterator[Finding]:
     dragged = _dragged_along(context, gone)
     first = [e for e in gone if e.rank not in dragged]
     ranks = tuple(e.rank for e in first)
-    findings = [_died(context, e) for e in first if e.activity is Activity.DEAD]
+    died = [e for e in first if e.activity is Activity.DEAD]
+    findings = list(deaths(context.case, died, context.victims, partial(_last, context)))
+    refused = {e.rank for e in first if e.error_type == _REFUSED}
+    findings += _refused(context, refused)
     for finding in torch_errors.all_but(context.case, Category.ENV_INVALID):
-        own = tuple(rank for rank in finding.ranks if rank in ranks)
+        own = tuple(rank for rank in finding.ranks if rank in ranks and rank not in refused)
         if own:
             findings.append(_with_waiters(context, replace(finding, ranks=own)))
     yield from sorted(findings, key=partial(_time, context))
+
+
+_REFUSED = "Mismatch"
+"""What the guard raises."""
+
+
+def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
+    """What the guard refused, and no rule sees a reason for: what ranks brought, side by side."""
+    for rank in sorted(refused):
+        record = last_record(context, rank)
+        if record is None:
+            continue
+        there = {
+            other: each
+            for other in context.collectives.of
+            if (each := wait_graph.at_slot(context.collectives, other, record)) is not None
+        }
+        brought = {other: numbered(each) for other, each in there.items()}
+        ranks = minority(brought) or (rank,)
+        yield Finding(
+            Category.SHAPE_MISMATCH,
+            ranks,
+            f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other "
+            f"ranks{f' at {record.place}' if record.place else ''}: it was not sent",
+            "Give it the same sizes on all ranks.",
+            context.victims,
+            by_ranks(brought),
+        )
+        return  # the others were refused the same
 
 
 def _ended_badly(e: RankReport) -> bool:
@@ -77,22 +110,10 @@ def _time(context: Context, finding: Finding) -> int:
     return min((max(each.issued_ns, each.done_ns) for each in records if each), default=0)
 
 
-def _died(context: Context, e: RankReport) -> Finding:
-    how = exit_text(e.exit_code) if e.exit_code is not None else "its process ended"
-    maybe = ", as the kernel does when memory runs out" if e.exit_code == -9 else ""
-    last = last_record(context, e.rank)
-    after = f", after {numbered(last)}" if last else ""
-    restart = f"%ddp_restart --ranks {e.rank}"
-    memory = "Use less memory per rank, then bring" if e.exit_code == -9 else "Bring"
-    return Finding(
-        Category.RANK_DIED,
-        (e.rank,),
-        f"{how}{maybe}; the others wait for it, or lost their connection to it",
-        f"{memory} it back: {restart}",
-        context.victims,
-        (f"rank {e.rank} {how}{after}", *e.last_words.strip().splitlines()[-1:]),
-        commands=(restart,),
-    )
+def _last(context: Context, rank: int) -> str:
+    """The last collective that a rank called, in words."""
+    last = last_record(context, rank)
+    return numbered(last) if last else ""
 
 
 def _with_waiters(context: Context, finding: Finding) -> Finding:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping
 from ddp_notebook.diagnosis.collectives import threads
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named, nothing_after, verb
+from ddp_notebook.diagnosis.collectives.describe import (
+    again,
+    called,
+    fact,
+    named,
+    nothing_after,
+    verb,
+)
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import Category, Collective, Finding, Ranks
@@ -50,7 +57,9 @@ def _another_order(context: Context, classified: Classified) -> Finding:
         for first, side in zip((True, False), classified.sides, strict=True)
         if side.here is not None
     )
-    cause = f"the same collectives in another order: {starts}"
+    own = classified.culprits == classified.sides[0].ranks
+    order = "the same collectives in another order"
+    cause = f"{starts}: {order}" if own else f"{order}: {starts}"
     remedy = "Call them in the same order on every rank: sort what you loop over."
     group = classified.full.here.group if classified.full.here is not None else ""
     in_threads = threads.several(context, group)
@@ -110,7 +119,7 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     return Finding(
         category,
         culprits,
-        f"in {name}{place}, {first}, {second}",
+        f"{first}, {second}, in {name}{place}",
         remedy,
         () if met else context.victims,
         (fact(ranks, own), fact(others, other)),
@@ -143,10 +152,10 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whoever is right."""
     record, there, culprits = classified.record, classified.there, classified.culprits
     full, short = classified.full, classified.short
-    condition = context.sources.condition(record)
-    others = f"{short.named} in {named(there)}" if there else context.standing(short.ranks)
+    condition = context.sources.condition(record, there, full.ranks, short.ranks)
     category = Category.CONDITIONAL_COLLECTIVE
-    remedy = f"Call {called(record)} on every rank of its group: move it out of the condition."
+    how = ": move it out of the condition." if condition else ", or on none."
+    remedy = f"Call {called(record)} on every rank of its group{how}"
     subgroup = _group_of(context, full.ranks, record)
     if record.operation == "barrier" and subgroup:
         category, culprits = Category.BARRIER_MISUSE, full.ranks
@@ -156,15 +165,29 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
         remedy = f"Let {short.named} reach the barrier too."
     end = nothing_after(short.ranks, short.sequence.end - 1)
     test = (f"{condition.place}: {condition.place.text}",) if condition else ()
-    why = f" ({condition.place.text})" if condition else ""
+    why = f" ({condition.quoted})" if condition else ""
     return Finding(
         category,
         culprits,
-        f"only {verb(full.ranks, 'calls', 'call')} {named(record)}{why}; {others}",
+        _only_some(context, classified, why, lacking=culprits == short.ranks),
         remedy,
         context.victims,
         (fact(full.ranks, record), fact(short.ranks, there) if there else end, *test),
     )
+
+
+def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:
+    """Who calls it alone, and where the others are; or first who does not, if they are to."""
+    full, short, there = classified.full, classified.short, classified.there
+    record = named(classified.record)
+    where = f"{verb(short.ranks, 'is', 'are')} in {named(there)}" if there else ""
+    where = where or context.standing(short.ranks)
+    if lacking:
+        does = verb(short.ranks, "does", "do")
+        do = verb(full.ranks, "does", "do")
+        return f"{does} not call {record} as {do}{why}; {again(where, short.ranks)}"
+    call = "calls" if len(full.ranks) == 1 else "call"
+    return f"{full.named} alone {call} {record}{why}; {where}"
 
 
 def _group_of(context: Context, ranks: Ranks, record: Collective) -> str:

@@ -69,7 +69,7 @@ def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Reason | None:
         names = some(mine.unready or ("some parameters",))
         return (
             Category.UNUSED_PARAMS,
-            f"{names} of {title} got no gradient there: it does not reduce the bucket that the "
+            f"{names} of {title} got no gradient there, so a bucket is not reduced that the "
             "others reduce",
             "Use the parameters on every rank in every step, or give DistributedDataParallel "
             "find_unused_parameters=True.",
@@ -83,14 +83,14 @@ def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Reason | None:
     if mine.no_sync_forwards > theirs.no_sync_forwards and mine.forwards >= theirs.forwards:
         return (
             Category.NO_SYNC_MISUSE,
-            f"it runs a backward of {title} under no_sync, in which the other ranks reduce",
+            f"a backward of {title} runs there under no_sync, in which the other ranks reduce",
             "Enter no_sync on all ranks in the same steps, or on none.",
             mine.local_place,
         )
     if mine.bypasses > theirs.bypasses and mine.forwards + mine.bypasses >= theirs.forwards:
         return (
             Category.DDP_BYPASS,
-            f"its forward calls the module inside {title}, and the others' call the wrapper",
+            f"the forward there calls the module inside {title}, and the others' call the wrapper",
             "Call the DistributedDataParallel object itself on every rank.",
             mine.bypass_place,
         )

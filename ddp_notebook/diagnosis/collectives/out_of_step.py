@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named, verb
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import evidence_of, where_busy, works
+from ddp_notebook.diagnosis.progress import evidence_of, of_each, where_busy, works
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     Phase,
     RankReport,
     Ranks,
+    format_ranks,
 )
 
 MOST_FINDINGS = 5
@@ -142,36 +143,53 @@ def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) ->
 def stragglers(context: Context) -> Iterator[Finding]:
     """Ranks that others wait for in collectives, and that are busy, or paused: no mistake."""
     late: dict[int, Collective] = {}
-    for rank, record in sorted(context.graph.at.items()):
-        if context.reports[rank].activity is Activity.WAITING:
-            for other in context.graph.reach(rank):
-                late.setdefault(other, record)
+    graph = context.graph
+    # Who waits for a rank itself says what lacks; who waits for others first, only if nobody does.
+    for others in (graph.waits.get, graph.reach):
+        for rank, record in sorted(graph.at.items()):
+            if context.reports[rank].activity is Activity.WAITING:
+                for other in others(rank) or ():
+                    late.setdefault(other, record)
+    same: dict[tuple[str, bool], list[RankReport]] = {}
     for rank, record in sorted(late.items()):
         report = context.reports.get(rank)
-        if report is not None and report.activity is Activity.HELD:
-            step = f"%ddp_step --ranks {rank}"
-            yield _late(context, report, record, "paused (by %ddp_step)", step, (step,))
-        elif report is not None and works(report):
-            where = f" at {report.path[-1]}" if report.path else where_busy(report)
-            wait = "Wait for it, or interrupt the cell."
-            yield _late(context, report, record, f"busy{where}", wait)
+        paused = report is not None and report.activity is Activity.HELD
+        if report is not None and (paused or works(report)):
+            same.setdefault((_lacking(record), paused), []).append(report)
+    for (what, paused), reports in same.items():
+        yield _late(context, reports, what, paused=paused)
 
 
-def _late(
-    context: Context,
-    report: RankReport,
-    record: Collective,
-    doing: str,
-    remedy: str,
-    commands: tuple[str, ...] = (),
-) -> Finding:
+def _lacking(record: Collective) -> str:
+    """What the rank of `record` waits for."""
+    if not record.is_point_to_point:
+        return named(record)
+    lacks = "recv" if record.operation == "send" else "send"
+    return f"the {lacks} that rank {record.rank} waits for in {named(record)}"
+
+
+def _late(context: Context, reports: list[RankReport], what: str, *, paused: bool) -> Finding:
+    ranks = tuple(report.rank for report in reports)
+    doings = {_doing(report, paused=paused) for report in reports}
+    doing = f"{'it is' if len(ranks) == 1 else 'they are'} {min(doings)}"
+    if len(doings) > 1:
+        doing = "; ".join(f"rank {e.rank} is {_doing(e, paused=paused)}" for e in reports)
+    step = f"%ddp_step --ranks {format_ranks(ranks)}"
     return Finding(
         Category.STRAGGLER,
-        (report.rank,),
-        f"has not called {named(record)} yet: it is {doing}",
-        remedy,
+        ranks,
+        f"{verb(ranks, 'has', 'have')} not called {what} yet: {doing}",
+        step
+        if paused
+        else f"Wait for {'it' if len(ranks) == 1 else 'them'}, or interrupt the cell.",
         context.case.waiting,
-        evidence_of(report),
+        of_each({report.rank: evidence_of(report) for report in reports}),
         passing=True,
-        commands=commands,
+        commands=(step,) if paused else (),
     )
+
+
+def _doing(report: RankReport, *, paused: bool) -> str:
+    if paused:
+        return "paused (by %ddp_step)"
+    return f"busy{f' at {report.path[-1]}' if report.path else where_busy(report)}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import fact, named, numbered, verb
+from ddp_notebook.diagnosis.collectives.describe import again, named, numbered, verb
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import alike
@@ -24,10 +24,19 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     """A send without its recv, a recv without its send, and rings of them."""
     at, graph = context.graph.at, context.graph
     in_rings: set[int] = set()
+    wrong: dict[tuple[str, str, frozenset[str]], Ranks] = {}
+    alike: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     for ring in graph.cycles:
         if any(rank in at and at[rank].is_point_to_point for rank in ring):
             in_rings.update(ring)
-            yield _ring(context, ring)
+            cause, remedy, culprits = _mistake(context, ring)
+            lines = frozenset(str(at[rank].place) for rank in ring if rank in at)
+            key = cause, remedy, lines
+            known = alike.get(key)
+            alike[key] = ring if known is None else tuple(sorted({*known, *ring}))
+            wrong[key] = tuple(sorted({*wrong.get(key, ()), *culprits}))
+    for key, ranks in alike.items():
+        yield _ring(context, ranks, wrong[key], key[0], key[1])
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
@@ -37,23 +46,11 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             yield _peer_gone(context, rank, record, gone)
 
 
-def _ring(context: Context, ring: Ranks) -> Finding:
-    at = context.graph.at
-    records = {rank: at[rank] for rank in ring if rank in at}
-    operations = {record.operation for record in records.values()}
-    cause = "they wait for each other"
-    remedy = "Pair every send with a recv on its peer before both continue."
-    if operations == {"send"}:
-        cause = "each sends first and waits for the other's recv"
-        remedy = "Let one side receive first, or use dist.batch_isend_irecv (isend and irecv)."
-    elif operations == {"recv"}:
-        cause = "each receives first and waits for the other's send"
-        remedy = "Let one side send first, or use dist.batch_isend_irecv (isend and irecv)."
-    elif operations <= {"send", "recv"} and _tags_differ(records):
-        cause, remedy = "the tags differ", "Use one tag= on both sides."
+def _ring(context: Context, ring: Ranks, culprits: Ranks, cause: str, remedy: str) -> Finding:
+    records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
     return Finding(
         Category.P2P_MISMATCH,
-        ring,
+        culprits,
         f"{cause}: {context.standing(ring)}",
         remedy,
         context.victims,
@@ -61,7 +58,56 @@ def _ring(context: Context, ring: Ranks) -> Finding:
     )
 
 
-def _tags_differ(records: dict[int, Collective]) -> bool:
+def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
+    """Why ranks wait for each other, what to do about it, and which of them are wrong."""
+    records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
+    operations = {record.operation for record in records.values()}
+    if _tags_differ(records):
+        return "the tags differ", "Use one tag= on both sides.", ring
+    astray = _astray(records)
+    if astray is not None:
+        return astray
+    if any(record.api in _ASYNC for record in records.values()):
+        return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
+    both = ", or use dist.batch_isend_irecv (isend and irecv)."
+    if operations == {"send"}:
+        cause = "each sends first and waits for the other's recv"
+        return cause, f"Let one side receive first{both}", ring
+    if operations == {"recv"}:
+        cause = "each receives first and waits for the other's send"
+        return cause, f"Let one side send first{both}", ring
+    remedy = "Pair every send with a recv on its peer before both continue."
+    return "they wait for each other", remedy, ring
+
+
+_ASYNC = ("isend", "irecv", "batch_isend_irecv")
+
+
+def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
+    """One rank that addresses a rank which does not answer, while another addresses it."""
+    for rank, record in records.items():
+        if not record.is_point_to_point or record.peer is None:
+            continue
+        caller = next((r for r in records if _answers(records[r], rank, record.operation)), None)
+        peer = records.get(record.peer)
+        if caller is not None and (peer is None or not peer.is_point_to_point):
+            does, done = ("receives from", "sends to")
+            if record.operation == "send":
+                does, done = done, does
+            return (
+                f"rank {rank} {does} rank {record.peer}, and rank {caller} {done} rank {rank}",
+                f"Have ranks {rank} and {caller} name each other on both sides.",
+                (rank,),
+            )
+    return None
+
+
+def _answers(record: Collective, rank: int, operation: str) -> bool:
+    """True of a recv from `rank`, which sends, and of a send to it, which receives."""
+    return record.peer == rank and {record.operation, operation} == {"send", "recv"}
+
+
+def _tags_differ(records: Mapping[int, Collective]) -> bool:
     return any(
         mine.peer in (theirs.rank, None)
         and theirs.peer in (mine.rank, None)
@@ -136,22 +182,34 @@ def _size(record: Collective) -> str:
 # -- groups of some ranks ----------------------------------------------------------------
 
 
-def non_members(context: Context) -> Iterator[Finding]:
-    """A rank that uses a group of which it is no member."""
-    for group, members in sorted(context.collectives.groups.items()):
+_SAME_LISTS = (
+    "Call new_group on every rank of the job, members or not, with the same lists in the same "
+    "order."
+)
+
+
+def disputed_groups(context: Context) -> Iterator[Finding]:
+    """Ranks whose groups of one number have other members: torch tells groups by their number."""
+    for group, views in sorted(context.collectives.disputed.items()):
         alignment = context.alignments.get(group)
-        for rank, sequence in sorted(alignment.sequences.items()) if alignment else ():
-            if rank not in members:
-                record = sequence.records[0]
-                yield Finding(
-                    Category.SUBGROUP_MISUSE,
-                    (rank,),
-                    f"rank {rank} calls {named(record)}, but is no member of group {group} "
-                    f"({name_ranks(members)})",
-                    f"Call it on {name_ranks(members)} only.",
-                    context.victims,
-                    (fact((rank,), record),),
-                )
+        of = {rank: views[rank] for rank in (alignment.sequences if alignment else ())}
+        if len(set(of.values())) < 2:
+            continue  # nobody uses both
+        sides = sorted(alike(of), key=lambda side: -len(side[0]))
+        outvoted = len(sides[0][0]) > len(sides[1][0])
+        culprits = tuple(sorted(r for ranks, _ in sides[outvoted:] for r in ranks))
+        yield Finding(
+            Category.SUBGROUP_MISUSE,
+            culprits,
+            f"ranks disagree who is in group {group}: "
+            + "; ".join(f"{name_ranks(m)} on {name_ranks(ranks)}" for ranks, m in sides),
+            _SAME_LISTS,
+            context.victims,
+            tuple(
+                f"{name_ranks(ranks)}: group {group} is of {name_ranks(m)}" for ranks, m in sides
+            ),
+        )
+        return  # later groups are numbered wrongly for the same reason
 
 
 def new_group_not_by_all(context: Context) -> Iterator[Finding]:
@@ -166,15 +224,21 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
         return
     place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
     where = f" at {place}" if place else ""
+    # Where more ranks left it out than call it, the call is what only some do.
+    culprits = elsewhere if len(elsewhere) <= len(inside) else inside
+    standing = context.standing(elsewhere)
+    them = "it" if len(elsewhere) == 1 else "them"
+    cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
+    if culprits == elsewhere:
+        cause = (
+            f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
+            f"{verb(inside, 'waits', 'wait')} for {them}; {again(standing, elsewhere)}"
+        )
     yield Finding(
         Category.SUBGROUP_MISUSE,
-        # Where more ranks left it out than call it, the call is what only some do.
-        elsewhere if len(elsewhere) <= len(inside) else inside,
-        f"{verb(inside, 'is', 'are')} in new_group{where}, which "
-        f"{verb(elsewhere, 'does', 'do')} not call: "
-        f"{context.standing(elsewhere)}",
-        "Call new_group on every rank of the job, members or not, with the same lists in the "
-        "same order.",
+        culprits,
+        cause,
+        _SAME_LISTS,
         context.victims,
         (f"{name_ranks(elsewhere)}: not in new_group",),
     )

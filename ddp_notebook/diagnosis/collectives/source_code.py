@@ -13,26 +13,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ddp_notebook.model import Collective, Place
+from ddp_notebook.diagnosis.conditions import Test, tests_around
+from ddp_notebook.diagnosis.names import Names, Varies
+from ddp_notebook.model import Collective, Place, Ranks
 
 _Statement: TypeAlias = ast.stmt
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_RANK = re.compile(r"rank|is_(main|master|coordinator)|main_process", re.IGNORECASE)
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What decides whether a line is reached: the line of the test, and its text."""
+    """What decides whether a line is reached: the line of the test, its text, how it is quoted."""
 
     place: Place
     test: str
+    quoted: str = ""
+    varies: Varies = Varies.LOCAL
 
     @property
     def on_rank(self) -> bool:
         """True when the test asks who it runs on."""
-        return bool(_RANK.search(self.test))
+        return self.varies is Varies.BY_RANK
 
 
 class Sources:
@@ -41,6 +44,7 @@ class Sources:
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
         self._trees: dict[str, ast.Module | None] = {}
+        self._names: dict[str, Names] = {}
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
@@ -50,14 +54,28 @@ class Sources:
         """True when a file that leads to `record` has this word."""
         return any(word in self._texts.get(place.file, "") for place in record.path)
 
-    def condition(self, record: Collective) -> Condition | None:
-        """What a rank must fulfil to reach `record`; of several the one that asks for the rank.
+    def condition(
+        self,
+        record: Collective,
+        there: Collective | None = None,
+        reached: Ranks = (),
+        others: Ranks = (),
+    ) -> Condition | None:
+        """What had only some ranks reach `record`: the nearest test that can differ by rank.
 
-        Ifs around a line count, and those before it that leave the function or the loop.
+        Tests around a line count, and those before it that leave the function or the loop. Not
+        those that `there`, where the other ranks are, has passed too. A test of the rank is
+        preferred, but not when it lets through others than the ranks that `reached` it.
         """
-        conditions = [c for place in reversed(record.path) for c in self._conditions(place)]
-        on_rank = (condition for condition in conditions if condition.on_rank)
-        return next(on_rank, conditions[0] if conditions else None)
+        passed = set(self._tests(there)) if there is not None else set()
+        tests = [test for test in self._tests(record) if test not in passed]
+        did = dict.fromkeys(reached, True) | dict.fromkeys(others, False)
+        weights = [self._names[place.file].decides(test, did) for place, test in tests]
+        heaviest = max(weights, default=Varies.NEVER)
+        if heaviest is Varies.NEVER:
+            return None
+        place, test = tests[weights.index(heaviest)]
+        return self._as_condition(place, test.test, test.line, test.shown)
 
     def way_around(self, record: Collective) -> Condition | None:
         """How an iteration of the innermost loop around `record` can go without it, if it can.
@@ -72,7 +90,7 @@ class Sources:
             own = {name for loop in loops for name in _targets(loop)}
             ways = [*_ways_around(loops[0], place.line)]
             ways += [way for outer in loops[1:] for way in _breaks(outer)]
-            test, line = next((way for way in ways if _varies(way[0], own)), (None, 0))
+            test, line = next((way for way in ways if self._differs(place, way[0], own)), (None, 0))
             return self._as_condition(place, test, line) if test is not None else None
         return None
 
@@ -132,7 +150,7 @@ class Sources:
                     tree = ast.parse(_MAGIC.sub("", self._texts[name]))
                 except (SyntaxError, ValueError):
                     tree = None
-            self._trees[name] = tree
+            self._trees[name], self._names[name] = tree, Names(tree)
         return self._trees[name]
 
     def _loop(self, place: Place) -> ast.For | ast.AsyncFor | ast.While | None:
@@ -154,29 +172,34 @@ class Sources:
         tree = self._tree(place)
         return list(_enclosing(tree.body, place.line)) if tree else []
 
-    def _conditions(self, place: Place) -> Iterator[Condition]:
-        around = self._around(place)
-        scopes = [i for i, node in enumerate(around) if isinstance(node, _SCOPES)]
-        inner = around[scopes[-1] :] if scopes else around
-        for node in reversed(inner):
-            if isinstance(node, ast.If) and node.lineno < place.line:
-                yield self._as_condition(place, node.test, node.lineno)
-            for guard in _guards(node, place.line):
-                yield self._as_condition(place, guard.test, guard.lineno)
+    def _tests(self, record: Collective) -> list[tuple[Place, Test]]:
+        """The tests on the way to a record, the nearest first."""
+        calls = [*(place.function for place in record.path[1:]), record.api.rpartition(".")[2]]
+        found = []
+        for place, called in reversed(list(zip(record.path, calls, strict=True))):
+            tree = self._tree(place)
+            if tree is not None:
+                tests = tests_around(tree, place.line, called)
+                found += [(Place(place.file, 0, place.function), test) for test in tests]
+        return found
 
-    def _as_condition(self, place: Place, test: ast.expr, line: int) -> Condition:
+    def _as_condition(self, place: Place, test: ast.expr, line: int, shown: str = "") -> Condition:
         lines = self._texts[place.file].splitlines()
         text = lines[line - 1].strip() if line <= len(lines) else ""
-        return Condition(Place(place.file, line, place.function, text), ast.unparse(test))
+        varies = self._names[place.file].varies(test)
+        where = Place(place.file, line, place.function, text)
+        return Condition(where, ast.unparse(test), shown or text, varies)
 
-
-def _varies(test: ast.expr, same: set[str]) -> bool:
-    """True of a test that may differ between ranks; `same` are variables that do not."""
-    nodes = list(ast.walk(test))
-    if any(isinstance(node, ast.Call) for node in nodes) or _RANK.search(ast.unparse(test)):
-        return True
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return not all(name in same or name.isupper() for name in names)
+    def _differs(self, place: Place, test: ast.expr, same: set[str]) -> bool:
+        """True of a test that may differ between ranks; `same` are variables that do not."""
+        nodes = list(ast.walk(test))
+        varies = self._names[place.file].varies(test)
+        if varies in (Varies.NEVER, Varies.BY_RANK):
+            return bool(varies)
+        if any(isinstance(node, ast.Call) for node in nodes):
+            return True
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return not all(name in same or name.isupper() for name in names)
 
 
 def _end(node: _Statement) -> int:
@@ -208,19 +231,6 @@ def _enclosing(statements: list[_Statement], line: int) -> Iterator[_Statement]:
                 for body in bodies:
                     yield from _enclosing(body, line)
             return
-
-
-def _guards(node: _Statement, line: int) -> Iterator[ast.If]:
-    """Ifs before a line, in the same body, that lead out of it: ``if rank != 0: return``."""
-    for body in _bodies(node):
-        if _holds(body, line):
-            for each in body:
-                if isinstance(each, ast.If) and _end(each) < line and _leaves(each):
-                    yield each
-
-
-def _leaves(node: ast.If) -> bool:
-    return isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break, ast.Raise))
 
 
 def _targets(loop: _Statement) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
@@ -10,6 +11,7 @@ from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_aft
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind, missing_from
 from ddp_notebook.diagnosis.collectives.explain import TOGETHER, UNEVEN_REMEDY, explain
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -156,6 +158,11 @@ def _count(alignment: Alignment, rank: int, record: Collective) -> int:
 def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective) -> Finding:
     """They left with something still to do, on which no condition stands."""
     waiters = f"{verb(ahead, 'is', 'are')} in {named(record)}"
+    dead = [context.reports[rank] for rank in short if context.reports[rank].exit_code is not None]
+    if len(dead) == len(short):
+        (finding,) = deaths(context.case, dead, context.victims)
+        ended = f"{finding.cause.partition(';')[0]} while {waiters}"
+        return replace(finding, cause=ended, evidence=(fact(ahead, record), *finding.evidence))
     if all(context.destroyed(rank) for rank in short):
         return Finding(
             Category.MISSING_DESTROY,

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import call_number, evidence_of, in_setup, where_busy, works
+from ddp_notebook.diagnosis.deaths import deaths
+from ddp_notebook.diagnosis.progress import (
+    call_number,
+    evidence_of,
+    in_setup,
+    of_each,
+    where_busy,
+    works,
+)
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -26,24 +35,8 @@ def raised(context: Context) -> Iterator[Finding]:
 def dead_ranks(context: Context) -> Iterator[Finding]:
     """A process that ended while others wait for it."""
     case = context.case
-    for e in case.ranks:
-        if e.activity is not Activity.DEAD:
-            continue
-        remedy, command = "Bring it back", f"%ddp_restart --ranks {e.rank}"
-        # Ranks that wait for it in a cell or a script, inside init_process_group, do not notice
-        # its end, and the new process can join only when they are out.
-        if any(other.rank in case.waiting and other.path for other in case.ranks):
-            remedy, command = "Free the others, which gives it a new process too", "%ddp_abort"
-        yield Finding(
-            Category.EARLY_EXIT if e.exit_code == 0 else Category.RANK_DIED,
-            (e.rank,),
-            "the process ended"
-            + (f" (exit code {e.exit_code})" if e.exit_code is not None else ""),
-            f"{remedy}: {command}",
-            case.waiting,
-            tuple(e.last_words.strip().splitlines()[-1:]),
-            commands=(command,),
-        )
+    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+    yield from deaths(case, dead, case.waiting)
 
 
 def stopped_ranks(context: Context) -> Iterator[Finding]:
@@ -139,17 +132,22 @@ def late_ranks(context: Context) -> Iterator[Finding]:
     case = context.case
     if context.graph.at.keys() >= {e.rank for e in case.ranks if _is_in_setup(e)}:
         return
+    late: dict[str, list[RankReport]] = {}
     for e in case.ranks:
         if works(e):
-            yield Finding(
-                Category.STRAGGLER,
-                (e.rank,),
-                f"has not called it yet: it is busy{where_busy(e)}",
-                "Wait for it, or interrupt the cell.",
-                case.waiting,
-                evidence_of(e),
-                passing=True,
-            )
+            late.setdefault(where_busy(e), []).append(e)
+    for where, reports in late.items():
+        ranks = tuple(report.rank for report in reports)
+        it, is_ = ("it", "it is") if len(ranks) == 1 else ("them", "they are")
+        yield Finding(
+            Category.STRAGGLER,
+            ranks,
+            f"{verb(ranks, 'has', 'have')} not called it yet: {is_} busy{where}",
+            f"Wait for {it}, or interrupt the cell.",
+            case.waiting,
+            of_each({report.rank: evidence_of(report) for report in reports}),
+            passing=True,
+        )
     paused = case.where(Activity.HELD)
     if paused:
         step = f"%ddp_step --ranks {format_ranks(paused)}"

@@ -90,7 +90,7 @@ MEANINGS = (
         r"expects same model across all ranks|appears not to match sizes|"
         r"inconsistent \d+ params|different number of parameters",
         Category.PARAM_MISMATCH,
-        "DDP found another model on it than on the other ranks",
+        "the model that DDP got there differs from the other ranks' models",
         "Build the same model on every rank",
     ),
     _meaning(

@@ -48,7 +48,11 @@ def _counts(model: Model, ranks: Ranks, text: Callable[[ReplicaFacts], str]) -> 
 def unused_parameters(context: Context) -> Iterator[Finding]:
     """A step was made while the reducer waited for gradients of parameters that got none."""
     for model in context.models.values():
-        ranks = tuple(rank for rank, each in model.of.items() if each.unready_steps)
+        ranks = tuple(
+            rank
+            for rank, each in model.of.items()
+            if each.unready_steps and not _replaced(model, each)
+        )
         if not ranks:
             continue
         names = model.of[ranks[0]].unready or ("some parameters",)
@@ -71,6 +75,11 @@ def unused_parameters(context: Context) -> Iterator[Finding]:
                 *_apart(model),
             ),
         )
+
+
+def _replaced(model: Model, each: ReplicaFacts) -> bool:
+    """True when what got no gradient was replaced by what the reducer does not know."""
+    return bool(each.unready) and set(each.unready) <= set(_trained_outside(model, each))
 
 
 def _bad(each: ReplicaFacts) -> Place | None:
@@ -144,11 +153,8 @@ def unwrapped_parameters(context: Context) -> Iterator[Finding]:
 
 
 def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
-    diverged = set(model.diverged)
-
     def trained(each: ReplicaFacts) -> tuple[str, ...]:
-        graded = {digest.name for digest in each.gradients}
-        return tuple(name for name in each.outside if name in graded or name in diverged)
+        return _trained_outside(model, each)
 
     ranks = tuple(rank for rank, each in model.of.items() if trained(each))
     if ranks:
@@ -156,8 +162,9 @@ def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
         yield Finding(
             Category.PARAMS_OUTSIDE_DDP,
             ranks,
-            f"{some(names)} of {model.title} was added or unfrozen after wrapping: its gradients "
-            "are not reduced",
+            f"{some(names)} of {model.title} {'was' if len(names) == 1 else 'were'} added or "
+            f"unfrozen after wrapping: {'its' if len(names) == 1 else 'their'} gradients are not "
+            "reduced",
             "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
             "model again after it.",
             evidence=(
@@ -165,6 +172,12 @@ def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
                 *_apart(model),
             ),
         )
+
+
+def _trained_outside(model: Model, each: ReplicaFacts) -> tuple[str, ...]:
+    """Parameters that the reducer does not know, and that the rank trains."""
+    trained = {digest.name for digest in each.gradients} | set(model.diverged)
+    return tuple(name for name in each.outside if name in trained)
 
 
 def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import Board, Diagnosis
 from ddp_notebook.session.tools import fault_lab
+from ddp_notebook.session.tools.fault_lab import FaultResult
 
 
 def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None:
@@ -26,6 +27,7 @@ def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None
     ui.session.require("%ddp_fault")
     ui.say(fault_lab.story(fault))
     result = ui.session.fault(fault.name)
+    _say_replaced(ui, result)
     if result.diagnosis is None:
         ui.say("Set-up succeeded despite the fault; no problem was found.")
     elif fault.passes:
@@ -41,10 +43,16 @@ def _repair(ui: NotebookUi, args: argparse.Namespace) -> Board:
             "--repair is for the last fault; leave out its name: %ddp_fault --repair"
         )
     result = ui.session.repair()
+    _say_replaced(ui, result)
     if result.error:
         raise UsageMistake(f"The repair did not work: {result.error}")
     ui.say(f"Repaired: {result.fault.title}. Set-up succeeded.")
     return ui.session.status()
+
+
+def _say_replaced(ui: NotebookUi, result: FaultResult) -> None:
+    for note in result.replaced:
+        ui.say(note)
 
 
 FAULT = Verb(

@@ -133,7 +133,7 @@ def _say(text: str) -> None:
 def _no_keyboard(function: str) -> str:
     return (
         f"a rank has no keyboard, so {function}() cannot ask there. Ask in a cell without %%ddp, "
-        f"answer = {function}(), and send it to the ranks, %ddp_push answer; give a script arguments"
+        f"answer = {function}(), and send it: %ddp_push answer. Give a script arguments instead"
     )
 
 

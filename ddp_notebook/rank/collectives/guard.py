@@ -94,8 +94,8 @@ class Guard:
         ours = describe(operation.name, facts.dtype, facts.shape, facts.reduce_op, facts.root)
         return (
             f"rank {self._rank} brings {ours} to collective {seq_id} of the group, and rank "
-            f"{peer} brings {theirs}. It was not sent: torch would abort the process, wait for "
-            "ever or compute wrong numbers. Which rank is wrong: %ddp_why"
+            f"{peer} brings {theirs}. Which rank is wrong: %ddp_why. It was not sent: torch would "
+            "abort the process, wait for ever or compute wrong numbers."
         )
 
 

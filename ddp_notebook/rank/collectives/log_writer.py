@@ -27,6 +27,7 @@ _FROM, _CAPACITY, _BYTES = (
     collective_log.RECORD_BYTES,
 )
 _DONE_NS, _PHASE_AT = collective_log.DONE_OFFSET, collective_log.PHASE_OFFSET
+_HELD = struct.Struct("<Q")
 _MOST_PREPARED = 2000
 _MOST_TEXTS = 0xFFFF
 """Operations and groups are named by two bytes."""
@@ -113,3 +114,20 @@ class LogWriter:
         if self._words[at // 8] == number + 1:
             self._words[(at + _DONE_NS) // 8] = done_ns
             self._map[at + _PHASE_AT] = _PHASE[phase]
+
+    def issued(self, number: int, now_ns: int) -> None:
+        """A record that was held is issued now: until then nobody communicated."""
+        at = _FROM + number % _CAPACITY * _BYTES
+        if self._words[at // 8] == number + 1:
+            issued_at = (at + collective_log.ISSUED_OFFSET) // 8
+            held_ns = max(0, now_ns - self._words[issued_at])
+            _HELD.pack_into(self._map, at + collective_log.HELD_OFFSET, held_ns)
+            self._words[issued_at] = now_ns
+            self._map[at + _PHASE_AT] = _PHASE[Phase.ISSUED]
+
+    def freed(self, number: int, now_ns: int) -> None:
+        """A record has failed because its rank was freed or interrupted."""
+        at = _FROM + number % _CAPACITY * _BYTES
+        if self._words[at // 8] == number + 1:
+            self._map[at + collective_log.FREED_OFFSET] = 1
+        self.mark(number, Phase.FAILED, now_ns)

@@ -98,8 +98,17 @@ class Observer(Component):
             self._file.begin(run.number)
 
     def run_ends(self) -> None:
-        """What is done by now is marked so."""
+        """What is done by now is marked so; of an aborted run nothing else will be."""
         self.settle()
+        while self.gate.aborted and self.log is not None and self.pending:
+            self.log.freed(self.pending.popleft()[0], _now_ns())
+
+    def failed(self, log: LogWriter, number: int, error: BaseException) -> None:
+        """A collective ended with `error`: torch's, or that its rank was freed or interrupted."""
+        if self.gate.aborted or isinstance(error, KeyboardInterrupt):
+            log.freed(number, _now_ns())
+        else:
+            log.mark(number, Phase.FAILED, _now_ns())
 
     def hold_until_the_next(self, group: Any) -> None:
         """Keep a destroyed group until another one is made.
@@ -330,14 +339,19 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             return call(*args, **named)
         if gate.paused:
             log.mark(number, Phase.HELD, 0)
-            gate.wait(number)
-            log.mark(number, Phase.ISSUED, 0)
+            try:
+                gate.wait(number)
+            except BaseException as error:
+                log.issued(number, _now_ns())
+                observer.failed(log, number, error)
+                raise
+            log.issued(number, _now_ns())
         try:
             work = call(*args, **named)
             if waited and work is not None:
                 work.wait()
-        except BaseException:
-            log.mark(number, Phase.FAILED, _now_ns())
+        except BaseException as error:
+            observer.failed(log, number, error)
             raise
         if waited or work is None:
             log.done(number, _now_ns())
@@ -433,6 +447,8 @@ def _prepare(
         members[facts.peer] if facts.peer is not None else NOBODY,
         facts.tag,
         *(*shape, *(0,) * DIMENSIONS)[:DIMENSIONS],
+        0,
+        0,
     )
     alike = guard.hash_of((operation.name, facts.alike))
     prepared = rest, alike, facts.waited and group.waits, facts

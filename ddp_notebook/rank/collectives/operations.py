@@ -144,11 +144,16 @@ def _same(position: int, name: str) -> _Reader:
         facts = _sizes(tensors)
         root = getattr(options, "rootRank", None)
         reduce_op = reduce_name(options)
-        shapes = facts.shape if len(tensors) == 1 else tuple(tuple(t.shape) for t in tensors)
+        shapes = tuple(_extent(t) for t in tensors)
         alike = (shapes, facts.dtype, reduce_op, root)
         return facts._replace(alike=alike, reduce_op=reduce_op, root=root, waited=_waited(options))
 
     return read
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape, without dimensions of size 1: they change nothing in what is sent."""
+    return tuple(size for size in tensor.shape if size != 1)
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> Facts:

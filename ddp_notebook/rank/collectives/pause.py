@@ -31,6 +31,11 @@ class PauseGate(Component):
         """Collectives outside of a run are not paused."""
         self.run_begins(Run(0))
 
+    @property
+    def aborted(self) -> bool:
+        """True while what runs is to end (%ddp_abort)."""
+        return self._main_thread.abort.is_set()
+
     def step(self) -> int | None:
         """Let the rank go on to its next collective; before which it was paused. Any thread."""
         at = self.at

@@ -1,12 +1,21 @@
 """Frees the main thread when it is blocked inside torch's set-up or a gloo collective.
 
 gloo and TCPStore end a blocked call with an exception when a connection of theirs is shut
-down; nothing else does that (aborting the group, time-outs and signals have no effect).
+down; aborting the group, time-outs and signals have no effect. Without a connection to shut down,
+torch waits for one, or for a rendezvous file: it gets a connection that ends, or cannot open the
+file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import socket
+import struct
+import time
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import TCPStore
 
@@ -15,9 +24,15 @@ from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames, host
 from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
-from ddp_notebook.rank.setup.rendezvous import InitCalls
+from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.store_process import listen
+
+_MOST_PAIRS = 64
+"""Of gloo's connections to peers, as many are ended as a group of so many ranks has."""
+_CONNECT_WITHIN_S = 0.2
+_POLLS_WITHIN_S = 0.05
+"""torch's FileStore opens its file every 10 ms."""
 
 
 class Rescue(Component):
@@ -35,6 +50,8 @@ class Rescue(Component):
         self._sockets = sockets
         self._resolver = resolver
         self._stand_ins: list[TCPStore] = []
+        self._file_withheld: Calls | None = None
+        """The calls in which the rendezvous file could not be opened for a moment."""
 
     def setup_begins(self) -> None:
         """Take away the stores that `_stand_in_for_the_store` opened."""
@@ -49,8 +66,32 @@ class Rescue(Component):
         self._main_thread.abort.set()
         data_workers.end(frames.frames_of(frames.main_frame()))
         closed = self._sockets.shut_down()
-        stood_in = not closed and host.as_main(self._stand_in_for_the_store)
+        calls = self._init_calls.calls
+        stood_in = calls.inside and not closed and host.as_main(self._stand_in)
         return Freed(closed, stood_in)
+
+    def _stand_in(self) -> bool:
+        """End what `init_process_group` waits for without a connection."""
+        calls = self._init_calls.calls
+        if calls.arguments.method == "file" and self._file_withheld is not calls:
+            self._file_withheld = calls  # once: gloo must not get connections meanwhile
+            _let_no_file_be_opened()
+            return True
+        return self._stand_in_for_peers() or self._stand_in_for_the_store()
+
+    def _stand_in_for_peers(self) -> bool:
+        """Let gloo have the connections that it waits for, and end them.
+
+        A peer that connects first sends the number of the connection.
+        """
+        listening = self._sockets.listening()
+        port = self._init_calls.calls.arguments.master_port
+        for address in listening:
+            host_, _, own = address.rpartition(":")
+            for number in range(_MOST_PAIRS if own != str(port) else 0):
+                with contextlib.suppress(OSError), _connected(host_, int(own)) as peer:
+                    peer.sendall(struct.pack("q", number))
+        return bool(listening)
 
     def _stand_in_for_the_store(self) -> bool:
         """Let a main thread that polls a port where nobody listens find a store there.
@@ -59,7 +100,7 @@ class Rescue(Component):
         """
         calls = self._init_calls.calls
         arguments = calls.arguments
-        if not calls.inside or not arguments.master_port or arguments.hosts_store:
+        if not arguments.master_port or arguments.hosts_store:
             return False
         if isinstance(self._resolver.lookup(arguments.master_addr), str):
             return False  # there is no such host, or not yet
@@ -79,3 +120,27 @@ class Rescue(Component):
             )
         )
         return True
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    return socket.create_connection((host, port), _CONNECT_WITHIN_S)
+
+
+def _let_no_file_be_opened() -> None:
+    """For a moment: torch polls a rendezvous file, and an error when it opens it ends that.
+
+    All numbers of files are taken. A limit of 0 would do it too, but `poll` fails below it.
+    """
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, most))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(taken[0]))
+        time.sleep(_POLLS_WITHIN_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        for number in taken:
+            os.close(number)

@@ -16,6 +16,7 @@ from ddp_notebook.cluster.cluster import (
 )
 from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
@@ -71,6 +72,8 @@ class Processes:
         self._log_files: dict[int, Path] = {}
         self._earlier_bytes: dict[int, int] = {}
         """Of each rank's log, what an earlier run or process wrote."""
+        self._oom_kills: int | None = None
+        """How many processes the kernel had killed for lack of memory when something began."""
         fork_server.own(str(self.folder))
         write_owner(self.folder, fork_server.pid or os.getpid())
         self.output_folder.mkdir(mode=0o700)
@@ -283,15 +286,25 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
-        words = self._log_tail(rank)
+        before, now = self._oom_kills, out_of_memory.kills()
         self._say(
             RankExited(
-                rank=rank, pid=pid, exit_code=code, last_words=words, heard_ns=time.monotonic_ns()
+                rank=rank,
+                pid=pid,
+                exit_code=code,
+                last_words=self._log_tail(rank),
+                peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
+                oom_kills=now - before if now is not None and before is not None else -1,
+                heard_ns=time.monotonic_ns(),
             )
         )
 
     def begin_last_words(self, ranks: Ranks) -> None:
-        """Something new begins on these ranks: what their logs have is not its last words."""
+        """Something new begins on these ranks: what their logs have is not its last words.
+
+        Nor has it to do with what the kernel killed so far.
+        """
+        self._oom_kills = out_of_memory.kills()
         for rank in ranks:
             with contextlib.suppress(OSError):
                 self._earlier_bytes[rank] = self.log_file(rank).stat().st_size

@@ -74,7 +74,12 @@ def _report(
     """What a rank answered; of one that is dead, failed to answer or is silent, what is known."""
     if state.status is Status.DEAD:
         return RankReport(
-            state.rank, Activity.DEAD, exit_code=state.exit_code, last_words=state.last_words
+            state.rank,
+            Activity.DEAD,
+            exit_code=state.exit_code,
+            last_words=state.last_words,
+            peak_bytes=state.peak_bytes,
+            oom_kills=state.oom_kills,
         )
     if answer is None:
         return silent(state)

@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     Pulse,
     RankExited,
     Ranks,
+    RankSpawned,
     StepTable,
     Traceback,
     cut,
@@ -83,6 +84,8 @@ class CellRun:
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}
+        self._replaced: set[int] = set()
+        """Ranks that died and have a new process since."""
         self.lost: set[int] = set()
         self.withheld: dict[int, int] = {}
         self._logs = {rank: OutputLog() for rank in ranks}
@@ -118,8 +121,9 @@ class CellRun:
                 self.withheld[event.rank] = event.withheld_bytes
                 self.changes += 1
             case RankExited() if event.rank not in self.finished:
-                words = event.last_words.strip() or self._last_line(event.rank)
-                self.died[event.rank] = replace(event, last_words=words)
+                self.died[event.rank] = event
+            case RankSpawned() if event.rank in self.died:
+                self._replaced.add(event.rank)
 
     @property
     def title(self) -> str:
@@ -137,6 +141,13 @@ class CellRun:
         detector = self.detector  # once: another thread may take it away
         late = detector.latest if detector is not None else None
         return late.headline if late is not None and late.findings else ""
+
+    @property
+    def left_ns(self) -> Mapping[int, int]:
+        """When each rank left it that is not in it any more."""
+        with self._lock:
+            ends = (*self.died.values(), *self.finished.values())
+            return {end.rank: end.heard_ns for end in ends}
 
     @property
     def exits(self) -> Mapping[str, Ranks]:
@@ -194,11 +205,6 @@ class CellRun:
         streams = (OutputKind.STDOUT, OutputKind.STDERR)
         return "".join(item.text for item in items if item.what in streams)
 
-    def _last_line(self, rank: int) -> str:
-        """The last line `rank` wrote, empty when it wrote none."""
-        text = self._written(rank).strip()
-        return text.splitlines()[-1] if text else ""
-
     def tracebacks(self) -> tuple[Traceback, ...]:
         """What its ranks raised so far, equal tracebacks as one."""
         return tuple(
@@ -249,11 +255,18 @@ class CellRun:
     def _deaths(self) -> list[str]:
         lines = []
         for rank, exited in sorted(self.died.items()):
-            words = exited.last_words.strip().splitlines()
-            last = f" (last words: {words[-1].strip()})" if words else ""
+            # What stands in its log may be of anything that ran in its process, also before.
+            logged = exited.last_words.strip().splitlines()[-1:]
+            own = self.written(rank).strip().splitlines()[-1:]
+            last = f" (it last wrote: {own[0].strip()})" if own else ""
+            last = f" (its log ends: {logged[0].strip()})" if logged else last
             lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
-        if self.died:
-            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(self.died)}")
+        if dead := self.died.keys() - self._replaced:
+            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
+        if self._replaced:
+            a = "a new process" if len(self._replaced) == 1 else "new processes"
+            has = "has" if len(self._replaced) == 1 else "have"
+            lines.append(f"{name_ranks(self._replaced)} {has} {a} now, without variables")
         return lines
 
     def _exceptions(self) -> list[str]:

@@ -11,7 +11,7 @@ from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status, name_ranks
+from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.session.options import Settings
@@ -183,8 +183,8 @@ class BringUp:
         """Which rank failed at which stage, why, and what to do; then who waits for it."""
         lines = []
         for finding in diagnosis.findings:
-            who = name_ranks(finding.ranks).capitalize() + ": " if finding.ranks else ""
-            lines.append(f"{who}{finding.cause}\n  What to do: {finding.remedy}")
+            why = finding.sentence if finding.ranks else finding.cause
+            lines.append(f"{why}\n  What to do: {finding.remedy}")
         dead = self.record.snapshot.with_status(Status.DEAD)
         return "\n".join(
             [*deaths(self.record.snapshot), *lines] if dead or lines else ["Set-up did not finish."]

@@ -52,8 +52,9 @@ class SetUp:
         self._findings = findings
         self._freeing = threading.RLock()
         """Held while ranks are freed: no set-up may begin on them before that is over."""
-        self._replaced: tuple[str, ...] = ()
-        """The board's notes about the processes that the last abort replaced."""
+        self.replaced: tuple[str, ...] = ()
+        """The board's notes about the processes that were replaced to free ranks, or as they were
+        dead, when that was done last."""
 
     def status(self) -> Board:
         """The board now."""
@@ -138,9 +139,9 @@ class SetUp:
         """Free every rank and bring back the dead, so that all of them take calls."""
         bring_up = self.need("%ddp_fault")
         self.script = None
-        self.free(bring_up.everyone)
+        unblocked = self._unblock(bring_up, bring_up.everyone)
         self._runs.await_released()
-        bring_up.processes.replace(self._record.snapshot.with_status(Status.DEAD))
+        self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
 
     def as_before(self) -> InitOptions:
         """The options of the ranks' set-up, without what was changed on single ranks."""
@@ -245,10 +246,8 @@ class SetUp:
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
         had_group = not self.half_way
-        notes = [note for note in self._record.snapshot.notes if note not in self._replaced]
         script = next((c for c in self._runs.controllers if c.run.script and c.state.claimed), None)
-        self._replaced = (*self._unblock(bring_up, members), *self._replace_dead(members))
-        self._record.note(notes=(*notes, *self._replaced))
+        self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
         if self._record.snapshot.ended:
             raise SessionLost(f"{self._record.snapshot.ended} Start again: %ddp_init")
         self._runs.await_released()
@@ -268,6 +267,12 @@ class SetUp:
         bring_up.processes.replace(stopped)
         replaced = tuple(sorted({*blocked, *stopped}))
         return [_not_unblocked(replaced)] if replaced else []
+
+    def _note_replaced(self, replaced: tuple[str, ...]) -> None:
+        """Have the board say which processes were replaced, and no more those of the last time."""
+        others = [note for note in self._record.snapshot.notes if note not in self.replaced]
+        self.replaced = replaced
+        self._record.note(notes=(*others, *replaced))
 
     def _replace_dead(self, members: Ranks) -> list[str]:
         """New processes for those of `members` that are dead; a note for each."""

@@ -35,13 +35,14 @@ class FaultResult:
     """How a fault ended, or its repair.
 
     `error` is how set-up failed, empty when it succeeded. `diagnosis` is what was found; None
-    when nothing was to be found.
+    when nothing was to be found. `replaced` says which processes were replaced first.
     """
 
     fault: Fault
     diagnosis: Diagnosis | None
     error: str = ""
     repaired: bool = False
+    replaced: tuple[str, ...] = ()
 
 
 Started = Callable[[CellRun], None]
@@ -104,11 +105,12 @@ class FaultLab:
             Kind.HOSTS: self._on_two_hosts,
             Kind.MODEL: self._model,
         }[fault.kind]
+        failed, replaced = "", self._set_up.replaced
         try:
             diagnosis = run(fault, faulty, started)
         except (CellFailed, SetupFailed, Stuck) as error:
-            return FaultResult(fault, error.diagnosis, str(error), not faulty)
-        return FaultResult(fault, diagnosis, "", not faulty)
+            diagnosis, failed = error.diagnosis, str(error)
+        return FaultResult(fault, diagnosis, failed, not faulty, replaced)
 
     def _settings(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
         options = self._set_up.as_before()

@@ -1,0 +1,119 @@
+"""The tests in the code that decide whether a line is reached, the nearest first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test on the way to a line, which is reached where it is `wanted`.
+
+    `shown` is how it is quoted, empty for the text of its own line.
+    """
+
+    test: ast.expr
+    line: int
+    wanted: bool = True
+    shown: str = ""
+
+
+def tests_around(tree: ast.Module, line: int, called: str) -> Iterator[Test]:
+    """What must hold for the call of `called` in `line` to be reached, the nearest first.
+
+    Within the function that the line is in: what stands around it, in an expression too, and
+    what leads out of the function or the loop before.
+    """
+    chain = _chain(tree, line, called)
+    scopes = [index for index, node in enumerate(chain) if isinstance(node, _SCOPES)]
+    chain = chain[scopes[-1] :] if scopes else chain
+    for parent, child in reversed(list(pairwise(chain))):
+        yield from _before(parent, child)
+        yield from _between(parent, child)
+
+
+def _chain(tree: ast.Module, line: int, called: str) -> list[ast.AST]:
+    """The nodes from the module down to the call in this line; without one, to the statement."""
+    best: list[ast.AST] = [tree]
+    ahead: list[list[ast.AST]] = [[tree]]
+    while ahead:
+        chain = ahead.pop()
+        node = chain[-1]
+        if isinstance(node, ast.Call) and last_name(node.func) == called:
+            return chain
+        if isinstance(node, _STATEMENTS):
+            best = max(best, chain, key=len)
+        below = [child for child in ast.iter_child_nodes(node) if _holds(child, line)]
+        ahead += [[*chain, child] for child in reversed(below)]
+    return best
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    if isinstance(node, ast.match_case):
+        return any(_holds(statement, line) for statement in node.body)
+    first = getattr(node, "lineno", None)
+    return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
+
+
+def last_name(func: ast.AST) -> str:
+    """``get_rank`` of ``dist.get_rank``."""
+    return getattr(func, "attr", "") or getattr(func, "id", "")
+
+
+def _between(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
+    """What `parent` asks before it goes on to `child`."""
+    match parent:
+        case ast.If() | ast.IfExp():
+            yield from _of_branch(parent, child)
+        case ast.BoolOp() if isinstance(child, ast.expr) and (i := parent.values.index(child)):
+            first = parent.values[0] if i == 1 else ast.BoolOp(parent.op, parent.values[:i])
+            yes = isinstance(parent.op, ast.And)
+            shown = f"{ast.unparse(first)} {'and' if yes else 'or'} …"
+            yield Test(first, parent.lineno, yes, shown)
+        case ast.Match() if isinstance(child, ast.match_case):
+            yield _of_case(parent, child)
+        case ast.ExceptHandler():
+            yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
+        case _ if isinstance(parent, _COMPREHENSIONS):
+            tests = [test for generator in parent.generators for test in generator.ifs]
+            yield from (Test(t, t.lineno, shown=f"if {ast.unparse(t)}") for t in reversed(tests))
+
+
+def _of_branch(parent: ast.If | ast.IfExp, child: ast.AST) -> Iterator[Test]:
+    body = parent.body if isinstance(parent, ast.If) else [parent.body]
+    if child is parent.test:
+        return
+    own_line = isinstance(parent, ast.If)
+    shown = f"if {ast.unparse(parent.test)}"
+    if child in body:
+        yield Test(parent.test, parent.lineno, shown="" if own_line else shown)
+    else:
+        yield Test(parent.test, parent.lineno, wanted=False, shown=f"else of {shown}")
+
+
+def _of_case(parent: ast.Match, case: ast.match_case) -> Test:
+    pattern = case.pattern
+    shown = f"match {ast.unparse(parent.subject)}: case {ast.unparse(pattern)}"
+    test: ast.expr = ast.Call(ast.Name("match"), [parent.subject], [])
+    if isinstance(pattern, ast.MatchValue) and case.guard is None:
+        test = ast.Compare(parent.subject, [ast.Eq()], [pattern.value])
+    return Test(test, pattern.lineno, shown=shown)
+
+
+def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
+    """Ifs before `child` in the same list that lead out of it: ``if rank != 0: return``."""
+    for name in ("body", "orelse", "finalbody"):
+        body = getattr(parent, name, None)
+        if isinstance(body, list) and child in body:
+            for other in reversed(body[: body.index(child)]):
+                if isinstance(other, ast.If) and isinstance(last := other.body[-1], _LEAVES):
+                    shown = f"if {ast.unparse(other.test)}: {type(last).__name__.lower()}"
+                    yield Test(other.test, other.lineno, wanted=False, shown=shown)

@@ -1,0 +1,98 @@
+"""Ranks whose process ended: how, what is known of why, and how to get them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ddp_notebook.model import (
+    Case,
+    Category,
+    Finding,
+    RankReport,
+    Ranks,
+    format_bytes,
+    format_ranks,
+)
+from ddp_notebook.state.descriptions import exit_text
+
+_SIGKILL = -9
+
+
+def deaths(
+    case: Case,
+    dead: Sequence[RankReport],
+    waiting: Ranks,
+    last: Callable[[int], str] = lambda rank: "",
+) -> Iterator[Finding]:
+    """A finding for all that ended in the same way. `last` is what a rank did last, in words."""
+    same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
+    for report in dead:
+        same.setdefault((report.exit_code, _lacked_memory(report)), []).append(report)
+    for (code, lacked), reports in same.items():
+        ranks = tuple(report.rank for report in reports)
+        others = "; the others wait for it, or lost their connection to it"
+        if len(ranks) > 1:
+            others = "; the others wait for them, or lost their connection to them"
+        remedy, command = _bring_back(case, ranks)
+        yield Finding(
+            _category(code, lacked),
+            ranks,
+            f"{_how(code, lacked)}{others if waiting else ''}",
+            f"{'Use less memory per rank. ' if lacked else ''}{remedy}: {command}",
+            waiting,
+            tuple(line for report in reports for line in _known(report, last(report.rank))),
+            commands=(command,),
+        )
+
+
+def _lacked_memory(report: RankReport) -> bool | None:
+    """Whether the kernel killed it for lack of memory; None of other ends, and where unknown."""
+    if report.exit_code != _SIGKILL or report.oom_kills < 0:
+        return None
+    return report.oom_kills > 0
+
+
+def _category(code: int | None, lacked: bool | None) -> Category:
+    if code == 0:
+        return Category.EARLY_EXIT
+    return Category.OOM_ON_ONE_RANK if lacked else Category.RANK_DIED
+
+
+def _how(code: int | None, lacked: bool | None) -> str:
+    if code is None:
+        return "the process ended"
+    if code != _SIGKILL:
+        return exit_text(code)
+    why = {
+        True: "most likely by the kernel, which killed processes for lack of memory meanwhile",
+        False: "by its own code, another program or somebody's kill -9, and not by the kernel for "
+        "lack of memory",
+        None: "by the system for lack of memory, or by somebody's kill -9",
+    }
+    return f"killed by signal 9 (SIGKILL): {why[lacked]}"
+
+
+def _bring_back(case: Case, ranks: Ranks) -> tuple[str, str]:
+    """What to do, and the magic that does it."""
+    # Ranks that wait for it in a cell or a script do not notice its end, and the new process can
+    # join only when they are out.
+    if any(other.rank in case.waiting and other.path for other in case.ranks):
+        new = "it a new process" if len(ranks) == 1 else "them new processes"
+        return f"Free the others, which gives {new} too", "%ddp_abort"
+    it = "it" if len(ranks) == 1 else "them"
+    return f"Bring {it} back", f"%ddp_restart --ranks {format_ranks(ranks)}"
+
+
+def _known(report: RankReport, last: str) -> Iterator[str]:
+    """Lines of evidence about one rank."""
+    who = f"rank {report.rank}"
+    how = exit_text(report.exit_code) if report.exit_code is not None else "the process ended"
+    yield f"{who}: {how}{f', after {last}' if last else ''}"
+    if report.exit_code == _SIGKILL and report.peak_bytes:
+        yield f"{who} used {format_bytes(report.peak_bytes)} of memory at most"
+    if report.exit_code == _SIGKILL and report.oom_kills >= 0:
+        count = report.oom_kills or "no"
+        processes = "process" if report.oom_kills == 1 else "processes"
+        yield f"the kernel killed {count} {processes} for lack of memory meanwhile (oom_kill)"
+    for line in report.last_words.strip().splitlines()[-1:]:
+        yield f"the last line in the log of {who}: {line.strip()}"
