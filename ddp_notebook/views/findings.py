@@ -69,7 +69,8 @@ def past_words(d: Diagnosis) -> str:
     run = d.run
     if run is None or not run.over or not d.findings:
         return ""
-    return f"Found in {plain(run.title)}, {_age(run.age_s)} ago; nothing has run since."
+    when = f"{_age(run.age_s)} ago"
+    return f"Found in {plain(run.title)}, {when}; no cell or script has run since."
 
 
 def _age(age_s: float) -> str:

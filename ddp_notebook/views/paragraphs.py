@@ -23,8 +23,8 @@ _COPY = (
 def indented(text: str, first: str) -> str:
     """`text` behind `first`, its further lines indented as far."""
     lines = wrapped(text, WIDTH - len(first)) or [""]
-    below = " " * len(first)
-    return "\n".join([f"{first}{lines[0]}".rstrip(), *(f"{below}{line}" for line in lines[1:])])
+    starts = [first, *[" " * len(first)] * (len(lines) - 1)]
+    return "\n".join(f"{start}{line}".rstrip() for start, line in zip(starts, lines, strict=True))
 
 
 def view(parts: Sequence[str]) -> str:

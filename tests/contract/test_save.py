@@ -81,11 +81,16 @@ def test_a_fresh_process_without_a_cluster_says_the_same(saved: Saved) -> None:
         [sys.executable, "-c", READ, str(saved.path)], capture_output=True, text=True, check=True
     )
     told = json.loads(shown.stdout)
-    assert told["why"] == saved.why
+    # Which run it was, and what it wrote, is not in a file without --output.
+    of_the_session = {"run", "tracebacks"}
+    assert {k: v for k, v in told["why"].items() if k not in of_the_session} == {
+        k: v for k, v in saved.why.items() if k not in of_the_session
+    }
     assert told["why"]["findings"][0]["ranks"] == [2]
     assert told["rows"] == saved.rows
     assert told["where"] == dict.fromkeys(("0", "1", "3"), "cell 1:13")
-    assert told["set up"] == "4 ranks, gloo: starting"
+    loading = "4 ranks, gloo: torch is being loaded"  # where no fork server had it yet
+    assert told["set up"] in ("4 ranks, gloo: starting", loading)
     assert told["loaded"] == []
     # One more all_reduce where it was not the one that raised.
     issued = {int(rank): count for rank, count in told["issued"].items()}

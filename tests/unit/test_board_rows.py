@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     Finding,
     Loading,
     Phase,
+    Place,
     RankExited,
     RankSpawned,
     RankState,
@@ -261,3 +262,21 @@ def test_while_torch_is_loaded_every_view_says_so_with_a_clock() -> None:
     assert model.board_json(made, 0)["loading"] == {"percent": 40, "since_us": 5_000_000}
     unknown = replace(snapshot, loading=Loading(5 * S))
     assert "ranks: 12 s" in board_view.text(board_of(BoardFacts(unknown)))
+
+
+def test_the_code_box_marks_the_line_that_raised_and_not_where_the_innocent_wait() -> None:
+    raised = {1: (Place("cell 3", 7), Place("cell 3", 3, "load"))}
+    path = (Place("cell 3", 9),)
+    waits = Collective(0, 0, "barrier", path=path)
+    finding = Finding(Category.EXCEPTION_ON_ONE_RANK, (1,), "raised KeyError", "", (0,))
+    facts = BoardFacts(
+        Snapshot(ranks=(RankState(0), RankState(1))),
+        Collectives({0: (waits,)}),
+        (0,),
+        Diagnosis((finding,)),
+        raised=raised,
+    )
+    (location,) = pending_locations(facts)
+    assert (location.ranks, location.line, location.callers) == ((1,), 3, ("cell 3:7",))
+    (without,) = pending_locations(replace(facts, diagnosis=None))
+    assert (without.ranks, without.line) == ((0,), 9)

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddp_notebook.model import Category, Diagnosis, Finding, StepRow, StepTable
+from ddp_notebook.model import (
+    Category,
+    Diagnosis,
+    Finding,
+    JudgedRun,
+    StepRow,
+    StepTable,
+    Traceback,
+)
 from ddp_notebook.views import findings, step_table
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.notebook import mime_bundle
@@ -401,3 +409,24 @@ def test_ranks_that_did_the_same_are_named_once(doing: dict[int, str]) -> None:
     folded = findings.folded_doing(doing)
     assert len({text for _, text in folded}) == len(folded)
     assert {text for _, text in folded} == {text.strip() for text in doing.values()}
+
+
+def test_what_was_found_earlier_says_when_and_a_traceback_is_escaped_and_comes_first() -> None:
+    finding = Finding(Category.EXCEPTION, (1,), "raised ValueError", "Correct it.", (0,))
+    traceback = Traceback((1,), "\x1b[31mValueError\x1b[0m: <i>no</i>\n" + "deep\n" * 1000)
+    run = JudgedRun("cell 3", 3, True, "2026-01-01T00:00:00", 130.0)
+    d = Diagnosis((finding,), tracebacks=(traceback,), run=run)
+    text, page = findings.text(d), findings.html(d)
+    assert text.startswith(
+        "Found in cell 3, 2 min ago; no cell or script has run since.\n\n── rank 1"
+    )
+    assert text.index("ValueError: <i>") < text.index("lines not shown") < text.index("✗ Rank 1")
+    assert "Rank 0 was waiting." in text and "Rank 0 was waiting." in page
+    assert "&lt;i&gt;no&lt;/i&gt;" in page and "<i>no" not in page and "\x1b" not in text + page
+    assert d.to_json()["tracebacks"][0]["text"].startswith("ValueError: <i>no</i>")
+
+
+def test_nothing_found_is_green_only_where_it_is_proved() -> None:
+    unsure = Diagnosis(unsure="No problem found so far: rank 0 waits.")
+    assert findings.text(unsure) == "► No problem found so far: rank 0 waits."
+    assert findings.CALM not in findings.html(unsure)
