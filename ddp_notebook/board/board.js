@@ -455,7 +455,7 @@ class Page {
 
   /** Jupyter marks a widget so whose kernel has ended or was restarted. */
   get disconnected() {
-    return Boolean(this.el.closest(".jupyter-widgets-disconnected"));
+    return Boolean(this.store.cut || this.el.closest(".jupyter-widgets-disconnected"));
   }
 
   /** Nothing is ready whose kernel has ended. */
@@ -464,6 +464,7 @@ class Page {
   }
 
   received(now) {
+    this.store.cut = false;
     this.store.live = true; // a kernel has spoken: this is no saved page
     this.messageAt = performance.now();
     if (now == null) return;
@@ -472,7 +473,11 @@ class Page {
   }
 
   send(message) {
-    if (!this.disconnected) this.model.send({ ...message, view: this.view });
+    try {
+      if (!this.disconnected) this.model.send({ ...message, view: this.view });
+    } catch {
+      this.store.cut = true; // a restart of the kernel closes the way to it, and is not always marked
+    }
   }
 
   act(magic) {
