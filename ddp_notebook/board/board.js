@@ -500,9 +500,9 @@ class Page {
 
   drawHead(board) {
     const past = this.past && `${formatSpan(this.get("board").now - this.past.now)} ago`;
-    show(this.head, [board.headline, past, board.closed], () => [
+    show(this.head, [board.headline, past, board.closed, this.wasEnded], () => [
       make("span", { class: "ddpb-title" }, board.headline),
-      board.closed && make("span", { class: "ddpb-category" }, "last known state"),
+      (board.closed || this.wasEnded) && make("span", { class: "ddpb-category" }, "last known state"),
       past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
     ]);
   }
@@ -645,6 +645,7 @@ class Page {
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;
+      this.drawHead(this.board);
       this.drawRows(this.board);
       this.timeline.touch();
     }
@@ -781,7 +782,7 @@ class Timeline {
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused (held by you)"], ["free", "freed: nobody waits any more"]];
+    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused (held by you)"], ["free", "freed, nobody waits any more"]];
     this.el = make(
       "section",
       { class: "ddpb-timeline", "aria-label": "Collectives", hidden: true },
