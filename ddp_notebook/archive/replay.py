@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, decode_run
 from ddp_notebook.archive.trace import trace
-from ddp_notebook.diagnosis import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
 from ddp_notebook.model.codec import DecodeError
@@ -70,7 +70,12 @@ class Replay:
 
         `saved.diagnosis` is what was found then. Raises UsageMistake when nothing was known.
         """
-        return diagnose_run(self._case("%ddp_why"))
+        case = self._case("%ddp_why")
+        diagnosis = diagnose_run(case)
+        if diagnosis.wrong:
+            return diagnosis
+        own = failures.raised_in(case)
+        return replace(diagnosis, findings=(*own, *diagnosis.findings))
 
     def where(self) -> Mapping[int, tuple[Place, ...]]:
         """Where each rank was in the user's code, its outermost line first.

@@ -27,10 +27,15 @@ _ORDER = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
 def judge(curves: Sequence[Curve], conditions: Conditions) -> tuple[Trust, tuple[str, ...]]:
     """The badge, and every reason why it is not a better one, worst first."""
     points = [p for curve in curves for p in curve.points]
-    judged = [*_from_conditions(conditions), *_from_points(points)]
-    judged.sort(key=lambda item: -_ORDER.index(item[0]))
-    worst = judged[0][0] if judged else Trust.GOOD
-    return worst, tuple(reason for _, reason in judged)
+    load = from_load(conditions.ranks_per_host, conditions.cores, conditions.others_cpu)
+    return worst_first([*load, *_from_points(points)])
+
+
+def worst_first(judged: Sequence[tuple[Trust, str]]) -> tuple[Trust, tuple[str, ...]]:
+    """The worst badge of all that was `judged`, and the reasons, its own first."""
+    ordered = sorted(judged, key=lambda item: -_ORDER.index(item[0]))
+    worst = ordered[0][0] if ordered else Trust.GOOD
+    return worst, tuple(reason for _, reason in ordered)
 
 
 def disturbed(conditions: Conditions) -> bool:
@@ -39,8 +44,10 @@ def disturbed(conditions: Conditions) -> bool:
     return bool(cores) and taken is not None and taken / cores >= _OTHERS_NOISY
 
 
-def _from_conditions(conditions: Conditions) -> Iterable[tuple[Trust, str]]:
-    cores, ranks = conditions.cores, conditions.ranks_per_host
+def from_load(
+    ranks: int, cores: int | None, others_cpu: float | None
+) -> Iterable[tuple[Trust, str]]:
+    """What `ranks` on `cores` cores means, of which other processes kept `others_cpu` busy."""
     if cores and ranks > 1 and cores < _CORES_PER_RANK * ranks:
         yield (
             Trust.FAIR,
@@ -48,12 +55,12 @@ def _from_conditions(conditions: Conditions) -> Iterable[tuple[Trust, str]]:
             "per rank the ranks wait for each other's turn on a core, and small sizes say more "
             "about the machine's scheduler than about communication",
         )
-    if cores and conditions.others_cpu is not None:
-        share = conditions.others_cpu / cores
+    if cores and others_cpu is not None:
+        share = others_cpu / cores
         if share >= _OTHERS_FAIR:
             yield (
                 Trust.NOISY if share >= _OTHERS_NOISY else Trust.FAIR,
-                f"other processes kept {conditions.others_cpu:.1f} of {_counted(cores, 'core')} "
+                f"other processes kept {others_cpu:.1f} of {_counted(cores, 'core')} "
                 "busy meanwhile",
             )
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 
+from ddp_notebook.diagnosis import failures
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
@@ -209,7 +210,12 @@ def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> boo
 def _diagnosis(case: Case, findings: list[Finding]) -> Diagnosis:
     """The diagnosis, with what passes by itself after what does not."""
     findings = folded(sorted(findings, key=lambda finding: finding.passing))
-    return Diagnosis(tuple(findings), {e.rank: doing(e) for e in case.ranks}, case.world_size)
+    return Diagnosis(
+        tuple(findings),
+        {e.rank: doing(e) for e in case.ranks},
+        case.world_size,
+        unsure="" if findings else failures.unsure(case, {}, "", ()),
+    )
 
 
 def folded(findings: Iterable[Finding]) -> list[Finding]:

@@ -51,6 +51,24 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     )
 
 
+def raised_in(case: Case) -> tuple[Finding, ...]:
+    """The same of what is known of ranks in a case alone."""
+    failed = (e for e in case.ranks if e.activity is Activity.FAILED and e.error_at)
+    ends = [
+        CellFinished(
+            rank=e.rank,
+            cell=0,
+            outcome="error",
+            ename=e.error_type,
+            evalue=e.error_text,
+            path=e.error_at,
+        )
+        for e in failed
+        if e.error_type != "KeyboardInterrupt"
+    ]
+    return raised(ends, tuple(e.rank for e in case.ranks))
+
+
 def died(exits: Mapping[int, RankExited]) -> tuple[Finding, ...]:
     """Ranks whose processes ended in a run."""
     return tuple(
@@ -135,7 +153,12 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
         long = f", on the same line for {least_s:.0f} s" if least_s >= _LONG_S else ""
         are = "is" if len(pending) == 1 else "are"
         return f"No problem found so far: {name_ranks(pending)} {are} still in {title}{long}."
-    failed = case.where(Activity.FAILED)
+    newest = max((report.run for report in case.ranks), default=0)
+    ended = [e for e in case.ranks if e.activity is Activity.FAILED and e.run == newest]
+    stopped = tuple(e.rank for e in ended if e.error_type == "KeyboardInterrupt")
+    failed = tuple(e.rank for e in ended if e.rank not in stopped)
+    if stopped and not failed:
+        return _interrupted(stopped)
     return (
         f"{name_ranks(failed).capitalize()} failed, and the cause is not known." if failed else ""
     )
@@ -144,8 +167,10 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
 def interrupted(ends: Iterable[CellFinished]) -> str:
     """That a run was interrupted, so that no findings prove little; empty where it was not."""
     ranks = tuple(sorted(end.rank for end in ends if end.outcome == "interrupted"))
-    if not ranks:
-        return ""
+    return _interrupted(ranks) if ranks else ""
+
+
+def _interrupted(ranks: Ranks) -> str:
     were = "was" if len(ranks) == 1 else "were"
     return f"No problem was found before {name_ranks(ranks)} {were} interrupted."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddp_notebook.model import Activity, Place, RankReport, Worker, cut
 
@@ -61,6 +61,13 @@ def evidence_of(e: RankReport) -> tuple[str, ...]:
             if w.due
         ),
     )
+
+
+def of_each(facts: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """Lines of evidence; of several ranks, each with its own."""
+    if len(facts) == 1:
+        return next(iter(facts.values()))
+    return tuple(f"rank {rank}: {line}" for rank, lines in facts.items() for line in lines)
 
 
 def where_busy(e: RankReport) -> str:

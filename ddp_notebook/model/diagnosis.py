@@ -93,10 +93,12 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Who, and why; a cause that begins with its ranks names them itself."""
+        """Who, and why; a cause that begins with its ranks, or what they did, makes a sentence."""
         who = name_ranks(self.ranks) if self.ranks else "no rank in particular"
         if self.cause.startswith(f"{who} "):
             return f"{self.cause[0].upper()}{self.cause[1:]}"
+        if self.cause.startswith("raised "):
+            return f"{who.capitalize()} {self.cause}"
         return f"{who.capitalize()}: {self.cause}"
 
     def to_json(self) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from dataclasses import replace
 
 from ddp_notebook.model import Diagnosis, JudgedRun
 
+SET_UP = "set-up"
+"""The title of what is no cell and no script."""
+
 
 class Found:
     """What was found wrong in one run or set-up; nothing as long as it goes well.

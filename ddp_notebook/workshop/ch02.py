@@ -96,7 +96,7 @@ def ranks_that_were_counted(counted: Mapping[int, int]) -> str:
                 f"rank {rank} counted {count}: it looked before the others had come. It must wait "
                 "until the last one says so."
             )
-    return f"right: {everyone} on every rank. Whoever comes last lets all others go: that is a barrier."
+    return f"right: {everyone} on every rank. Who comes last lets all others go: that is a barrier."
 
 
 @exercise("2.5", one_of("none at all", "only to the file", "to each other"))

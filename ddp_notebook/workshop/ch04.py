@@ -53,8 +53,8 @@ def averaged_by_hand(of: Mapping[int, Distances]) -> str:
             continue
         if _near(each, "total"):
             raise WrongAnswer(
-                f"rank {rank} has the sum over the ranks, {len(of)} times the mean: all_reduce adds. "
-                "What is left to do with a sum of world_size gradients?"
+                f"rank {rank} has the sum over the ranks, {len(of)} times the mean: all_reduce "
+                "adds. What is left to do with a sum of world_size gradients?"
             )
         if _near(each, "own"):
             raise WrongAnswer(

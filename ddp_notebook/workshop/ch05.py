@@ -108,8 +108,8 @@ def where_their_ways_part(answer: tuple[int, int]) -> str:
         raise WrongAnswer(f"rank {rank} waits in all_reduce, as others do. Who does not?")
     if line in TAKES_PART:
         raise WrongAnswer(
-            f"line {line} is where the others wait. What has kept rank {last} from coming here as often "
-            "as they did?"
+            f"line {line} is where the others wait. What has kept rank {last} from coming here "
+            "as often as they did?"
         )
     if line == CALLS:
         raise WrongAnswer(

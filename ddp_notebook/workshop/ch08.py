@@ -40,8 +40,8 @@ def batch_of_all_ranks(answer: tuple[int, float]) -> str:
     count = NOTEBOOK.world_size
     if batch != round(_SEEN_BY_TWO / count):
         raise WrongAnswer(
-            f"with --batch {batch} a step of {count} ranks sees {batch * count} images. How many did "
-            "a step of two ranks with --batch 32 see?"
+            f"with --batch {batch} a step of {count} ranks sees {batch * count} images. How many "
+            "did a step of two ranks with --batch 32 see?"
         )
     if _SEEN_BY_TWO % count:
         return f"as near as {count} ranks can come: 64 images are no whole number for each."

@@ -48,6 +48,17 @@ MISMATCHES = {
 }
 
 
+def test_dimensions_of_size_1_are_sent_as_torch_sends_them(ranks: Session) -> None:
+    source = (
+        "x = torch.ones(()) if rank == 2 else torch.ones(1)\n"
+        "dist.all_reduce(x)\n"
+        "y = torch.full((2, 1) if rank else (2,), float(rank + 3))\n"
+        "dist.broadcast(y, 0)\n"
+        "assert x == 4 and (y == 3).all()"
+    )
+    ranks.run_cell(source).raise_for_error()
+
+
 @pytest.mark.parametrize("source", MISMATCHES.values(), ids=MISMATCHES)
 def test_what_does_not_match_is_refused_and_every_rank_lives(ranks: Session, source: str) -> None:
     pids = [state.pid for state in ranks.record.snapshot.ranks]

@@ -177,6 +177,9 @@ def test_what_an_earlier_cell_wrote_are_not_the_last_words(session: Session) -> 
     ).raise_for_error()
     result = session.run_cell("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)")
     assert "rank 2 died, killed by SIGKILL;" in str(result.error)
+    state = session.record.snapshot.ranks[2]
+    assert state.peak_bytes > 1 << 20
+    assert state.oom_kills in (0, -1), "nobody lacked memory"
 
 
 def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Session) -> None:

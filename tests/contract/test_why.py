@@ -95,7 +95,7 @@ def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks
         (traceback,) = shown.tracebacks
         assert traceback.ranks == (1,)
         text = findings.text(shown)
-        assert 0 < text.index("return settings['key7']") < text.index("✗ Rank 1: raised KeyError")
+        assert 0 < text.index("return settings['key7']") < text.index("✗ Rank 1 raised KeyError")
     for _ in range(2):  # however often it is asked
         (group,) = ranks.wait(0).tracebacks
         assert group.ranks == (1,) and "key7" in group.items[0].text

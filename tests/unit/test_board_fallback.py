@@ -38,7 +38,7 @@ def test_without_their_packages_there_is_the_picture_alone(
     here = shell(WITH_COMMS)
     board = open_board(Session(), here, {})
     assert isinstance(board, StillBoard)
-    board.open()
+    board.open(0.0, None)
     assert here.display_pub.arrived.wait(10)
     board.close()
     assert "No ranks" in here.display_pub.texts[0]

@@ -86,7 +86,7 @@ def test_a_port_of_its_own_is_the_mistake_of_that_rank() -> None:
     wrong = waiting(1, "store", came={"master_port": 23457})
     found = diagnose(waiting(0), wrong, waiting(2))
     assert blamed(found) == [(Category.ENV_MISMATCH, (1,))]
-    assert found.findings[0].cause == "MASTER_PORT is 23457 on rank 1, but 29500 on ranks 0,2"
+    assert found.findings[0].cause == "rank 1 has MASTER_PORT=23457, but ranks 0,2 have 29500"
     assert found.findings[0].remedy == "Set MASTER_PORT=29500 on rank 1."
     assert found.findings[0].waiting == (0, 2)
 

@@ -115,4 +115,6 @@ def test_ranks_that_run_nothing_and_did_not_fail_are_proof_enough() -> None:
     idle = Case((RankReport(0, Activity.IDLE), RankReport(1, Activity.IDLE)))
     assert failures.unsure(idle, {}, "cell 3", ()) == ""
     failed = Case((RankReport(0, Activity.FAILED), RankReport(1, Activity.IDLE)))
+    earlier = Case((RankReport(0, Activity.FAILED, run=1), RankReport(1, Activity.IDLE, run=2)))
+    assert failures.unsure(earlier, {}, "cell 3", ()) == "", "that was in an earlier cell"
     assert failures.unsure(failed, {}, "cell 3", ()) == "Rank 0 failed, and the cause is not known."

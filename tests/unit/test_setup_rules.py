@@ -151,10 +151,13 @@ def test_ranks_that_meet_again_with_other_values_are_compared_with_those_that_do
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"master_port": 23457}, "MASTER_PORT is 23457 on rank 1, but 29500 on ranks 0,2"),
-        ({"master_addr": "10.0.0.9"}, "MASTER_ADDR is 10.0.0.9 on rank 1, but 127.0.0.1 on "),
-        ({"world_size": 4}, "WORLD_SIZE is 4 on rank 1, but 3 on ranks 0,2"),
-        ({"backend": "nccl"}, "backend is nccl on rank 1, but gloo on ranks 0,2"),
+        ({"master_port": 23457}, "rank 1 has MASTER_PORT=23457, but ranks 0,2 have 29500"),
+        (
+            {"master_addr": "10.0.0.9"},
+            "rank 1 has MASTER_ADDR=10.0.0.9, but ranks 0,2 have 127.0.0.1",
+        ),
+        ({"world_size": 4}, "rank 1 has WORLD_SIZE=4, but ranks 0,2 have 3"),
+        ({"backend": "nccl"}, "rank 1 has backend nccl, but ranks 0,2 have gloo"),
         ({"method": "tcp"}, "init_method is tcp on rank 1, but env on ranks 0,2"),
     ],
 )

@@ -33,7 +33,7 @@ from ddp_notebook.session.runs.run import CellRun
         ((0, 2), "ranks 0,2 have left", "Ranks 0,2 have left"),
         ((0,), "ranks 0,2 have left", "Rank 0: ranks 0,2 have left"),
         ((1,), "rank 12 waits", "Rank 1: rank 12 waits"),
-        ((1,), "raised ValueError: x", "Rank 1: raised ValueError: x"),
+        ((1,), "raised ValueError: x", "Rank 1 raised ValueError: x"),
         ((), "a file is there", "No rank in particular: a file is there"),
     ],
 )

@@ -187,6 +187,8 @@ class StepBenchResult:
     prediction: Prediction | None = None
     notes: tuple[str, ...] = ()
     problem: str = ""
+    others_cpu: float | None = None
+    """CPU cores that processes other than the ranks kept busy meanwhile; None where unknown."""
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ say who diverged from whom, and where. Ranks that are only at different places p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
@@ -16,7 +16,7 @@ from ddp_notebook.diagnosis.collectives.describe import called, fact, named, ver
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import evidence_of, where_busy, works
+from ddp_notebook.diagnosis.progress import evidence_of, of_each, where_busy, works
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -183,7 +183,7 @@ def _late(context: Context, reports: list[RankReport], what: str, *, paused: boo
         if paused
         else f"Wait for {'it' if len(ranks) == 1 else 'them'}, or interrupt the cell.",
         context.case.waiting,
-        _of_each({report.rank: evidence_of(report) for report in reports}),
+        of_each({report.rank: evidence_of(report) for report in reports}),
         passing=True,
         commands=(step,) if paused else (),
     )
@@ -193,10 +193,3 @@ def _doing(report: RankReport, *, paused: bool) -> str:
     if paused:
         return "paused (by %ddp_step)"
     return f"busy{f' at {report.path[-1]}' if report.path else where_busy(report)}"
-
-
-def _of_each(facts: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """Lines of evidence; of several ranks, each with its own."""
-    if len(facts) == 1:
-        return next(iter(facts.values()))
-    return tuple(f"rank {rank}: {line}" for rank, lines in facts.items() for line in lines)

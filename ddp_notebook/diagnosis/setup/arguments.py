@@ -92,28 +92,30 @@ def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]
         if len(set(values.values())) < 2:
             continue
         votes = vote(values, expected, case.store_host)
-        right, culprits, where = votes.value, votes.minority, f"on {name_ranks(votes.majority)}"
+        right, culprits = votes.value, votes.minority
+        where = f"{verb(votes.majority, 'has', 'have')} {right}"
         if name.startswith("MASTER") and case.store_host is None and expected not in ("", right):
             # The store is where it is, however many ranks agree on another place.
             right, culprits = expected, tuple(sorted(values))
-            where = "where the session's store is"
+            where = f"{right} where the session's store is"
         setting = f"{name}={right}" if name.isupper() else f"{name} {right}"
         yield Finding(
             Category.ENV_MISMATCH,
             culprits,
-            f"{name} is {_each(values, culprits)}, but {right} {where}",
+            f"{_each(name, values, culprits)}, but {where}",
             f"Set {setting} on {name_ranks(culprits)}.",
             case.waiting,
             tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
         )
 
 
-def _each(values: Mapping[int, str], ranks: Ranks) -> str:
+def _each(name: str, values: Mapping[int, str], ranks: Ranks) -> str:
     """What these ranks have: one value, or each its own."""
     sets = alike({rank: values[rank] for rank in ranks})
+    equals = "=" if name.isupper() else " "
     if len(sets) == 1:
-        return f"{sets[0][1]} on {name_ranks(ranks)}"
-    return ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks)
+        return f"{verb(ranks, 'has', 'have')} {name}{equals}{sets[0][1]}"
+    return f"{name} is " + ", ".join(f"{values[rank]} on rank {rank}" for rank in ranks)
 
 
 def wrong_world_size(context: Context) -> Iterator[Finding]:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.progress import call_number, evidence_of, in_setup, where_busy, works
+from ddp_notebook.diagnosis.progress import (
+    call_number,
+    evidence_of,
+    in_setup,
+    of_each,
+    where_busy,
+    works,
+)
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -124,17 +132,22 @@ def late_ranks(context: Context) -> Iterator[Finding]:
     case = context.case
     if context.graph.at.keys() >= {e.rank for e in case.ranks if _is_in_setup(e)}:
         return
+    late: dict[str, list[RankReport]] = {}
     for e in case.ranks:
         if works(e):
-            yield Finding(
-                Category.STRAGGLER,
-                (e.rank,),
-                f"has not called it yet: it is busy{where_busy(e)}",
-                "Wait for it, or interrupt the cell.",
-                case.waiting,
-                evidence_of(e),
-                passing=True,
-            )
+            late.setdefault(where_busy(e), []).append(e)
+    for where, reports in late.items():
+        ranks = tuple(report.rank for report in reports)
+        it, is_ = ("it", "it is") if len(ranks) == 1 else ("them", "they are")
+        yield Finding(
+            Category.STRAGGLER,
+            ranks,
+            f"{verb(ranks, 'has', 'have')} not called it yet: {is_} busy{where}",
+            f"Wait for {it}, or interrupt the cell.",
+            case.waiting,
+            of_each({report.rank: evidence_of(report) for report in reports}),
+            passing=True,
+        )
     paused = case.where(Activity.HELD)
     if paused:
         step = f"%ddp_step --ranks {format_ranks(paused)}"

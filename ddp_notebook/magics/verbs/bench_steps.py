@@ -65,8 +65,7 @@ def bench_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
     predict_for = _predict_for(args, ui.session.record.snapshot.world_size)
 
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
-        left_s = elapsed_s * (1 - done) / done if done else None
-        return live_steps(plan.model, result, done, left_s)
+        return live_steps(plan.model, result, done, elapsed_s)
 
     with ui.output.progress(render) as watch:
         return ui.session.bench_steps(plan, predict_for=predict_for, watch=watch)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.diagnosis import diagnose_setup
+from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -231,7 +231,12 @@ class BringUp:
 
     def diagnose(self) -> Diagnosis:
         """What is wrong, as far as can be told now."""
-        return diagnose_setup(self.look())
+        case = self.look()
+        diagnosis = diagnose_setup(case)
+        if diagnosis.wrong:
+            return diagnosis
+        own = failures.failed_in_set_up(self.record.snapshot.ranks, case)
+        return replace(diagnosis, findings=(*own, *diagnosis.findings))
 
     def free(self, ranks: Ranks) -> Ranks:
         """Unblock ranks; those that nothing but the end of their process will free."""

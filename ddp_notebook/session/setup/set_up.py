@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
-from ddp_notebook.session.findings import Found
+from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
@@ -89,10 +89,10 @@ class SetUp:
                     f"%ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
-                self._findings.begin(Found("set-up"))
+                self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
-        self._findings.begin(Found("set-up"))
+        self._findings.begin(Found(SET_UP))
         self._pool.close("New ranks were started.")
         self._start(options, devices)
         return self._set_up(options)
@@ -131,7 +131,7 @@ class SetUp:
 
     def set_up(self, options: InitOptions) -> Board:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
-        self._findings.begin(Found("set-up"))
+        self._findings.begin(Found(SET_UP))
         self.make_ready()
         return self._set_up(options)
 
@@ -173,7 +173,7 @@ class SetUp:
     def _keep(self, diagnosis: Diagnosis | None) -> None:
         """Keep why set-up failed, also where it was done for a script or an abort."""
         if diagnosis is not None and diagnosis.findings:
-            found = Found("set-up")
+            found = Found(SET_UP)
             found.take(diagnosis)
             self._findings.begin(found)
 

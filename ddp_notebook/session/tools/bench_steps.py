@@ -20,7 +20,7 @@ from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import cores
 from ddp_notebook.session.queries import Answers, ask
-from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
+from ddp_notebook.session.tools.measuring import Benchmarks, HostLoad, Measuring
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
@@ -83,16 +83,18 @@ class StepBench:
             partial = _PartialResults(members, watch, measuring, about)
             unsubscribe = self._record.subscribe(partial.take)
             try:
+                load = HostLoad([state.pid for state in self._record.snapshot.ranks if state.pid])
                 request = calls.StepsMeasurement(tuple(batches), not _communicates(prepared))
                 answers = self._ask(
                     processes, members, calls.MEASURE_STEPS, request, measuring.cancelled
                 )
+                others_cpu = load.others()
                 problem = self._end(answers, partial)
             finally:
                 unsubscribe()
         notes = (*about.notes, *_left_out(prepared, plan, batches))
         result = stats.summarise(
-            replace(about, notes=notes, problem=problem),
+            replace(about, notes=notes, problem=problem, others_cpu=others_cpu),
             [partial.blocks[rank] for rank in members],
             rounds=plan.rounds,
         )

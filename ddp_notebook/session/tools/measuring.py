@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ddp_notebook.rank.bench.host_load import busy_s
 
 if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
@@ -51,3 +56,32 @@ class Benchmarks:
                 self.current = None
             progress.over.set()
             self._record.add(())
+
+
+class HostLoad:
+    """What processes other than the ranks, and this one, take of the cores from now on."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        """Their process numbers."""
+        self._began_s = time.monotonic()
+        self._before = self._look()
+
+    def others(self) -> float | None:
+        """How many cores they kept busy since; None where that cannot be told."""
+        (ours, host), (ours_now, host_now) = self._before, self._look()
+        elapsed_s = time.monotonic() - self._began_s
+        if host is None or host_now is None or elapsed_s <= 0:
+            return None
+        return max(0.0, (host_now - host) - (ours_now - ours)) / elapsed_s
+
+    def _look(self) -> tuple[float, float | None]:
+        """The CPU seconds of the ranks and this process so far, and of the host."""
+        import psutil  # late: only benchmarks need it, and it takes time to load
+
+        ours = time.process_time()
+        for pid in self._ranks:
+            with contextlib.suppress(psutil.Error):
+                spent = psutil.Process(pid).cpu_times()
+                ours += spent.user + spent.system
+        return ours, busy_s(Path("/proc/stat"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.model import Activity, Case, Diagnosis, Finding, JudgedRun, Status
+from ddp_notebook.session.findings import SET_UP
 from ddp_notebook.session.runs import post_run
 
 if TYPE_CHECKING:
@@ -63,15 +64,19 @@ class Why:
 
     def _of_set_up(self, case: Case, now: Diagnosis) -> Diagnosis:
         """Of ranks that are in set-up, or whose set-up failed."""
-        going_on = replace(now, run=JudgedRun("set-up"))
-        if now.wrong:
-            return going_on
-        if own := failures.failed_in_set_up(self._record.snapshot.ranks, case):
-            return replace(going_on, findings=(*own, *now.findings))
+        going_on = replace(now, run=JudgedRun(SET_UP))
+        if not now.wrong:
+            own = failures.failed_in_set_up(self._record.snapshot.ranks, case)
+            going_on = replace(going_on, findings=(*own, *now.findings))
         last = self._findings.last
-        if last is not None and last.diagnosis is not None:
-            return last.diagnosis
-        return self._unexplained(case, going_on, "set-up")
+        found = last.diagnosis if last is not None else None
+        if found is None or last is None:
+            return self._unexplained(case, going_on, SET_UP)
+        if last.title == SET_UP:
+            return going_on if going_on.findings else found
+        # A cell can be run on ranks that are not set up; why they are not is told below.
+        new = tuple(f for f in going_on.findings if f not in found.findings)
+        return replace(found, findings=(*found.findings, *new))
 
     def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
         """Of a run that ranks are in."""

@@ -37,12 +37,16 @@ _BAR_SHARE = 0.66
 
 
 def live_steps(
-    what: str, result: StepBenchResult | None, done: float, left_s: float | None
+    what: str, result: StepBenchResult | None, done: float, elapsed_s: float
 ) -> dict[str, str]:
     """What to show now of the training steps of the model `what`. `done` is 0 to 1."""
+    left_s = elapsed_s * (1 - done) / done if done else None
     points = result.points if result is not None else ()
     plot = _bars(points[-_MOST_BARS:]) if points else ""
-    return _bundle(f"training steps of {what}", done, left_s, plot)
+    about = f"training steps of {what}"
+    if not done:
+        about += f": each rank makes the model and tries every batch size, since {elapsed_s:.0f} s"
+    return _bundle(about, done, left_s, plot)
 
 
 def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:

@@ -8,9 +8,10 @@ from html import escape
 from itertools import chain
 from textwrap import wrap
 
+from ddp_notebook.bench.steps import trust
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
 from ddp_notebook.model import format_bytes
-from ddp_notebook.views.bench.table import number_table
+from ddp_notebook.views.bench.table import number_table, trust_text
 from ddp_notebook.views.board import WIDTH
 from ddp_notebook.views.table import Table
 
@@ -46,7 +47,10 @@ class Section:
 
 def text(result: StepBenchResult) -> str:
     """What was measured: what it says in words, the tables, and what to know about it."""
-    parts = [title(result), "\n".join(_folded(line) for line in sentences(result))]
+    badge, reasons = trust.judge(result)
+    because = [_folded(f"  because {reason}.") for reason in reasons]
+    head = "\n".join([title(result), trust_text(badge), *because])
+    parts = [head, "\n".join(_folded(line) for line in sentences(result))]
     parts += [section.text() for section in sections(result)]
     parts.append("\n".join(_folded(f"Note: {note}") for note in notes(result)))
     return "\n\n".join(part for part in parts if part)
@@ -54,12 +58,15 @@ def text(result: StepBenchResult) -> str:
 
 def html(result: StepBenchResult) -> str:
     """What was measured: what it says in words, the tables, and what to know about it."""
+    badge, reasons = trust.judge(result)
+    because = "".join(f'<p style="{_NOTE}">because {escape(reason)}.</p>' for reason in reasons)
     words = "".join(f'<p style="{_LINE}">{escape(line)}</p>' for line in sentences(result))
     tables = "".join(section.html() for section in sections(result))
     about = "".join(f'<p style="{_NOTE}">{escape(note)}</p>' for note in notes(result))
     return (
         f'<div class="ddp-steps"><div style="font-weight: 600">{escape(title(result))}</div>'
-        f"{words}{tables}{about}</div>"
+        f'<p style="{_LINE}">{escape(trust_text(badge))}</p>'
+        f"{because}{words}{tables}{about}</div>"
     )
 
 
@@ -185,7 +192,7 @@ def _steps(result: StepBenchResult) -> Section:
             ms(p.optimizer_us),
             ms(p.overlapped_us),
             f"{p.samples_per_s:,.0f}",
-            f"{p.efficiency:.0%}",
+            f"{p.efficiency:.0%}" if p.efficiency <= trust.PERFECT else "noise",
             f"{p.steps:,}",
         )
         for p in result.points

@@ -53,7 +53,7 @@ _MEANINGS = {
 
 def table_text(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
     """The result in words and as tables of fixed width."""
-    lines = [title(run), f"Trust: {run.trust} ({_MEANINGS[run.trust]})"]
+    lines = [title(run), trust_text(run.trust)]
     if run.ended:
         lines.append(f"Ended early: {run.ended}. What was measured by then is here.")
     lines += [f"  because {reason}." for reason in run.reasons]
@@ -65,6 +65,11 @@ def table_text(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
         lines.append("Nothing was measured.")
     lines += ["", *_foot(run)]
     return "\n".join(lines).rstrip()
+
+
+def trust_text(trust: Trust) -> str:
+    """The badge of a benchmark in words."""
+    return f"Trust: {trust} ({_MEANINGS[trust]})"
 
 
 def table_html(run: BenchRun, changes: Sequence[CurveChange] = ()) -> str:
