@@ -455,7 +455,7 @@ class Page {
 
   /** Jupyter marks a widget so whose kernel has ended or was restarted. */
   get disconnected() {
-    return Boolean(this.el.closest(".jupyter-widgets-disconnected"));
+    return Boolean(this.store.cut || this.el.closest(".jupyter-widgets-disconnected"));
   }
 
   /** Nothing is ready whose kernel has ended. */
@@ -464,6 +464,7 @@ class Page {
   }
 
   received(now) {
+    this.store.cut = false;
     this.store.live = true; // a kernel has spoken: this is no saved page
     this.messageAt = performance.now();
     if (now == null) return;
@@ -472,7 +473,11 @@ class Page {
   }
 
   send(message) {
-    if (!this.disconnected) this.model.send({ ...message, view: this.view });
+    try {
+      if (!this.disconnected) this.model.send({ ...message, view: this.view });
+    } catch {
+      this.store.cut = true; // a restart of the kernel closes the way to it, and is not always marked
+    }
   }
 
   act(magic) {
@@ -495,9 +500,9 @@ class Page {
 
   drawHead(board) {
     const past = this.past && `${formatSpan(this.get("board").now - this.past.now)} ago`;
-    show(this.head, [board.headline, past, board.closed], () => [
+    show(this.head, [board.headline, past, board.closed, this.wasEnded], () => [
       make("span", { class: "ddpb-title" }, board.headline),
-      board.closed && make("span", { class: "ddpb-category" }, "last known state"),
+      (board.closed || this.wasEnded) && make("span", { class: "ddpb-category" }, "last known state"),
       past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
     ]);
   }
@@ -640,6 +645,7 @@ class Page {
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;
+      this.drawHead(this.board);
       this.drawRows(this.board);
       this.timeline.touch();
     }
@@ -776,7 +782,7 @@ class Timeline {
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused (held by you)"], ["free", "freed: nobody waits any more"]];
+    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused (held by you)"], ["free", "freed, nobody waits any more"]];
     this.el = make(
       "section",
       { class: "ddpb-timeline", "aria-label": "Collectives", hidden: true },

@@ -127,7 +127,7 @@ def _row(
         role=role,
         word=Role.ENDED.value if role is Role.ENDED else state_word(state),
         waits_for=activity.waits_for,
-        since_ns=activity.since_ns,
+        since_ns=0 if role is Role.ENDED else activity.since_ns,
         heard_ns=state.heard_ns if silent else 0,
     )
 
