@@ -131,7 +131,7 @@ def _same_versions(rank_facts: Mapping[int, Facts]) -> Check:
         return Check.failure(
             name,
             "; ".join(differing),
-            "Install the same everywhere, then start new processes: %ddp_shutdown, then %ddp_init",
+            "Install the same everywhere, then start new processes: %ddp_init --replace",
         )
     return Check.ok(name, f"{who}: all the same")
 

@@ -30,13 +30,14 @@ dist.destroy_process_group()
 
 class Starting:
     """Warm: the fork server has torch loaded. Cold: from the moment of `%load_ext`. Beside
-    another: cold, while another notebook of the same user has a fork server."""
+    another: cold, while another notebook of the same user has a fork server. Again: after
+    `%ddp_shutdown`. Replaced: two ranks in place of four, in one command."""
 
     name = "start"
 
     def round(self) -> Numbers:
         """A warm start, one with torchrun, two cold starts: alone, and beside another notebook."""
-        warm_s = self._warm()
+        warm_s, again_s, replaced_s = self._warm()
         verified_s, ended_s = time_torchrun()
         cold_s, load_s = self._cold()
         with Kernel() as other:
@@ -44,6 +45,8 @@ class Starting:
             beside_s, _ = self._cold()
         return {
             "warm_s": warm_s,
+            "again_s": again_s,
+            "replaced_s": replaced_s,
             "cold_s": cold_s,
             "beside_s": beside_s,
             "load_ext_s": load_s,
@@ -51,10 +54,14 @@ class Starting:
             "torchrun_ended_s": ended_s,
         }
 
-    def _warm(self) -> float:
+    def _warm(self) -> tuple[float, float, float]:
         with Kernel() as kernel:
             kernel.warm()
-            return kernel.run_well(f"%ddp_init --world-size {WORLD_SIZE}").elapsed_s
+            first = kernel.run_well(f"%ddp_init --world-size {WORLD_SIZE}")
+            kernel.run_well("%ddp_shutdown")
+            again = kernel.run_well(f"%ddp_init --world-size {WORLD_SIZE}")
+            replaced = kernel.run_well("%ddp_init --world-size 2 --replace")
+            return first.elapsed_s, again.elapsed_s, replaced.elapsed_s
 
     def _cold(self) -> tuple[float, float]:
         with Kernel() as kernel:
@@ -67,11 +74,19 @@ class Starting:
         """The rival's time is that of the command; its last rank has verified before its end."""
         ended_s, verified_s = medians["torchrun_ended_s"], medians["torchrun_verified_s"]
         warm_s, cold_s = medians["warm_s"], medians["cold_s"]
+        again_s, replaced_s = medians["again_s"], medians["replaced_s"]
         load_s = medians["load_ext_s"]
         verified = f"torchrun, until verified {verified_s:.2f} s"
         return [
             compare("%ddp_init -n 4, warm", warm_s, ended_s, 0.25, "torchrun"),
             Row("  the same", f"{warm_s:.2f} s", verified, warm_s / verified_s),
+            compare("%ddp_init -n 4, after %ddp_shutdown", again_s, ended_s, 0.25, "torchrun"),
+            Row(
+                "%ddp_init -n 2 --replace, four ranks before",
+                f"{replaced_s:.2f} s",
+                wanted="at most 1 s",
+                met=replaced_s <= 1.0,
+            ),
             compare("%load_ext + %ddp_init -n 4, cold", cold_s, ended_s, 0.6, "torchrun"),
             Row("  the same", f"{cold_s:.2f} s", verified, cold_s / verified_s),
             Row("  the same, beside another notebook", f"{medians['beside_s']:.2f} s"),

@@ -235,8 +235,8 @@ def _where(options: BenchOptions, processes: Processes) -> tuple[str, str]:
         device = "cpu"
     elif options.device == "cuda" and not device.startswith("cuda"):
         raise UsageMistake(
-            "--device cuda: the ranks were started without GPUs. With them: %ddp_shutdown, then "
-            "%ddp_init --device cuda"
+            "--device cuda: the ranks were started without GPUs. With them: "
+            "%ddp_init --device cuda --replace"
         )
     return "" if options.backend == "auto" else options.backend, device
 
