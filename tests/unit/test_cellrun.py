@@ -6,8 +6,11 @@ import pytest
 
 from ddp_notebook.errors import CellFailed, CellSyntaxError
 from ddp_notebook.model import (
+    Category,
     CellFinished,
     CellStarted,
+    Diagnosis,
+    Finding,
     Output,
     OutputKind,
     RankExited,
@@ -101,3 +104,15 @@ def test_a_syntax_error_is_found_before_any_rank_runs_on_the_notebooks_own_line(
     assert str(caught.value) == (
         "invalid syntax (cell line 4); no rank ran the cell\n    y = = 2\n        ^"
     )
+
+
+def test_what_the_guard_refused_on_innocent_ranks_does_not_stand_above_the_finding() -> None:
+    run = CellRun(1, (0, 1, 2))
+    for rank, name in enumerate(("Mismatch", "KeyError")):
+        run.take([Output(rank=rank, cell=1, what=OutputKind.ERROR, text=f"{name}: text")])
+        run.take([finished(rank, "error", ename=name, evalue="text")])
+    nothing_found = run.with_tracebacks(Diagnosis(()))
+    assert [raised.ranks for raised in nothing_found.tracebacks] == [(0,), (1,)]
+    finding = Finding(Category.OP_MISMATCH, (2,), "rank 2 has op=MAX", "Use the same op=.")
+    (raised,) = run.with_tracebacks(Diagnosis((finding,))).tracebacks
+    assert raised.ranks == (1,)

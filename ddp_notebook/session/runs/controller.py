@@ -242,7 +242,7 @@ class RunController:
     def _to_end(self, work: Work, interrupted: Callable[[], bool]) -> CellResult:
         diagnosis = self._wait(work, interrupted)
         if diagnosis is not None:
-            diagnosis = replace(diagnosis, tracebacks=self.run.tracebacks())
+            diagnosis = self.run.with_tracebacks(diagnosis)
             return replace(self.run.result(_stuck(diagnosis)), diagnosis=diagnosis)
         if self.lost and not self.run.done:
             return self._lost()
@@ -264,7 +264,7 @@ class RunController:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 
     def _keep(self, diagnosis: Diagnosis) -> None:
-        self.found.take(replace(diagnosis, tracebacks=self.run.tracebacks()))
+        self.found.take(self.run.with_tracebacks(diagnosis))
 
     def _lost(self) -> CellResult:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))

@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.state.descriptions import exit_text
+from ddp_notebook.state.fold import MISMATCH
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:
@@ -212,6 +213,18 @@ class CellRun:
             for raised in self._split()[0]
             for item in raised.items
         )
+
+    def with_tracebacks(self, diagnosis: Diagnosis) -> Diagnosis:
+        """`diagnosis` with what its ranks raised.
+
+        Where a finding says what is wrong, that our guard refused a collective is no news: it was
+        refused on ranks that did right, too.
+        """
+        refused = {rank for rank, end in self.finished.items() if end.ename == MISMATCH}
+        shown = self.tracebacks()
+        if diagnosis.wrong:
+            shown = tuple(each for each in shown if not refused.issuperset(each.ranks))
+        return replace(diagnosis, tracebacks=shown)
 
     def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
         """All tracebacks, and all that was written beside them."""

@@ -81,7 +81,7 @@ class Why:
     def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
         """Of a run that ranks are in."""
         run, found = controller.run, controller.found
-        going_on = replace(now, run=found.run, tracebacks=run.tracebacks())
+        going_on = run.with_tracebacks(replace(now, run=found.run))
         if now.wrong:
             return going_on
         if own := failures.raised(run.finished.values(), run.ranks):
