@@ -115,3 +115,20 @@ def test_who_gives_up_soon_does_not_count_as_waiting_for_a_key(store: dist.Store
         eventually(lambda: frames_in(thread, "waits_for_key"), 10, "it waits")
         assert key_of(thread) == ""
         store.set("stop", "1")
+
+
+def test_what_is_seen_of_a_thread_that_goes_on_meanwhile_is_of_another_moment() -> None:
+    first, second = threading.Event(), threading.Event()
+
+    def both() -> None:
+        first.wait()
+        second.wait()
+
+    with running(both) as thread:
+        eventually(lambda: frames_in(thread, "wait"), 10, "it waits")
+        frame = sys._current_frames()[thread.ident or 0]
+        seen = waiting.Awaited(thread, frame, frame.f_lasti)
+        assert not seen.has_moved
+        first.set()
+        eventually(lambda: seen.has_moved, 10, "it goes on")
+        second.set()

@@ -46,11 +46,19 @@ class Awaited:
     thread: threading.Thread
     frame: FrameType | None
     """Its innermost frame."""
+    instruction: int = -1
+    """Where it was in that."""
 
     @property
     def is_main(self) -> bool:
         """True of the main thread."""
         return self.thread is threading.main_thread()
+
+    @property
+    def has_moved(self) -> bool:
+        """True when it has gone on since; what was seen of it meanwhile is of another moment."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        return frame is not self.frame or _instruction(frame) != self.instruction
 
     @property
     def native_id(self) -> int:
@@ -94,7 +102,8 @@ class Waiting:
             if other is None:
                 break
             thread = other
-        return Awaited(thread, current.get(thread.ident or 0))
+        frame = current.get(thread.ident or 0)
+        return Awaited(thread, frame, _instruction(frame))
 
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """What it waits in; `runnable` when it uses the CPU."""
@@ -107,7 +116,8 @@ class Waiting:
         key = store_keys.awaited(frames.chain(awaited.frame))
         if key:
             return Wait("key", key=key)
-        return Wait("collective") if self._awaits_work(awaited, stack) else Wait()
+        waits = self._awaits_work(awaited, stack) and not awaited.has_moved
+        return Wait("collective") if waits else Wait()
 
     def _inside_torch(self, stack: Sequence[FrameType]) -> str:
         """The part of set-up that these frames are in, by the names of torch's functions."""
@@ -140,6 +150,10 @@ class Waiting:
             line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
             return ".wait(" in line
         return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
+
+
+def _instruction(frame: FrameType | None) -> int:
+    return -1 if frame is None else frame.f_lasti
 
 
 def is_ddp_constructor(frame: FrameType) -> bool:
