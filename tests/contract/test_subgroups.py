@@ -87,16 +87,3 @@ def test_new_group_that_not_every_rank_calls_is_named(ranks: Session) -> None:
     board = ranks.abort()
     assert [state.pid for state in board.snapshot.ranks] == pids
     ranks.run_cell(WORK).raise_for_error()
-
-
-def test_ranks_that_made_their_own_lists_are_not_told_to_stay_out(ranks4: Session) -> None:
-    source = (
-        "own = dist.new_group([0, 3] if rank in (0, 3) else [1, 2])\n"
-        "dist.all_reduce(torch.ones(1), group=own)"
-    )
-    result = ranks4.run_cell(source)
-    assert isinstance(result.error, Stuck) and result.diagnosis is not None
-    (first, *_) = result.diagnosis.findings
-    assert first.category is Category.SUBGROUP_MISUSE
-    assert "with the same lists in the same order" in first.remedy
-    ranks4.abort()

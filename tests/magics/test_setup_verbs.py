@@ -93,7 +93,7 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
         ("%ddp_step --to nowhere", "argument --to: invalid choice: 'nowhere'"),
         ("%ddp_step --to launched", "argument --to: invalid choice: 'launched'"),
         ("%ddp_why now", "unrecognized arguments: now. For example: %ddp_why "),
-        ("%ddp_abort 1", "unrecognized arguments: 1. For example: %ddp_abort "),
+        ("%ddp_abort 1", "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 1"),
         ("%ddp_run", "the following arguments are required: script. For example: %ddp_run train"),
         ("%ddp_run --store mine x.py", "argument --store: invalid choice: 'mine'"),
         ("%ddp_wrap --cap", "unrecognized arguments: --cap. For example: %ddp_wrap model"),

@@ -174,6 +174,8 @@ class Sources:
 
     def _tests(self, record: Collective) -> list[tuple[Place, Test]]:
         """The tests on the way to a record, the nearest first."""
+        if not record.path:
+            return []  # it is of a thread that none of the user's lines are on
         calls = [*(place.function for place in record.path[1:]), record.api.rpartition(".")[2]]
         found = []
         for place, called in reversed(list(zip(record.path, calls, strict=True))):
