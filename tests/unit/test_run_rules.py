@@ -120,6 +120,10 @@ def test_a_run_that_the_user_interrupts_proves_nothing() -> None:
     case = play(same(2, [backward()] * 3, r1=[backward()]), {1: raised("", "KeyboardInterrupt")})
     interrupted = replace(raised("", "KeyboardInterrupt"), rank=0)
     assert found(replace(case, ranks=(interrupted, case.ranks[1]))) == []
+    waits = RankReport(0, Activity.WAITING, "ddp", entered=1)
+    for judge in (diagnose_run, diagnose_setup):
+        of_one = judge(Case((waits, replace(interrupted, rank=1)), {"WORLD_SIZE": "2"}))
+        assert all(f.category is not Category.EXCEPTION_ON_ONE_RANK for f in of_one.findings)
 
 
 # -- set-up --------------------------------------------------------------------------------

@@ -193,6 +193,8 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if _VICTIM.search(e.error_text):
         return _gave_up_first(e, case)
+    if e.error_type == "KeyboardInterrupt":
+        return None  # the user's own doing
     if not case.where(Activity.WAITING) and not _gave_up(case):
         return None  # no rank was waiting for it: the error speaks for itself
     return (
