@@ -134,6 +134,7 @@ def ctrl_c(
         over.set()
         thread.join(30)
     finally:
+        over.set()  # or the interrupts of a test that fails go on into those that follow
         signal.signal(signal.SIGINT, before)
     assert not problems, problems
     text = str(caught.value)

@@ -139,8 +139,9 @@ class SetUp:
         """Free every rank and bring back the dead, so that all of them take calls."""
         bring_up = self.need("%ddp_fault")
         self.script = None
-        unblocked = self._unblock(bring_up, bring_up.everyone)
+        blocked = self.free(bring_up.everyone)
         self._runs.await_released()
+        unblocked = [_not_unblocked(blocked)] if blocked else []
         self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
 
     def as_before(self) -> InitOptions:
