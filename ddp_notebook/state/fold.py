@@ -65,6 +65,8 @@ def set_up_anew(state: RankState) -> RankState:
         doing="",
         cause="",
         remedy="",
+        raised="",
+        refused=False,
     )
 
 
