@@ -21,7 +21,7 @@ from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, st
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
 from ddp_notebook.diagnosis.training import data_parallel, devices, rules, samplers
 from ddp_notebook.model import (
@@ -95,6 +95,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(exits.ended, When.RUN),
+    Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
@@ -155,8 +156,8 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
 def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
-    loading = any(report.workers for report in case.ranks)
-    judged = loading or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED)
+    waits = any(report.workers or left_alone(report) for report in case.ranks)
+    judged = waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED)
     return _diagnosis(case, *(_findings(Context(case), When.SETUP) if judged else ([], [])))
 
 

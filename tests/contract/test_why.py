@@ -124,6 +124,52 @@ def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any
     assert findings.text(ranks.why()).startswith("✓ No problem found.")
 
 
+IN_A_THREAD = """\
+import queue, threading
+ready = queue.Queue()
+def load():
+    ready.put([2.0, 1.0]['rank 1' if rank == 1 else 0])
+thread = threading.Thread(target=load, name='loader'); thread.start()
+x = torch.tensor(ready.get())
+dist.all_reduce(x)"""
+BESIDE = """\
+import threading
+def report():
+    raise ConnectionError('no telemetry')
+thread = threading.Thread(target=report); thread.start(); thread.join()
+dist.barrier()"""
+STARTED = """\
+import multiprocessing, time
+if rank == 1:
+    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))
+    child.start()
+    child.join()
+dist.barrier()"""
+
+
+def test_a_thread_that_raises_on_one_rank_is_named_where_its_main_thread_waits_for_it(
+    ranks: Any,
+) -> None:
+    (finding,) = stuck(ranks, IN_A_THREAD).findings
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+    assert "'loader' raised TypeError: list indices must be integers" in finding.cause
+    assert "cell 7:5 in load" in finding.cause and finding.waiting == (0, 2)
+    ranks.abort()
+    assert ranks.run_cell(BESIDE).error is None
+    assert not ranks.why().findings, "nobody waits for that thread"
+
+
+def test_of_processes_that_a_rank_started_and_waits_for_it_is_told_what_they_do(
+    ranks: Any,
+) -> None:
+    ranks.run_cell(STARTED, detach=True)
+    told = eventually(
+        lambda: next((f for f in ranks.why().findings if f.ranks == (1,)), None), 20, "it waits"
+    )
+    assert told.passing and any("which it started and which is" in line for line in told.evidence)
+    ranks.abort()
+
+
 @pytest.mark.parametrize(
     ("source", "category", "who"),
     [

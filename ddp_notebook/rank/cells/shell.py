@@ -11,8 +11,6 @@ import ast
 import inspect
 import linecache
 import sys
-import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -144,18 +142,6 @@ class RankShell(Component):
             lines = [stb] if isinstance(stb, str) else stb
             self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))
 
-        in_thread = threading.excepthook
-
-        def forward_from_thread(error: threading.ExceptHookArgs) -> None:
-            if not self.forwarder.cell or self.forwarder.forked or error.exc_type is SystemExit:
-                in_thread(error)
-                return
-            name = error.thread.name if error.thread is not None else "?"
-            lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-            text = f"Exception in thread {name}:\n{''.join(lines)}"
-            self.forwarder.show(what=OutputKind.ERROR, text=shown(text))
-
-        threading.excepthook = forward_from_thread
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
 

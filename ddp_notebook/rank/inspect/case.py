@@ -26,6 +26,7 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells.raised import place_of
+from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect import host
@@ -61,6 +62,7 @@ class Reporter:
         resolver: Resolver,
         reachability: Reachability,
         data_workers: DataWorkers,
+        thread_errors: ThreadErrors,
         summary: RunSummary,
     ) -> None:
         self._rank = process.rank
@@ -74,6 +76,7 @@ class Reporter:
         self._resolver = resolver
         self._reachability = reachability
         self._data_workers = data_workers
+        self._thread_errors = thread_errors
         self._summary = summary
 
     def report(self) -> RankReport:
@@ -104,6 +107,9 @@ class Reporter:
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
             workers=() if inside else self._data_workers.owing(stack),
+            children=() if inside else self._data_workers.started(stack),
+            in_threads=self._thread_errors.of_run,
+            locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path),
             host=calls.host or host.host(),

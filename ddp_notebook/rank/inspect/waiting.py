@@ -98,12 +98,37 @@ class Waiting:
         thread = threading.main_thread()
         for _ in range(_MOST_THREADS):
             frame = current.get(thread.ident or 0)
-            other = _waits_for_thread(frames.frames_of(frame), current)
+            stack = frames.frames_of(frame)
+            other = _waits_for_thread(stack, current) or self._held_up_by(thread, current)
             if other is None:
                 break
             thread = other
         frame = current.get(thread.ident or 0)
         return Awaited(thread, frame, _instruction(frame))
+
+    def _held_up_by(
+        self, thread: threading.Thread, current: dict[int, FrameType]
+    ) -> threading.Thread | None:
+        """A thread in a collective, where the main one waits without a limit for a lock of its own.
+
+        That is so where all threads that could release it are in collectives themselves.
+        """
+        if thread is not threading.main_thread() or not _is_locked(os.getpid()):
+            return None
+        others = _at_work(current)
+        stuck = all(
+            self._inside_torch(frames.frames_of(current.get(each.ident or 0))) for each in others
+        )
+        return others[0] if others and stuck else None
+
+    def locked(self, awaited: Awaited) -> bool:
+        """True where the main thread waits for ever for a lock that no thread is left to release.
+
+        One in torch does not count: torch's own threads release it.
+        """
+        if not awaited.is_main or not _is_locked(awaited.native_id):
+            return False
+        return not _at_work(sys._current_frames()) and not awaited.has_moved
 
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """What it waits in; `runnable` when it uses the CPU."""
@@ -179,6 +204,34 @@ def _waits_for_thread(
             future, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
             return _who_computes(future, current) if limit is None else None
     return None
+
+
+def _is_locked(native_id: int) -> bool:
+    """True of a thread that waits without a limit for a lock, and not in torch."""
+    return blocked.in_torch(native_id) is False and blocked.for_ever(native_id)
+
+
+def _at_work(current: dict[int, FrameType]) -> list[threading.Thread]:
+    """The threads but the main one that are in more than waiting for work, or for a time."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread()
+        and (
+            isinstance(thread, threading.Timer)
+            or any(
+                not str(frame.f_globals.get("__name__", "")).startswith(_IDLE)
+                for frame in frames.chain(current.get(thread.ident or 0))
+            )
+        )
+    ]
+
+
+_IDLE = (
+    *("threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread"),
+    *("ipykernel", "ipyparallel", "zmq", "tornado", "IPython", "traitlets", "ddp_notebook"),
+)
+"""Modules of threads that wait for work, and of those that run beside the user's code."""
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:
