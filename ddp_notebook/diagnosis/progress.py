@@ -41,7 +41,7 @@ def works(e: RankReport) -> bool:
 
 
 def left_alone(e: RankReport) -> bool:
-    """True of a rank that waits for a lock of its own, and the thread that had to release it raised.
+    """True of a rank that waits for a lock of its own that a thread of it had to release: it raised.
 
     No thread is left that could.
     """

@@ -192,6 +192,8 @@ class RankReport:
     """The number of the collective in which its main thread waits, where it is known which."""
     key: str = ""
     """The key of a store that it waits for, and that nobody has set."""
+    key_test: str = ""
+    """What a loop of its own asks of that key: its value, say. Empty where any value will do."""
     run: int = 0
     """The session's number of the cell or script that it runs, or ran last."""
     replicas: tuple[ReplicaFacts, ...] = ()

@@ -159,6 +159,37 @@ def test_a_thread_that_raises_on_one_rank_is_named_where_its_main_thread_waits_f
     assert not ranks.why().findings, "nobody waits for that thread"
 
 
+def test_a_rank_that_polls_a_collective_or_a_key_which_cannot_come_is_not_busy(ranks: Any) -> None:
+    source = """\
+
+import time
+if rank != 1:
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    while not work.is_completed():
+        time.sleep(0.01)"""
+    (finding,) = stuck(ranks, source).findings
+    assert (finding.category, finding.waiting) == (Category.CONDITIONAL_COLLECTIVE, (0, 2))
+    assert "cell 7:5" in finding.cause and "if rank != 1:" in finding.cause, "line 2 is empty"
+    ranks.abort()
+    source = """\
+store = dist.distributed_c10d._get_default_store()
+while not store.check(['x']):
+    pass"""
+    (finding,) = stuck(ranks, source).findings
+    assert finding.category is Category.UNSET_KEY and "'x'" in finding.cause
+    ranks.abort()
+    late = """\
+import time
+store = dist.distributed_c10d._get_default_store()
+if rank == 0:
+    time.sleep(2.5)
+    store.set('there', '1')
+while not store.check(['there']):
+    time.sleep(0.01)"""
+    assert ranks.run_cell(late).error is None
+    assert not ranks.why().findings
+
+
 def test_of_processes_that_a_rank_started_and_waits_for_it_is_told_what_they_do(
     ranks: Any,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Cases in which something goes wrong, one for most rules: to be mutated, and judged all the same."""
+"""Cases in which something goes wrong, one for most rules: to be mutated, and judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rule that fails is a note beside what the other rules find; and none fails, whatever it gets."""
+"""A rule that fails is a note beside what the others find; and none fails, whatever it gets."""
 
 from __future__ import annotations
 

@@ -95,6 +95,14 @@ def test_where_most_ranks_wait_for_the_key_it_is_the_other_who_had_to_set_it() -
     assert "rank 0 has finished" in finding.cause
 
 
+def test_a_loop_that_asks_for_another_value_of_a_key_is_quoted() -> None:
+    asks = replace(FOR_KEY, key_test="store.get('ready') != b'2'")
+    finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: asks}))
+    assert finding.category == "unset-key"
+    assert "another value of the store's key 'ready' (store.get('ready') != b'2')" in finding.cause
+    assert "which no rank has set" not in finding.cause
+
+
 def test_before_any_collective_the_key_is_named_too() -> None:
     reports = (replace(FOR_KEY, rank=0), replace(FOR_KEY, rank=1))
     assert found(Case(reports)) == [("unset-key", (0, 1))]

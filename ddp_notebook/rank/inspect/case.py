@@ -32,7 +32,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect import host
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.polled_file import polled_file
+from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
 from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
 from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
@@ -117,12 +117,13 @@ class Reporter:
             versions=versions(),
             addresses=addresses,
             listens=self._listens(inside, arguments),
-            runnable=runnable,
+            runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
             waits_for=wait.record,
             key=wait.key,
+            key_test=wait.test,
             run=self._observer.run,
             replicas=self._summary.counts(),
         )

@@ -21,6 +21,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.inspect import blocked, frames, store_keys
 from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.polling import Polled, polled
 from ddp_notebook.rank.main_thread import MainThread
 
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
@@ -37,6 +38,10 @@ class Wait(NamedTuple):
     """The number of the collective, where it is known which of several it is."""
     key: str = ""
     """The key of a store that somebody has to set."""
+    test: str = ""
+    """What a loop asks of the key, where not only whether it is there."""
+    polls: bool = False
+    """It asks in a loop of the user's, and may use the CPU for it."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Waiting:
         self._main_thread = main_thread
         self._gate = gate
         self._observer = observer
+        self._user_code = user_code
         self._is_users = user_code.is_users
 
     def activity(self, inside: str) -> Activity:
@@ -136,6 +142,11 @@ class Waiting:
         inside = self._main_thread.waiting_in or self._inside_torch(stack)
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
+        asked = polled(awaited.frame, self._user_code) if awaited.is_main else Polled()
+        if asked.key:
+            return Wait("key", key=asked.key, test=asked.test, polls=True)
+        if asked.collective and self._observer.waits_for() is not None:
+            return Wait("collective", polls=True)
         if runnable:
             return Wait()
         key = store_keys.awaited(frames.chain(awaited.frame))
