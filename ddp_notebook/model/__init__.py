@@ -20,10 +20,12 @@ from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
 from ddp_notebook.model.case import (
     Activity,
     Case,
+    Child,
     InitArguments,
     Probe,
     RankReport,
     StoreFile,
+    ThreadError,
     Worker,
 )
 from ddp_notebook.model.collectives import (
@@ -115,8 +117,10 @@ __all__ = [
     "SamplerFacts",
     "TensorDigest",
     "StoreFile",
+    "ThreadError",
     "Worker",
     "Case",
+    "Child",
     "RankReport",
     "Probe",
     "InitArguments",
