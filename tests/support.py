@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,6 +145,27 @@ def warm_fork_server() -> Iterator[None]:
     finally:
         server.close()
         _warm.clear()
+
+
+def run_with_torch(source: str, folder: Path) -> None:
+    """Run a script in a process that has torch loaded, as a rank has. Fails as it does.
+
+    The fork server is forked from the warm one: loading torch takes seconds each time.
+    """
+    from ddp_notebook.launch.client import ForkServerClient
+
+    script, log = folder / "script.py", folder / "log"
+    script.write_text(source)
+    call = ["runpy:run_path", {"path_name": str(script), "run_name": "__main__"}]
+    spec = {"calls": [call], "env": dict(os.environ), "cwd": str(folder), "log": str(log)}
+    ended: Future[int] = Future()
+    server = ForkServerClient("fork")
+    try:
+        server.ready.result(scaled_for_load(60))
+        server.spawn(spec, ended.set_result)
+        assert ended.result(scaled_for_load(60)) == 0, log.read_text()
+    finally:
+        server.close()
 
 
 def renew_shared_ranks() -> None:
