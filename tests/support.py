@@ -123,8 +123,8 @@ def spared(session: Any) -> Iterator[None]:
         del _spared[pids.fork_server]
 
 
-_warm: set[int] = set()
-"""The fork server that forks those of all sessions of this process; its pid."""
+warm: set[int] = set()
+"""Processes kept for the whole run, so that sessions that begin meanwhile load no torch."""
 
 
 @contextlib.contextmanager
@@ -139,12 +139,12 @@ def warm_fork_server() -> Iterator[None]:
         yield
         return
     server = ForkServerClient("fork")
-    _warm.add(server.pid)
+    warm.add(pid := server.pid)
     try:
         yield
     finally:
         server.close()
-        _warm.clear()
+        warm.discard(pid)
 
 
 def run_with_torch(source: str, folder: Path) -> None:
@@ -216,7 +216,7 @@ def our_processes() -> list[psutil.Process]:
     while more := {pid for pid, parent in parents.items() if parent in shared} - shared:
         shared |= more
     found = []
-    for pid in ours - shared - _warm - {os.getpid()}:
+    for pid in ours - shared - warm - {os.getpid()}:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
     return [p for p in found if _is_alive(p)]
