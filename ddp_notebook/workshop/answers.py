@@ -25,7 +25,7 @@ def shown(answer: Any) -> str:
 
 
 def text(answer: Any) -> str:
-    """A word or a line, without the space around it; a store's value, which is in bytes, will do."""
+    """A word or a line, without the space around it; bytes, as a store has, will do."""
     if isinstance(answer, bytes):
         answer = answer.decode(errors="replace")
     if not isinstance(answer, str):

@@ -71,7 +71,11 @@ RIGHT: dict[str, list[Any]] = {
     "4.3": [(one, three, COUNTS) for one, three in ((1, 3), (1.0, "3"), (np.int64(1), [3]))],
     "4.4": [(everywhere(ACCUMULATED), everywhere(once)) for once in (1, 1.0, np.int64(1))],
     "4.5": [everywhere("averaged"), everywhere(" averaged"), ["averaged"] * 4],
-    "5.1": [SLOW, dict(a="slow", b="stuck", c="stuck"), {"A": "Slow ", "B": "STUCK", "C": "stuck"}],
+    "5.1": [
+        SLOW,
+        {"a": "slow", "b": "stuck", "c": "stuck"},
+        {"A": "Slow ", "B": "STUCK", "C": "stuck"},
+    ],
     "6.4": ["C", "c", " C "],
     "7.1": [
         (a, b, CURVE) for a, b in ((300, 2.0), ("310", 1.9), (np.float64(250), torch.tensor(2.2)))
@@ -211,8 +215,14 @@ WRONG: dict[str, list[Any]] = {
         )
     ],
     "9.3": ["127.0.0.1", "172.17.0.1", "10.20.0.12", "node-a", "", "localhost"],
-    "9.4": ["the ranks' own ports are shut", "rank 0 does not run", "shut", "", None]
-    + ["MASTER_ADDR is a loopback address"],
+    "9.4": [
+        "the ranks' own ports are shut",
+        "rank 0 does not run",
+        "shut",
+        "",
+        None,
+        "MASTER_ADDR is a loopback address",
+    ],
     "9.5": [(64, 0.8), (256, 0.8), (1024, 0.2), (1024, 0.05), (1024, 0.4), (0.8, 1024), 1024],
 }
 
