@@ -1,8 +1,9 @@
 """The temporary folder of a session: made, held while the session lives, swept when all is killed.
 
-The notebook's kernel and its fork server each hold a lock on a file in it, which the system releases
-when they end, however they end. Who gets the lock for itself may remove the folder. A process
-number would not do: the clock may be set, and a container that shares the folder has its own.
+The notebook's kernel and its fork server each hold a lock on a file in it, which the system
+releases when they end, however they end. Who gets the lock for itself may remove the folder. A
+process number would not do: the clock may be set, and a container that shares the folder has its
+own.
 """
 
 from __future__ import annotations

@@ -254,8 +254,8 @@ class Processes:
         """
         if not self.folder.is_dir():
             raise SetupFailed(
-                f"The session's temporary folder {self.folder} is gone: another program removed it, "
-                "perhaps one that cleans temporary files. No rank was ended. Start again: "
+                f"The session's temporary folder {self.folder} is gone: another program removed "
+                "it, perhaps one that cleans temporary files. No rank was ended. Start again: "
                 "%ddp_init --replace"
             )
         for rank in ranks:
