@@ -23,11 +23,12 @@ if sys.platform != "win32":
 
 FOLDER_PREFIX = "ddp_notebook-"
 _LOCK = "lock"
+_LONGEST_PARENT_BYTES = 60
 
 
 def make_folder() -> tuple[Path, int]:
     """A new folder of a session, and the descriptor that holds it until it is closed."""
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_parents()[0]))
     new = folder / f"{_LOCK}.new"
     new.touch(mode=0o600)
     held = _locked(new, exclusive=False)
@@ -51,7 +52,7 @@ def sweep_stale_folders() -> None:
 
     Other users may make folders of that name: nothing in them is opened.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+    for folder in (path for parent in _parents() for path in parent.glob(f"{FOLDER_PREFIX}*")):
         with contextlib.suppress(OSError):
             if not _is_private(folder.lstat()):
                 continue
@@ -63,6 +64,17 @@ def sweep_stale_folders() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(held)
+
+
+def _parents() -> tuple[Path, ...]:
+    """Where session folders are made, and then where others of this user's may be.
+
+    A socket's path has room for about a hundred bytes, so that one of ours needs a short one.
+    """
+    usual, short = Path(tempfile.gettempdir()), Path("/tmp")  # noqa: S108  # mkdtemp's is private
+    if len(os.fsencode(usual)) > _LONGEST_PARENT_BYTES and short.is_dir():
+        return short, usual
+    return (usual,)
 
 
 def _is_private(status: os.stat_result) -> bool:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,11 @@ from ddp_notebook.launch.session_folder import (
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's temporary folder, for this test."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The system's temporary folder, for this test; a short one, as sockets need it."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def test_a_folder_goes_when_all_that_held_it_have_ended(temporary: Path) -> None:
