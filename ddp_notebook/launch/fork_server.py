@@ -148,7 +148,7 @@ class ForkServer:
         """Report that ranks can be started; `import_s` is how long the imports took."""
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
         seconds = round(import_s, 3)
-        self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
+        self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode)
 
     def loop(self) -> None:
         """Serve until the session is gone."""
@@ -210,7 +210,8 @@ class ForkServer:
         self.close_fds()
         for descriptor in held:
             let_go(descriptor)
-        self.commands, self.events, self.notebook = client
+        self.commands, self.events, _, self.notebook = client
+        client.introduce()
         self.idle_modules = []  # importing them here would copy more shared pages than it saves
         self.begin()
         self.send_ready(0.0)
@@ -347,4 +348,5 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> 
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
+        server.listening.remove()
         server.end()
