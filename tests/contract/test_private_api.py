@@ -108,31 +108,6 @@ def test_ipython_still_has_what_running_a_cell_as_one_module_needs(session: Sess
     assert session.pull("there")[0] == [True] * 4
 
 
-def test_ipykernel_still_lets_a_rank_keep_its_state_to_itself(session: Session) -> None:
-    session.run_cell(
-        "kernel = get_ipython().kernel\n"
-        "states = []\n"
-        "send = kernel.session.send\n"
-        "def spy(stream, kind, content=None, *a, **k):\n"
-        "    if kind == 'status': states.append(content['execution_state'])\n"
-        "    return send(stream, kind, content, *a, **k)\n"
-        "kernel.session.send = spy"
-    ).raise_for_error()
-    session.run_cell("x = 1").raise_for_error()
-    assert session.pull("states")[0] == ["busy"], "a cell says nothing, a call for a value does"
-
-
-def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> None:
-    client = cluster_of(session)._client
-    for _ in range(5):
-        session.run_cell("x = 1").raise_for_error()
-
-    def kept() -> int:
-        return len(client._output_futures) + len(client._futures) + len(client.outstanding)
-
-    eventually(lambda: not kept(), 5, "the client forgot the messages of the cells")
-
-
 def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: Session) -> None:
     client = cluster_of(session)._client
     assert callable(client._send)
@@ -220,7 +195,7 @@ from ddp_notebook.rank.runtime import RankRuntime
 from ddp_notebook.rank.training import ddp
 
 assert not ddp.missing_in_use()
-process = RankProcess(0, SimpleNamespace(), Path(sys.argv[1]), Path(sys.argv[1]), frozenset())
+process = RankProcess(0, SimpleNamespace(), None, Path(sys.argv[1]), Path(sys.argv[1]), frozenset())
 runtime = RankRuntime(process, None)
 hooks, tracker = runtime.hooks, runtime.tracker
 hooks.attach()
