@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.plan import Plan
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
-    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable
+    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
@@ -315,6 +315,15 @@ class Session:
         a rank that does not exist, NoSession, SessionLost.
         """
         return self._where.where(ranks, locals)
+
+    def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
+        """The variables of `ranks` (all by default) as one table; with `names`, those alone.
+
+        From any thread, any time: of the function that a rank is in, and the global ones. Nothing
+        of the user's code runs for it. Raises UsageMistake for a rank or name that does not exist,
+        NoSession, SessionLost.
+        """
+        return self._values.variables(names, ranks)
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.model import Ranks, Status, Unread, VariableTable, name_ranks
 from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.guards import check_name, check_ranks
+from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _TIMEOUT_S = 60.0
+_ASK_TIMEOUT_S = 2.0
+_BUSY = "busy: the values of its tensors are read when it stands"
 
 
 class Values:
@@ -64,6 +68,31 @@ class Values:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
         return values
+
+    def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
+        """`Session.variables`."""
+        cluster = self._pool.need("%ddp_vars").cluster
+        snapshot = self._record.snapshot
+        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+        check_ranks(members, snapshot)
+        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        request = calls.VariablesRequest(tuple(names))
+        answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
+        told = {r: each for r, each in answers.items() if not isinstance(each, CannotAnswer)}
+        unread: dict[str, list[int]] = {}
+        for rank in sorted(set(members)):
+            if rank not in told:
+                why = "does not answer" if rank in alive else "dead"
+                unread.setdefault(why, []).append(rank)
+            elif told[rank].busy:
+                unread.setdefault(_BUSY, []).append(rank)
+        reasons = [Unread(tuple(ranks), why) for why, ranks in unread.items()]
+        table = variable_table.fold(told.values(), reasons, snapshot.world_size)
+        known = {row.name for section in table.sections for row in section.rows}
+        missing = [name for name in names if name not in known]
+        if missing and told:
+            raise UsageMistake(f"{name_ranks(tuple(told))}: there is no variable {missing[0]!r}.")
+        return table
 
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""

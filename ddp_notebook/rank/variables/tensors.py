@@ -1,0 +1,110 @@
+"""The values of tensors in a few numbers.
+
+Only memory of the host is read, while the main thread stands: reading a GPU's would wait for what
+the GPU is at, which may be the collective that hangs.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import TensorFacts
+
+SECONDS = 0.025
+"""For all tensors of one answer."""
+_WHOLE = 2**20
+"""Values of a tensor that is read to its end; of a larger one a part is."""
+_PART = 2**15
+_CHUNK = 2**15
+"""Values at a time: so many are read by one thread, in some 0.1 ms."""
+_SAMPLE = 16
+_LONGEST_SHAPE = 8
+
+
+class TensorReader:
+    """Reads tensors until its time is up; of those after that it tells what they are."""
+
+    def __init__(self, values: bool = True, seconds: float = SECONDS) -> None:
+        """Without `values` nothing is read: the main thread may change or free them meanwhile."""
+        self._until_s = time.monotonic() + (seconds if values else 0.0)
+
+    def facts(self, tensor: torch.Tensor) -> TensorFacts:
+        """What is known of `tensor`, which is of torch's own type. Raises what torch raises."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        facts = TensorFacts(tuple(tensor.shape), dtype, str(tensor.device))
+        if not facts.size or len(facts.shape) > _LONGEST_SHAPE or time.monotonic() >= self._until_s:
+            return facts
+        flat = _flat(tensor.detach())
+        return facts if flat is None else self._read(facts, flat)
+
+    def array_facts(self, array: Any) -> TensorFacts:
+        """The same of an array of NumPy's own type."""
+        dtype, shape = array.dtype, tuple(map(int, array.shape))
+        facts = TensorFacts(shape, str(dtype), "numpy")
+        readable = dtype.kind in "fiub" and dtype.isnative and array.flags.writeable
+        if not readable or not array.size or time.monotonic() >= self._until_s:
+            return facts
+        return replace(self.facts(torch.from_numpy(array)), dtype=str(dtype), device="numpy")
+
+    def _read(self, facts: TensorFacts, flat: torch.Tensor) -> TensorFacts:
+        """`facts` with the values in `flat`, which has one dimension."""
+        size = flat.numel()
+        part = flat if size <= _WHOLE else flat[:: -(-size // _PART)]
+        total, read, nans, crc = 0.0, 0, 0, 0
+        ends: list[float] = []
+        for chunk in part.split(_CHUNK):
+            if read and time.monotonic() >= self._until_s:
+                break
+            crc = zlib.crc32(chunk.contiguous().view(torch.uint8).numpy().data, crc)
+            wide = chunk.to(torch.float64)
+            is_nan = wide.isnan()
+            count = int(is_nan.sum())
+            numbers = wide[~is_nan] if count else wide
+            read, nans = read + chunk.numel(), nans + count
+            if numbers.numel():
+                least, most = torch.aminmax(numbers)
+                ends += [float(least), float(most)]
+                total += float(numbers.sum())
+        return replace(
+            facts,
+            read=read,
+            mean=_short(total / (read - nans)) if ends and total == total else None,  # inf - inf
+            least=_short(min(ends)) if ends else None,
+            most=_short(max(ends)) if ends else None,
+            nans=nans,
+            digest=f"{crc:08x}" if read == size else "",
+            sample=sample(flat),
+        )
+
+
+def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
+    """Some values of a tensor of one dimension, at places that depend on its length alone."""
+    some = flat[:: max(1, -(-flat.numel() // _SAMPLE))].to(torch.float64).tolist()
+    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+    """`tensor` in one dimension; None for one whose values cannot be read here.
+
+    A shard of FSDP may have given its memory back, and looks as it did before.
+    """
+    on_host = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not on_host or tensor.is_complex() or tensor.is_quantized:
+        return None
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed_bytes = (tensor.storage_offset() + extent) * tensor.element_size()
+    if tensor.untyped_storage().nbytes() < needed_bytes:
+        return None
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
+
+
+def _short(number: float) -> float:
+    """As exact as a float32, in as few characters."""
+    return float(f"{number:.8g}")
