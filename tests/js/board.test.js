@@ -1,11 +1,13 @@
 // The live board's pure functions: words, rank sets, brackets, slices, the window of time.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 
-const source = readFileSync(new URL("../../ddp_notebook/board/board.js", import.meta.url));
-const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
+const folder = new URL("../../ddp_notebook/board/page/", import.meta.url);
+const files = readdirSync(folder).filter((name) => name.endsWith(".js")).sort();
+const source = files.map((name) => readFileSync(new URL(name, folder))).join("\n");
+const board = await import(`data:text/javascript;base64,${Buffer.from(source).toString("base64")}`);
 
 const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];
 const [PAUSED, ISSUED, DONE, FAILED, REFUSED, FREED] = [0, 1, 2, 3, 4, 5];
