@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.detached import Detached
+    from ddp_notebook.session.runs.past import PastRun
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
@@ -152,6 +153,16 @@ class Session:
         """The run that ranks are in, else the last one; the newest when there are several."""
         current = self._runs.current
         return current.run if current is not None else None
+
+    @property
+    def past(self) -> Sequence[PastRun]:
+        """The last runs of the session, how each ended and what was found; the newest last."""
+        return self._runs.past.runs
+
+    @property
+    def begun(self) -> int:
+        """How many runs and set-ups have begun: what was said of an earlier one may be old."""
+        return self._findings.begun
 
     @property
     def detached(self) -> Detached | None:

@@ -148,15 +148,16 @@ def _difference(value: Variable | None, other: Variable | None) -> str:
     """How far a value is from the other; empty where the two texts say enough."""
     if value is None or other is None:
         return ""
-    one, base = value.tensor, other.tensor
-    if one is not None and base is not None and one.shape == base.shape and one.read and base.read:
-        return _tensor_difference(one, base)
+    if value.tensor is not None and other.tensor is not None:
+        return _tensor_difference(value.tensor, other.tensor)
     if value.number is not None and other.number is not None:
         return f"difference {abs(value.number - other.number):.4g}"
     return "other parameter values" if value.text == other.text else ""
 
 
 def _tensor_difference(one: TensorFacts, base: TensorFacts) -> str:
+    if one.shape != base.shape or not (one.read and base.read):
+        return ""
     pairs = zip(one.sample, base.sample, strict=False)
     far = [abs(a - b) for a, b in pairs if a is not None and b is not None and a != b]
     if one.nans != base.nans and not far:

@@ -23,7 +23,9 @@ def number(value: float, name: str = "x") -> Variable:
     return Variable(name, repr(value), None if math.isnan(value) else value)
 
 
-def tensor(*values: float, device: str = "cpu", digest: str = "", read: int | None = None) -> Variable:
+def tensor(
+    *values: float, device: str = "cpu", digest: str = "", read: int | None = None
+) -> Variable:
     read = len(values) if read is None else read
     facts = TensorFacts((len(values),), "float32", device, read)
     if not read:
@@ -61,7 +63,9 @@ def test_with_two_ranks_nobody_is_odd() -> None:
 
 
 def test_tensors_say_their_largest_difference_from_the_majority() -> None:
-    made = row("x", dict(enumerate([tensor(1.0, 2.0), tensor(1.0, 2.5), tensor(1.0, 2.0)])), (0, 1, 2))
+    made = row(
+        "x", dict(enumerate([tensor(1.0, 2.0), tensor(1.0, 2.5), tensor(1.0, 2.0)])), (0, 1, 2)
+    )
     assert [cell.note for cell in made.cells] == ["", "max difference 0.5"]
 
 

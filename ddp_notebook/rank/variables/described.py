@@ -6,6 +6,7 @@ base class keeps it, and not by its methods.
 
 from __future__ import annotations
 
+import math
 import sys
 import zlib
 from collections.abc import Iterator
@@ -37,21 +38,26 @@ def describe(name: str, value: Any, reader: TensorReader) -> Variable:
 
 def _described(name: str, value: Any, reader: TensorReader) -> Variable:
     kind = type(value)
-    numpy = sys.modules.get("numpy")
     if kind in (int, float):
-        number = float(value) if abs(value) < _LARGEST else None
-        return Variable(name, safe_repr.of(value), number if number == number else None)
+        return Variable(name, safe_repr.of(value), _number(value))
     if kind in _TENSORS:
         return Variable(name, tensor=reader.facts(value))
-    if numpy is not None and kind is getattr(numpy, "ndarray", None):
-        return Variable(name, tensor=reader.array_facts(value))
-    if numpy is not None and kind in (numpy.float64, numpy.float32, numpy.int64, numpy.int32):
-        return _described(name, value.item(), reader)
     if safe_repr.inherits(value, torch.nn.Module):
         return _module(name, value)
     if safe_repr.inherits(value, torch.optim.Optimizer):
         return Variable(name, _optimizer(value))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+        return Variable(name, tensor=reader.array_facts(value))
+    if numpy is not None and kind in (numpy.float64, numpy.float32, numpy.int64, numpy.int32):
+        return _described(name, value.item(), reader)
     return Variable(name, safe_repr.of(value))
+
+
+def _number(value: float) -> float | None:
+    """As a float; None for what is none, or no exact one."""
+    exact = abs(value) < _LARGEST or type(value) is float
+    return float(value) if exact and not math.isnan(value) else None
 
 
 # -- models --------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ MOST_BYTES = 60_000
 MOST_VARIABLES = 100
 """Of one scope; the newest."""
 _ASIDE = 500
+_IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
 
 
 class Variables:
@@ -80,7 +81,9 @@ class Variables:
         return [
             (name, value)
             for name, value in list(names.items())
-            if _is_shown(name, value) and value is not hidden.get(name, _NONE)
+            if _is_shown(name, value)
+            and name not in _IPYTHONS
+            and value is not hidden.get(name, _NONE)
         ]
 
     @staticmethod

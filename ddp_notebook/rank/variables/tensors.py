@@ -6,6 +6,7 @@ the GPU is at, which may be the collective that hangs.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from dataclasses import replace
@@ -55,31 +56,49 @@ class TensorReader:
         """`facts` with the values in `flat`, which has one dimension."""
         size = flat.numel()
         part = flat if size <= _WHOLE else flat[:: -(-size // _PART)]
-        total, read, nans, crc = 0.0, 0, 0, 0
-        ends: list[float] = []
-        for chunk in part.split(_CHUNK):
-            if read and time.monotonic() >= self._until_s:
+        sums = _Sums()
+        for begin in range(0, part.numel(), _CHUNK):
+            if begin and time.monotonic() >= self._until_s:
                 break
-            crc = zlib.crc32(chunk.contiguous().view(torch.uint8).numpy().data, crc)
-            wide = chunk.to(torch.float64)
-            is_nan = wide.isnan()
-            count = int(is_nan.sum())
-            numbers = wide[~is_nan] if count else wide
-            read, nans = read + chunk.numel(), nans + count
-            if numbers.numel():
-                least, most = torch.aminmax(numbers)
-                ends += [float(least), float(most)]
-                total += float(numbers.sum())
+            sums.add(part[begin : begin + _CHUNK])
         return replace(
             facts,
-            read=read,
-            mean=_short(total / (read - nans)) if ends and total == total else None,  # inf - inf
-            least=_short(min(ends)) if ends else None,
-            most=_short(max(ends)) if ends else None,
-            nans=nans,
-            digest=f"{crc:08x}" if read == size else "",
+            read=sums.read,
+            mean=sums.mean,
+            least=_short(min(sums.ends)) if sums.ends else None,
+            most=_short(max(sums.ends)) if sums.ends else None,
+            nans=sums.nans,
+            digest=f"{sums.crc:08x}" if sums.read == size else "",
             sample=sample(flat),
         )
+
+
+class _Sums:
+    """What the values of a tensor add up to, part by part."""
+
+    def __init__(self) -> None:
+        self.read = self.nans = self.crc = 0
+        self.ends: list[float] = []
+        self._total = 0.0
+
+    def add(self, chunk: torch.Tensor) -> None:
+        """Add some values, of one dimension."""
+        self.crc = zlib.crc32(chunk.contiguous().view(torch.uint8).numpy().data, self.crc)
+        wide = chunk.to(torch.float64)
+        is_nan = wide.isnan()
+        nans = int(is_nan.sum())
+        numbers = wide[~is_nan] if nans else wide
+        self.read, self.nans = self.read + chunk.numel(), self.nans + nans
+        if numbers.numel():
+            least, most = torch.aminmax(numbers)
+            self.ends += [float(least), float(most)]
+            self._total += float(numbers.sum())
+
+    @property
+    def mean(self) -> float | None:
+        """Of those that are numbers; None for none, and for infinities of both signs."""
+        none = not self.ends or math.isnan(self._total)
+        return None if none else _short(self._total / (self.read - self.nans))
 
 
 def sample(flat: torch.Tensor) -> tuple[float | None, ...]:

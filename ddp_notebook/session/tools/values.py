@@ -79,19 +79,14 @@ class Values:
         request = calls.VariablesRequest(tuple(names))
         answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
         told = {r: each for r, each in answers.items() if not isinstance(each, CannotAnswer)}
-        unread: dict[str, list[int]] = {}
-        for rank in sorted(set(members)):
-            if rank not in told:
-                why = "does not answer" if rank in alive else "dead"
-                unread.setdefault(why, []).append(rank)
-            elif told[rank].busy:
-                unread.setdefault(_BUSY, []).append(rank)
-        reasons = [Unread(tuple(ranks), why) for why, ranks in unread.items()]
-        table = variable_table.fold(told.values(), reasons, snapshot.world_size)
-        known = {row.name for section in table.sections for row in section.rows}
-        missing = [name for name in names if name not in known]
-        if missing and told:
-            raise UsageMistake(f"{name_ranks(tuple(told))}: there is no variable {missing[0]!r}.")
+        reasons = {
+            "dead": set(members) - set(alive),
+            "does not answer": set(alive) - told.keys(),
+            _BUSY: {rank for rank, each in told.items() if each.busy},
+        }
+        unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
+        table = variable_table.fold(told.values(), unread, snapshot.world_size)
+        _check_known(names, table, tuple(told))
         return table
 
     def output(self, rank: int, log: bool = False) -> str:
@@ -106,6 +101,14 @@ class Values:
         if log or run is None:
             return text or ""
         return with_tracebacks(run.written(rank) if text is None else text, run, rank)
+
+
+def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:
+    """Raises UsageMistake when a name is on none of `ranks`, which answered."""
+    known = {row.name for section in table.sections for row in section.rows}
+    missing = [name for name in names if name not in known]
+    if missing and ranks:
+        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.")
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
