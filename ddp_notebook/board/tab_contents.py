@@ -12,8 +12,8 @@ from ddp_notebook.model import (
     Branch,
     Frame,
     OutputGroup,
-    OutputItem,
     OutputKind,
+    Ranks,
     StackTree,
     VariableSection,
     VariableTable,
@@ -32,6 +32,7 @@ _MOST_CHARACTERS = 64_000
 _LEAST_CHARACTERS = 2_000
 _LONGEST = 300
 _AROUND = 3
+_STREAMS = {OutputKind.STDERR: "err", OutputKind.ERROR: "raised"}
 _CELL = re.compile(r"cell (\d+)")
 
 
@@ -41,15 +42,24 @@ _CELL = re.compile(r"cell (\d+)")
 def stack_json(tree: StackTree, sources: Mapping[str, str]) -> dict[str, Any]:
     """The stacks, equal ones once; `sources` is the code of the run by the names of its files."""
     names = stacks.file_names(tree)
+    alike: dict[tuple[tuple[Frame, ...], str], list[tuple[Ranks, str]]] = {}
+    for frames, leaf in _leaves(tree.branches, ()):
+        state = plain(stacks.state_words(leaf.doing, frames)) if leaf.doing else ""
+        alike.setdefault((frames, _of_any_rank(state, leaf.ranks)), []).append((leaf.ranks, state))
     classes = [
         {
-            "ranks": format_ranks(leaf.ranks),
-            "state": plain(stacks.state_words(leaf.doing, frames)) if leaf.doing else "",
+            "ranks": format_ranks(rank for ranks, _ in parts for rank in ranks),
+            "state": parts[0][1] if len(parts) == 1 else state,
             "frames": [_frame(frame, names, sources) for frame in frames],
         }
-        for frames, leaf in _leaves(tree.branches, ())
+        for (frames, state), parts in alike.items()
     ]
     return {"classes": classes[:_MOST_CLASSES]}
+
+
+def _of_any_rank(text: str, ranks: Ranks) -> str:
+    """What one rank says without its own number, in which alone the texts of several may differ."""
+    return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
 
 
 def _leaves(
@@ -144,24 +154,17 @@ def console_json(
 
 
 def _console(group: OutputGroup, share: int) -> dict[str, Any]:
-    lines = [line for item in group.items for line in _lines(item)]
+    lines, left_out = [], 0
+    for item in group.items:
+        text = strip_ansi(output.item_text(item))
+        left_out += text[:-_MOST_CHARACTERS].count("\n")
+        stream = _STREAMS.get(item.what, "out")
+        shown = preformatted(text[-_MOST_CHARACTERS:]) if text else []
+        lines += [[stream, line[:_LONGEST]] for line in shown]
     last, room = len(lines), share
     while last and len(lines) - last < _MOST_LINES and (room := room - len(lines[last - 1][1])) > 0:
         last -= 1
-    return {"ranks": format_ranks(group.ranks), "lines": lines[last:], "left_out": last}
-
-
-def _lines(item: OutputItem) -> list[list[str]]:
-    """The lines of a piece of output, each with the stream it is of."""
-    text = strip_ansi(output.item_text(item))
-    stream = "err" if item.what is OutputKind.STDERR else "out"
-    kind = "raised" if item.what is OutputKind.ERROR else stream
-    return [[kind, line[:_LONGEST]] for line in preformatted_lines(text)]
-
-
-def preformatted_lines(text: str) -> list[str]:
-    """The lines of `text`, which may be long, without what would move the cursor."""
-    return preformatted(text[-_MOST_CHARACTERS:]) if text else []
+    return {"ranks": format_ranks(group.ranks), "lines": lines[last:], "left_out": left_out + last}
 
 
 # -- runs ----------------------------------------------------------------------------------

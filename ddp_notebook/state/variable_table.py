@@ -45,7 +45,7 @@ def _section(function: str, file: str, scopes: Mapping[int, Scope]) -> VariableS
             values.setdefault(variable.name, {})[rank] = variable
     ranks = tuple(scopes)
     if function:
-        title = f"{function} ({file})"
+        title = f"variables of {function} ({file})"
     else:
         title = f"global variables of {file}" if file else "global variables"
     left_out = max(scope.left_out for scope in scopes.values())

@@ -95,7 +95,7 @@ def test_what_differs_between_idle_ranks_is_marked_and_blocked_ones_show_their_f
     with blocked(session):
         table = session.variables()
         assert [(s.title, s.ranks) for s in table.sections] == [
-            ("step (cell 7)", (0, 1, 2)),
+            ("variables of step (cell 7)", (0, 1, 2)),
             ("global variables", (0, 1, 2)),
         ]
         assert [row.name for row in table.sections[0].rows] == ["batch", "loss", "large"]

@@ -122,8 +122,8 @@ def test_functions_come_before_what_is_global_and_ranks_in_another_are_apart() -
     glob = Scope("", "", (number(0.1, "lr"),))
     made = fold([RankVariables(1, (there, glob)), RankVariables(0, (here, glob))], (), 2)
     assert [(s.title, s.ranks) for s in made.sections] == [
-        ("step (cell 5)", (0,)),
-        ("load (cell 5)", (1,)),
+        ("variables of step (cell 5)", (0,)),
+        ("variables of load (cell 5)", (1,)),
         ("global variables", (0, 1)),
     ]
 

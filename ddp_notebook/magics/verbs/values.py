@@ -11,13 +11,12 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.completers import files, variables
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
-from ddp_notebook.magics.verb import Verb, VerbButton
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks, value_or_json
+from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import VariableTable, name_ranks
-from ddp_notebook.views import variables as variables_view
 
 
-def _vars(ui: CallerUi, args: argparse.Namespace) -> VariableTable | None:
+def _vars(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
     table = ui.session.variables(args.names, chosen_ranks(ui.session, args))
     return value_or_json(ui, args, table)
 
@@ -37,7 +36,6 @@ VARS = Verb(
         Option("names", "variables of the ranks", nargs="*"),
         options.JSON,
     ),
-    button=VerbButton(_vars, variables_view.text),
 )
 
 

@@ -16,8 +16,9 @@ import torch
 
 from ddp_notebook.model import TensorFacts
 
-SECONDS = 0.025
-"""For all tensors of one answer."""
+SECONDS = 0.02
+"""Of CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
+more."""
 _WHOLE = 2**20
 """Values of a tensor that is read to its end; of a larger one a part is."""
 _PART = 2**15
@@ -32,13 +33,18 @@ class TensorReader:
 
     def __init__(self, values: bool = True, seconds: float = SECONDS) -> None:
         """Without `values` nothing is read: the main thread may change or free them meanwhile."""
-        self._until_s = time.monotonic() + (seconds if values else 0.0)
+        self._seconds = seconds if values else 0.0
+        self._began_s = time.thread_time()
+
+    def _is_time_up(self, size: int) -> bool:
+        seconds = self._seconds if size > _CHUNK else 2 * self._seconds
+        return not seconds or time.thread_time() - self._began_s > seconds
 
     def facts(self, tensor: torch.Tensor) -> TensorFacts:
         """What is known of `tensor`, which is of torch's own type. Raises what torch raises."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         facts = TensorFacts(tuple(tensor.shape), dtype, str(tensor.device))
-        if not facts.size or len(facts.shape) > _LONGEST_SHAPE or time.monotonic() >= self._until_s:
+        if not facts.size or len(facts.shape) > _LONGEST_SHAPE or self._is_time_up(facts.size):
             return facts
         flat = _flat(tensor.detach())
         return facts if flat is None else self._read(facts, flat)
@@ -48,7 +54,7 @@ class TensorReader:
         dtype, shape = array.dtype, tuple(map(int, array.shape))
         facts = TensorFacts(shape, str(dtype), "numpy")
         readable = dtype.kind in "fiub" and dtype.isnative and array.flags.writeable
-        if not readable or not array.size or time.monotonic() >= self._until_s:
+        if not readable or not array.size:
             return facts
         return replace(self.facts(torch.from_numpy(array)), dtype=str(dtype), device="numpy")
 
@@ -58,7 +64,7 @@ class TensorReader:
         part = flat if size <= _WHOLE else flat[:: -(-size // _PART)]
         sums = _Sums()
         for begin in range(0, part.numel(), _CHUNK):
-            if begin and time.monotonic() >= self._until_s:
+            if begin and self._is_time_up(size):
                 break
             sums.add(part[begin : begin + _CHUNK])
         return replace(
