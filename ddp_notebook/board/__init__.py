@@ -5,6 +5,7 @@ controller.py       The live board in a notebook: a widget, and a picture for pa
 kernel_messages.py  ipykernel's private parts, all of them: a page's messages while a cell runs.
 model.py            What the live board draws, as JSON: small, and the same for the same picture.
 page/               The page's side of the live board: scripts and styles, joined by widget.py.
+past.py             What a live board showed earlier: findings, lines, collectives of earlier runs.
 replay_board.py     Widgets in a notebook: whether there can be one, and a saved run in one.
 side_panel.py       A panel beside the notebook for the live board, by jupyter-widgets' sidecar.
 source.py           What a live board shows of a session: read often, without asking the ranks.

@@ -39,6 +39,7 @@ from ddp_notebook.model.diagnosis import (
     Diagnosis,
     Finding,
     JudgedRun,
+    Side,
     Traceback,
 )
 from ddp_notebook.model.events import (
@@ -143,6 +144,7 @@ __all__ = [
     "Event",
     "EventsLost",
     "Finding",
+    "Side",
     "Frame",
     "Local",
     "Loading",

@@ -29,7 +29,7 @@ export default () => {
       page.received(message.now);
       if (message.kind === "state") page.draw();
       if (message.kind === "past" && message.view === page.view && !page.timeline.window.follow) {
-        page.past = message.board;
+        page.past = { ...message.board, findings: message.findings, locations: message.locations };
         page.draw();
       }
       page.timeline.touch();
@@ -61,10 +61,7 @@ export default () => {
       });
       const clock = setInterval(() => guard(() => page.tick()), 1000);
       // Also when it becomes visible after it was hidden.
-      const sized = new ResizeObserver(() => guard(() => {
-        page.timeline.touch();
-        page.drawWires();
-      }));
+      const sized = new ResizeObserver(() => guard(() => page.timeline.touch()));
       if (page) sized.observe(page.el);
       return () => {
         alive = false;

@@ -25,19 +25,16 @@ class Page {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
       return this[name];
     };
-    this.timeline = new Timeline(this);
+    part("rows", { role: "list", "aria-label": "Ranks" });
+    this.timeline = new Timeline(this, this.rows);
+    this.toolbar = new Toolbar(this);
     this.el.append(
       make("style", {}, `.ddp-still-${model.get("still")}, .jp-OutputArea-child:has(.ddp-still-${model.get("still")}) { display: none }`),
       part("head"),
-      part("gone", { role: "status" }),
-      part("loading", { hidden: true }),
-      part("findings", { role: "status" }),
-      part("benchmark"),
-      part("actions", { role: "toolbar", "aria-label": "What can be done" }),
-      part("rows", { role: "list", "aria-label": "Ranks" }),
+      this.toolbar.el,
+      make("div", { class: "ddpb-slot" }, part("gone", { role: "status" }), part("loading", { hidden: true }), part("benchmark"), part("findings", { role: "status" }), part("todo", { tag: "ul" }), part("calm")),
       this.timeline.el,
       part("tabs"),
-      part("notes", { tag: "ul" }),
     );
   }
 
@@ -91,54 +88,37 @@ class Page {
 
   draw() {
     const board = this.board;
+    const of = (name, none) => (this.past ? (this.past[name] ?? none) : this.get(name));
     this.drawHead(board);
-    this.drawFindings(this.past ? [] : this.get("findings"));
-    this.drawBenchmark(this.past ? {} : this.get("benchmark"));
+    this.drawSlot(board, of("findings", []), this.past ? {} : this.get("benchmark"));
     this.drawRows(board);
     this.drawActions();
-    drawTabs(this.tabs, (name) => (name === "past" ? this.past : this.get(name)), (message) => this.send(message));
-    show(this.notes, board.notes, () => board.notes.map((note) => make("li", {}, note)));
+    drawTabs(this.tabs, (name) => (name === "past" ? this.past : name === "locations" ? of(name, []) : this.get(name)), (message) => this.send(message));
     this.tick();
     this.timeline.touch();
   }
 
   drawHead(board) {
     const past = this.past && `${formatSpan(this.get("board").now - this.past.now)} ago`;
-    show(this.head, [board.headline, past, board.closed, this.wasEnded], () => [
-      make("span", { class: "ddpb-title" }, board.headline),
+    const about = this.get("board");
+    const open = this.head.querySelector(".ddpb-notes")?.open;
+    const drawn = show(this.head, [board.headline, past, board.closed, this.wasEnded, about.notes, about.address], () => [
+      make("span", { class: "ddpb-title", title: board.headline }, board.headline),
       (board.closed || this.wasEnded) && make("span", { class: "ddpb-category" }, "last known state"),
       past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
+      aboutBoard(about),
     ]);
+    if (drawn && open) this.head.querySelector(".ddpb-notes").open = true;
   }
 
-  /** What the user has unfolded stays so when findings change, or vanish for a moment. */
-  drawFindings(findings) {
-    if (this.findings.firstChild) this.unfolded = this.findings.querySelector("[open]");
-    const drawn = show(this.findings, findings, () => findings.map((finding, i) => this.finding(finding, i === 0)));
-    if (drawn && this.unfolded) this.findings.querySelector("details")?.setAttribute("open", "");
-  }
-
-  finding(finding, first) {
-    const remedy = make("div", { class: "ddpb-remedy" }, make("code", {}, finding.remedy), copyButton(finding.remedy, "what to do"));
-    for (const magic of finding.magics)
-      remedy.append(make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => this.act(magic) }, "Run ", make("code", {}, magic)));
-    return make(
-      first ? "section" : "details",
-      { class: `ddpb-finding ddpb-${finding.passing ? "warn" : "bad"}` },
-      make(
-        first ? "div" : "summary",
-        { class: "ddpb-sentence" },
-        make("span", { class: "ddpb-mark", "aria-hidden": "true" }, finding.symbol),
-        make("b", {}, finding.sentence),
-        " ",
-        make("span", { class: "ddpb-category" }, finding.passing ? "busy, not stuck" : finding.category),
-      ),
-      finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
-      make("div", { class: "ddpb-todo" }, "What to do"),
-      remedy,
-      finding.evidence.length > 0 &&
-        make("details", { class: "ddpb-evidence" }, make("summary", {}, `Evidence (${finding.evidence.length})`), make("ul", {}, finding.evidence.map((fact) => make("li", {}, fact)))),
-    );
+  /** What is to be read first, in a place of its own height. */
+  drawSlot(board, findings, benchmark) {
+    drawFindings(this.findings, findings, (magic) => this.act(magic));
+    this.drawBenchmark(benchmark);
+    const todo = board.todo ?? [];
+    show(this.todo, todo, () => todo.map((note) => make("li", {}, note)));
+    const calm = findings.length || benchmark.what || board.loading || todo.length ? "" : this.past ? "Nothing was found at that time." : "No finding. What goes wrong is shown here; Why? asks every rank.";
+    if (this.calm.textContent !== calm) this.calm.textContent = calm;
   }
 
   /** The running benchmark. Its bar stays the same element, so that it moves. */
@@ -151,72 +131,34 @@ class Page {
 
   // -- rows
 
+  /** True where each rank has a row of its own: its timeline is in the row. */
+  get inline() {
+    const { rows, world_size } = this.board;
+    return world_size <= RANKS_IN_ROWS && rows.length === world_size;
+  }
+
   drawRows(board) {
-    const dense = board.rows.length > 16;
-    this.rows.classList.toggle("ddpb-dense", dense);
-    const drawn = show(this.rows, [board.rows, board.left_out, [...this.chosen], this.wasEnded], () => {
+    this.rows.classList.toggle("ddpb-dense", board.rows.length > 16);
+    this.timeline.el.classList.toggle("ddpb-folded", board.world_size > RANKS_IN_ROWS);
+    show(this.rows, [board.rows, board.left_out, [...this.chosen], this.wasEnded], () => {
       this.ages = [];
       const widest = Math.max(...board.rows.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
       this.rows.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
-      this.wires = make("svg", { class: "ddpb-wires", "aria-hidden": "true" });
-      const rows = board.rows.map((row) => this.row(row, this.model.get("stages")));
-      const more = board.left_out && make("div", { class: "ddpb-more" }, `and ${nameRanks(board.left_out)}`);
-      return [this.wires, ...rows, more];
+      const more = board.left_out && make("div", { class: "ddpb-left-out" }, `and ${nameRanks(board.left_out)}`);
+      return [...board.rows.map((row) => this.row(row)), more];
     });
-    if (drawn) requestAnimationFrame(() => this.guarded(() => this.drawWires()));
   }
 
-  row(row, stages) {
-    const { mark, word, tone } = this.look(row);
+  row(row) {
     const ranks = parseRanks(row.ranks);
     const chosen = ranks.every((rank) => this.chosen.has(rank));
     const age = make("span", { class: "ddpb-age" });
     if (row.since_us || row.heard_us) this.ages.push([age, row]);
     const pick = () => {
-      ranks.forEach((rank) => (chosen ? this.chosen.delete(rank) : this.chosen.add(rank)));
-      this.drawRows(this.board);
-      this.drawActions();
+      this.toggle(ranks);
       this.rows.querySelector(`[data-first="${row.first}"]`)?.focus();
     };
-    const strip = stages.map((stage, i) => {
-      const state = i + 1 <= row.stages_passed ? "passed" : i + 1 === row.entering ? (row.gone ? "failed" : "entering") : "to come";
-      return make("i", { class: `ddpb-${state.replace(" ", "-")}`, title: `${i + 1} ${stage.name}: ${state}. ${stage.about}` });
-    });
-    const now = stages[(row.entering || row.stages_passed) - 1]?.name ?? "not launched";
-    return make(
-      "div",
-      { class: `ddpb-row ddpb-${tone}`, role: "listitem", title: row.process },
-      make(
-        "button",
-        { class: "ddpb-ranks", type: "button", "data-first": row.first, "aria-pressed": String(chosen), title: "Choose for Step, Where and Restart", "aria-label": `Choose ${nameRanks(row.ranks)}`, onclick: pick },
-        row.ranks,
-        row.count > 2 && make("small", {}, ` ×${row.count}`),
-      ),
-      make("span", { class: "ddpb-chip" }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word),
-      make("span", { class: "ddpb-strip", role: "img", "aria-label": `stage ${row.stages_passed} of ${stages.length}: ${now}` }, strip),
-      make("span", { class: "ddpb-doing" }, row.text || (row.entering ? now : "")),
-      make("span", { class: "ddpb-for" }, row.waits_for && `waits for ${nameRanks(row.waits_for)}`),
-      age,
-    );
-  }
-
-  /** Brackets from those that wait to those they wait for. */
-  drawWires() {
-    const rows = [...this.rows.querySelectorAll(".ddpb-row")];
-    const waits = brackets(this.board.rows).slice(0, 4);
-    this.rows.style.setProperty("--ddpb-gutter", waits.length ? `${10 + 7 * waits.length}px` : "0px");
-    const middle = (row) => rows[row].offsetTop + rows[row].offsetHeight / 2;
-    const edge = 8 + 7 * waits.length;
-    const paths = waits.flatMap(({ from, to }, i) => {
-      const x = edge - 7 * (i + 1);
-      const ends = [...from, ...to].map(middle);
-      const line = `M${x} ${Math.min(...ends)}V${Math.max(...ends)}`;
-      const stubs = from.map((row) => `M${x} ${middle(row)}H${edge}`).join("");
-      const heads = to.map((row) => `M${x} ${middle(row)}H${edge}m-5 -4l5 4l-5 4`).join("");
-      return [make("path", { d: line + stubs }), make("path", { class: "ddpb-head-of", d: heads })];
-    });
-    this.wires.setAttribute("height", this.rows.scrollHeight);
-    this.wires.replaceChildren(...paths);
+    return rankRow(row, { look: this.look(row), stages: this.model.get("stages"), chosen, age, pick });
   }
 
   /** torch is being loaded. Its bar stays the same element, so that it moves. */
@@ -263,21 +205,13 @@ class Page {
   // -- actions
 
   drawActions() {
-    const actions = this.past ? [] : this.get("actions");
-    const busy = this.get("busy");
-    const key = [actions, busy, [...this.chosen]];
-    const focused = this.actions.contains(document.activeElement) && document.activeElement.dataset.name;
-    show(this.actions, key, () => [
-      ...actions.map((action) => this.action(action, busy)),
-      actions.length > 0 &&
-        make(
-          "span",
-          { class: "ddpb-chosen" },
-          this.chosen.size ? `for ${nameRanks(formatRanks(this.chosen))} ` : "for all ranks",
-          this.chosen.size > 0 && make("button", { class: "ddpb-small", type: "button", onclick: () => this.choose([]) }, "all"),
-        ),
-    ]);
-    if (focused) this.actions.querySelector(`[data-name="${focused}"]`)?.focus();
+    this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows the past" })) : this.get("actions"), this.get("busy"));
+  }
+
+  toggle(ranks) {
+    const all = ranks.every((rank) => this.chosen.has(rank));
+    ranks.forEach((rank) => (all ? this.chosen.delete(rank) : this.chosen.add(rank)));
+    this.choose(this.chosen);
   }
 
   choose(ranks) {
@@ -285,24 +219,18 @@ class Page {
     this.drawRows(this.board);
     this.drawActions();
   }
-
-  action(action, busy) {
-    const magic = magicFor(action, this.chosen);
-    const enough = action.name === "restart" && this.chosen.size > 0;
-    const working = busy.includes(magic);
-    const whyNot = working ? "running" : enough ? "" : action.why_not;
-    return make(
-      "button",
-      {
-        class: "ddpb-action",
-        type: "button",
-        "data-name": action.name,
-        "aria-disabled": String(Boolean(whyNot)),
-        title: whyNot ? `${magic}: ${whyNot}` : magic,
-        onclick: () => whyNot || this.act(magic),
-      },
-      make("span", {}, working ? `${action.label} …` : action.label),
-      make("code", {}, magic),
-    );
-  }
 }
+
+/** What is true of the session all the time, and what the marks mean: behind an (i). */
+function aboutBoard(board) {
+  const notes = [...(board.address ? [`The ranks meet at ${board.address}`] : []), ...board.notes];
+  const marks = Object.values(ROLES).map(([mark, word, tone]) => make("span", { class: `ddpb-${tone}` }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word));
+  return make(
+    "details",
+    { class: "ddpb-notes", onkeydown: (event) => event.key === "Escape" && (event.currentTarget.open = false) },
+    make("summary", { "aria-label": "Notes and marks", title: "Notes and marks" }, "i"),
+    make("div", { class: "ddpb-popup" }, make("ul", {}, notes.map((note) => make("li", {}, note))), make("div", { class: "ddpb-marks" }, marks)),
+  );
+}
+
+const RANKS_IN_ROWS = 7;

@@ -2,14 +2,14 @@
 
 const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD] = [0, 1, 2, 3, 4, 5, 6, 7];
 const COLLECTIVE = 8; // added here: what it shares with the slices of the other ranks
-const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, CALL_SITE, CODE, LABEL] =
-  Array(13).keys();
+const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, CALL_SITE, CODE, LABEL, RUN] =
+  Array(14).keys();
 export const PHASES = ["paused", "issued", "done", "failed", "refused", "freed"];
 const MOST_SLICES = 40_000;
 const MOST_PER_RANK = 2_000;
 const MOST_COLLECTIVES = 20_000;
 
-/** The slices of one run, as many as fit: the oldest of each rank go first. */
+/** The slices of the session's runs, as many as fit: the oldest of each rank go first. */
 export class Store {
   constructor(worldSize = 1) {
     this.resize(worldSize);
@@ -25,6 +25,7 @@ export class Store {
     this.kinds = [];
     this.rows = new Map();
     this.collectives = new Map();
+    this.begun = new Map(); // when each run issued its first
     this.skipped = 0;
     this.first = Infinity;
     this.last = 0; // of what ended by itself: what waited until it was freed must not squeeze the rest
@@ -39,6 +40,7 @@ export class Store {
       this.generation = message.generation;
     }
     if (message.first_kind > this.kinds.length) return false;
+    this.run = message.run;
     message.kinds.forEach((kind, i) => (this.kinds[message.first_kind + i] = kind));
     message.slices.forEach((slice) => this.add(slice));
     this.skipped = message.skipped;
@@ -62,6 +64,8 @@ export class Store {
       if (row.list.length > this.perRank * 1.25) this.trim(row);
     }
     this.join(slice);
+    const run = this.kinds[slice[KIND]]?.[RUN];
+    if (slice[ISSUED]) this.begun.set(run, Math.min(this.begun.get(run) ?? Infinity, cameAt(slice)));
     if (slice[ISSUED]) this.first = Math.min(this.first, cameAt(slice));
     this.end = Math.max(this.end, slice[ISSUED], slice[DONE]);
     this.last = Math.max(this.last, slice[ISSUED], PHASES[slice[PHASE]] === "freed" ? 0 : slice[DONE]);
@@ -80,7 +84,7 @@ export class Store {
   join(slice) {
     const kind = this.kinds[slice[KIND]];
     if (!kind || kind[PEER] >= 0 || ["paused", "refused", "freed"].includes(PHASES[slice[PHASE]])) return;
-    const key = `${kind[GROUP]}/${slice[SEQ_ID]}`;
+    const key = `${kind[RUN]}/${kind[GROUP]}/${slice[SEQ_ID]}`;
     let collective = this.collectives.get(key);
     if (!collective) this.collectives.set(key, (collective = { size: 0, last: -Infinity, first: Infinity }));
     if (slice[COLLECTIVE] !== collective) collective.size++;
@@ -102,6 +106,40 @@ export class Store {
     return Math.max(0, low - 1);
   }
 
+  /** The first slice of a rank's newest run among its last `most`; of an older run where it has none. */
+  newest(list, most) {
+    const run = this.kinds[list.at(-1)[KIND]]?.[RUN];
+    let first = list.length - 1;
+    while (first > Math.max(0, list.length - most) && this.kinds[list[first - 1][KIND]]?.[RUN] === run) first--;
+    return [list[first], run];
+  }
+
+  /** When a run began and ended, as far as it is kept. */
+  spanOf(run) {
+    let [from, to, open] = [Infinity, 0, false];
+    for (const { list } of this.rows.values())
+      for (const slice of list) {
+        if (this.kinds[slice[KIND]]?.[RUN] !== run) continue;
+        from = Math.min(from, cameAt(slice));
+        to = Math.max(to, slice[ISSUED], slice[DONE]);
+        open ||= isOpen(slice);
+      }
+    return [from, to, open];
+  }
+
+  /** The run of the slice nearest to a time. */
+  runAt(at) {
+    let [run, near] = [null, Infinity];
+    for (const { list } of this.rows.values()) {
+      const start = this.startOf(list, at);
+      for (const slice of list.slice(start, start + 3)) {
+        const off = Math.abs(slice[ISSUED] - at);
+        if (off < near) [run, near] = [this.kinds[slice[KIND]]?.[RUN], off];
+      }
+    }
+    return run;
+  }
+
   /** What of a rank's row reaches into a part of time. */
   seen(rank, from, to) {
     const list = this.rows.get(rank)?.list ?? [];
@@ -117,7 +155,7 @@ export class Store {
     if (!kind) return [];
     const phase = PHASES[slice[PHASE]];
     const reduce = kind[REDUCE] && kind[REDUCE] !== "SUM" ? `(${kind[REDUCE]})` : "";
-    const lines = [`rank ${slice[RANK]} · ${kind[OPERATION]}${reduce} · ${phase} · #${slice[NUMBER]}`];
+    const lines = [`rank ${slice[RANK]} · ${kind[OPERATION]}${reduce} · ${phase} · #${slice[SEQ_ID]}`];
     const of = [kind[DTYPE] && `${kind[DTYPE]} [${kind[SHAPE].join(", ")}]`, kind[BYTES] && formatBytes(kind[BYTES])];
     const part = kind[BUCKET] ? `bucket ${kind[BUCKET]} of DDP's backward` : kind[PART] && `DDP's ${kind[PART]}`;
     const peer = kind[PEER] >= 0 && `${kind[OPERATION] === "send" ? "to" : "from"} rank ${kind[PEER]}`;
@@ -168,8 +206,9 @@ export function layOut(slices, x, now, roomForTwo, place) {
     const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
     ends[floor] = Math.max(ends[floor], until);
     const x0 = x(cameAt(slice));
-    const x1 = Math.max(x(until), x0 + 1.5);
-    if (x1 < covered[floor] + 0.5) continue;
+    const bad = ["failed", "refused"].includes(PHASES[slice[PHASE]]);
+    const x1 = Math.max(x(until), x0 + (bad ? LEAST_BAD : 1.5));
+    if (x1 < covered[floor] + 0.5 && !bad) continue;
     covered[floor] = x1;
     place(slice, x0, x1, floor / floors, 1 / floors);
   }
@@ -185,8 +224,9 @@ export class Window {
   /** Follow the newest slices and pending ones; true while time alone moves the window. */
   update(store, now) {
     if (!this.follow || !store.rows.size) return false;
-    let from = Infinity;
-    for (const { list } of store.rows.values()) from = Math.min(from, cameAt(list[Math.max(0, list.length - 24)]));
+    const newest = [...store.rows.values()].map(({ list }) => store.newest(list, 24));
+    const latest = Math.max(...newest.map(([, run]) => run ?? 0));
+    const from = Math.min(...newest.filter(([, run]) => (run ?? 0) === latest).map(([slice]) => cameAt(slice)));
     const shown = Math.max(store.last - from, 200);
     // A long wait must not push its history out of sight.
     const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;
@@ -220,10 +260,12 @@ export class Window {
   }
 
   fit(store, now) {
+    const run = store.runAt((this.from + this.to) / 2);
     this.follow = false;
-    const end = store.pending ? Math.max(now, store.end) : store.end;
-    const span = Math.max(end - store.first, 100);
-    [this.from, this.to] = [store.first - 0.02 * span, end + 0.02 * span];
+    const [from, to, open] = store.spanOf(run);
+    const end = open ? Math.max(now, to) : to;
+    const span = Math.max(end - from, 100);
+    [this.from, this.to] = [from - 0.02 * span, end + 0.02 * span];
   }
 }
 

@@ -14,12 +14,6 @@ function drawTabs(element, state, send) {
   element.tabs.draw(state);
 }
 
-/** The place of a line by its name, `cell 5:4 in step`; null for one of a file. */
-export function cellOf(site) {
-  const [, cell, line] = /^cell (\d+)(?::|, line )(\d+)/.exec(site) ?? [];
-  return cell ? { cell: Number(cell), line: Number(line) } : null;
-}
-
 /** Neighbours of a row that have the same value, as one: `[first, how many, value]`. */
 export function spans(ranks, cells) {
   const of = new Map();
@@ -53,58 +47,6 @@ export function labelOf(magic) {
 
 /** Which tab a new answer is shown in: where ranks are has its own, with links. */
 export const tabOf = ({ magic, ok, number }) => (ok && magic === "%ddp_where" ? "stack" : `answer-${number}`);
-
-// ---- from a line's name to the line
-
-/** The cell of the page with this prompt number, or the running one with this line in it. */
-function findCell({ cell, line, source }) {
-  const wanted = (source ?? "").trim();
-  let edited = null;
-  for (const element of document.querySelectorAll(".jp-CodeCell")) {
-    const number = /\[(\d+|\*)\]/.exec(element.querySelector(".jp-InputPrompt")?.textContent ?? "")?.[1];
-    if (number !== String(cell) && number !== "*") continue;
-    const lines = [...element.querySelectorAll(".cm-line")];
-    const at = lines[line - 1]?.textContent.trim() === wanted ? line - 1 : lines.findIndex((each) => wanted && each.textContent.trim() === wanted);
-    if (at >= 0) return { element, line: lines[at] };
-    if (number === String(cell)) edited = { element, line: null };
-  }
-  return edited;
-}
-
-/** Select a line in its cell, and mark it until the next press; false where the page has no such cell. */
-function goTo(place) {
-  const there = findCell(place);
-  if (!there) return false;
-  const press = (target, x, y) => {
-    for (const kind of ["mousedown", "mouseup", "click"])
-      target.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, view: window, button: 0, detail: 1, clientX: x, clientY: y }));
-  };
-  (there.line ?? there.element).scrollIntoView({ block: "center" });
-  press(there.element.querySelector(".jp-InputPrompt"));
-  const { line } = there;
-  if (!line) return true;
-  const scroller = line.closest(".cm-scroller");
-  const [box, around] = [line.getBoundingClientRect(), scroller.getBoundingClientRect()];
-  const mark = make("div", { class: "ddpb-line-mark" });
-  mark.style.cssText = `position: absolute; pointer-events: none; left: 0; right: 0; z-index: 1; background: rgba(240, 160, 0, 0.25); border-left: 3px solid #d08000; top: ${box.top - around.top + scroller.scrollTop}px; height: ${box.height}px`;
-  document.querySelectorAll(".ddpb-line-mark").forEach((old) => old.remove());
-  scroller.append(mark);
-  setTimeout(() => document.addEventListener("pointerdown", () => mark.remove(), { once: true }), 50);
-  return true;
-}
-
-/** A link to a line. Where the page has no such cell, the code around it is shown below. */
-function placeLink(place, text) {
-  if (!place.cell) return make("span", { class: "ddpb-place", title: place.file }, text);
-  return make("button", {
-    class: "ddpb-place ddpb-link", type: "button", title: "Go to this line",
-    onclick: (e) => {
-      if (goTo(place)) return;
-      const code = e.currentTarget.parentNode.querySelector("pre");
-      if (code) code.hidden = !code.hidden;
-    },
-  }, text);
-}
 
 const codeAround = (lines, line, hidden) =>
   lines.length > 0 &&
@@ -337,10 +279,9 @@ class Tabs {
 
 /** The lines in which ranks wait, as the kernel knows them without asking. */
 function sourceOf({ ranks, call_site, callers, lines, line }) {
-  const place = cellOf(call_site);
   const source = lines.find(([number]) => number === line)?.[1];
   return make("figure", { class: "ddpb-source" },
-    make("figcaption", {}, make("b", {}, nameRanks(ranks)), " at ", placeLink({ ...place, source }, call_site)),
+    make("figcaption", {}, make("b", {}, nameRanks(ranks)), " at ", siteLink(call_site, source)),
     callers.length > 0 && make("div", { class: "ddpb-callers" }, `from ${callers.join(" → ")}`),
     codeAround(lines, line));
 }
@@ -359,7 +300,7 @@ function stackOf({ ranks, state, frames }) {
       continue;
     }
     const frame = frames[i];
-    parts.push(make("div", { class: "ddpb-frame" }, frame.at && placeLink(frame, frame.at), make("span", {}, frame.function), (frame !== innermost || !frame.around.length) && make("code", {}, frame.source), codeAround(frame.around, frame.line, frame !== innermost)));
+    parts.push(make("div", { class: "ddpb-frame" }, frame.at && siteLink(frame.at, frame.source, frame.file), make("span", {}, frame.function), (frame !== innermost || !frame.around.length) && make("code", {}, frame.source), codeAround(frame.around, frame.line, frame !== innermost)));
   }
   return make("figure", { class: "ddpb-source" }, make("figcaption", { title: state }, make("b", {}, nameRanks(ranks)), ` ${state}`), parts);
 }

@@ -1,26 +1,29 @@
 // The timeline: slices on a canvas, what is pointed at, the time that is looked at.
 
-/** The pattern that marks a wait, whatever the colours. */
-function hatch(colour) {
+/** The pattern that marks a wait, whatever the colours; `light` leans the other way. */
+function hatch(colour, light = false) {
   const tile = new OffscreenCanvas(6, 6);
   const brush = tile.getContext("2d");
-  brush.globalAlpha = 0.28;
+  brush.globalAlpha = light ? 0.08 : 0.28;
   brush.fillStyle = brush.strokeStyle = colour;
   brush.fillRect(0, 0, 6, 6);
   brush.globalAlpha = 1;
-  brush.lineWidth = 1.4;
+  brush.lineWidth = light ? 0.8 : 1.4;
   for (const shift of [-6, 0, 6]) {
-    brush.moveTo(shift, 6);
-    brush.lineTo(shift + 6, 0);
+    brush.moveTo(shift, light ? 0 : 6);
+    brush.lineTo(shift + 6, light ? 6 : 0);
   }
   brush.stroke();
   return tile;
 }
 
+const ROW_HEIGHT = 40; // of a rank's row with its timeline in it; board.css has it, too
+const LEAST_BAD = 5; // pixels: what failed at once is to be seen
 const TONES = { all_reduce: "a", broadcast: "b", barrier: "c" };
 
 class Timeline {
-  constructor(page) {
+  /** `rows` is the element of the ranks' rows: where each rank has one, its timeline is in it. */
+  constructor(page, rows) {
     this.page = page;
     this.window = new Window();
     this.at = null;
@@ -28,6 +31,7 @@ class Timeline {
     this.canvas = make("canvas", {
       tabindex: "0",
       role: "img",
+      "data-lm-suppress-shortcuts": "true", // Notebook 7 would go to the next cell
       "aria-label": "Timeline of collectives. Arrow keys go from one to the next; plus and minus zoom.",
       onpointermove: (e) => this.move(e),
       onpointerleave: () => this.point(null),
@@ -40,12 +44,12 @@ class Timeline {
     this.tip = make("div", { class: "ddpb-tip", role: "status", hidden: true });
     this.frameAt = make("div", { class: "ddpb-at", hidden: true });
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
-    this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time, scrub back", oninput: () => this.scrub() });
+    this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time", "data-lm-suppress-shortcuts": "true", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "communicates"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused (held by you)"], ["free", "freed, nobody waits any more"]];
+    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other collective"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed or refused"], ["pause", "paused by you"], ["free", "freed: nobody waits any more"], ["at", "the time that is shown"]];
     this.el = make(
       "section",
-      { class: "ddpb-timeline", "aria-label": "Collectives", hidden: true },
+      { class: "ddpb-timeline", "aria-label": "Collectives" },
       make(
         "div",
         { class: "ddpb-bar" },
@@ -53,11 +57,11 @@ class Timeline {
         this.pause,
         this.button("−", () => this.zoom(1.6), "Zoom out"),
         this.button("+", () => this.zoom(1 / 1.6), "Zoom in"),
-        this.button("All", () => this.fit(), "Show the whole run"),
+        this.button("Run", () => this.fit(), "Show the whole run"),
         this.slider,
         this.info,
       ),
-      make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip),
+      make("div", { class: "ddpb-lanes" }, rows, make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip)),
       make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text))),
     );
   }
@@ -95,6 +99,14 @@ class Timeline {
     this.slider.value = 1000;
     this.page.past = null;
     this.page.draw();
+  }
+
+  /** The time that is looked at in words, for who cannot see the slider. */
+  tellTime() {
+    const { past } = this.page;
+    const end = this.page.get("board").now ?? 0;
+    const text = past ? `${formatSpan(Math.max(0, end - past.now))} ago` : this.page.get("board").frozen ? "the end" : "now";
+    if (this.slider.getAttribute("aria-valuetext") !== text) this.slider.setAttribute("aria-valuetext", text);
   }
 
   /** Scrub back: the window goes there, and the rows show what was known then. */
@@ -203,7 +215,7 @@ class Timeline {
 
   /** Where a rank is drawn: its top and its height. */
   rowOf(rank) {
-    const apart = this.rowHeight > 5 ? 1 : 0;
+    const apart = this.rowHeight === ROW_HEIGHT ? 6 : this.rowHeight > 5 ? 1 : 0;
     return [rank * this.rowHeight + apart, this.rowHeight - 2 * apart];
   }
 
@@ -223,8 +235,6 @@ class Timeline {
   frame() {
     const { store, el } = this.page;
     if (!el.offsetParent) return; // hidden; a ResizeObserver reports when that changes
-    this.el.hidden = !store.rows.size;
-    if (this.el.hidden) return;
     const { frozen } = this.page.get("board");
     this.now = this.page.now();
     const flows = this.window.update(store, this.now);
@@ -232,10 +242,11 @@ class Timeline {
     // What was pointed at may have moved, or have been dropped.
     if (this.at && store.rows.get(this.at[RANK])?.at.get(this.at[NUMBER]) !== this.at) this.point(null);
     else this.drawPointed();
+    this.tellTime();
     const text = this.window.follow ? "Pause" : frozen ? "▶ End" : "▶ Live";
     if (this.pause.textContent !== text) this.pause.textContent = text;
     const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
-    this.info.textContent = `${formatSpan(this.window.span)} shown${skipped}`;
+    this.info.textContent = store.rows.size ? `${formatSpan(this.window.span)} shown${skipped}` : "none yet";
     clearTimeout(this.later);
     if (flows && !frozen) this.later = setTimeout(() => this.touch(), 100);
   }
@@ -256,16 +267,17 @@ class Timeline {
     // Lines too thin for a pattern have its mean colour.
     const words = { wait: word(`color-mix(in srgb, ${colours.warn} 55%, ${colours.paper})`) };
     for (const name of ["paused", "bad", "idle", "a", "b", "c", "d"]) words[name] = word(colours[name]);
-    return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), font: style.fontFamily });
+    return (this.colours = { ...colours, key, words, wait: brush.createPattern(hatch(colours.warn), "repeat"), held: brush.createPattern(hatch(colours.paused, true), "repeat"), font: style.fontFamily });
   }
 
   drawCanvas() {
     const size = this.page.get("board").world_size;
     const ratio = (this.ratio = window.devicePixelRatio || 1);
     this.shown = [];
-    this.rowHeight = rowHeight(size);
-    this.width = Math.max(200, this.canvas.parentElement.clientWidth);
-    this.gutter = this.width < 500 ? 26 : 36;
+    const { inline } = this.page;
+    this.rowHeight = inline ? ROW_HEIGHT : rowHeight(size);
+    this.width = Math.max(120, this.canvas.parentElement.clientWidth);
+    this.gutter = inline ? 0 : this.width < 500 ? 26 : 36;
     const bottom = Math.ceil(this.rowHeight * size);
     const [wide, high] = [Math.round(this.width * ratio), Math.round((bottom + 18) * ratio)];
     if (this.canvas.width !== wide || this.canvas.height !== high) {
@@ -285,26 +297,57 @@ class Timeline {
     if (this.rowHeight > 2) this.drawRows(brush, colours, size);
     else this.drawLines(brush, colours, size, rows);
     this.drawMarks(brush, colours);
+    this.drawPlayhead(brush, colours, bottom);
     brush.restore();
-    this.drawAxis(brush, colours, bottom);
-    this.drawLabels(brush, colours, size, rows);
+    if (this.page.store.rows.size) this.drawAxis(brush, colours, bottom);
+    if (!inline) this.drawLabels(brush, colours, size, rows);
+    else this.drawRules(brush, colours, size);
   }
 
   drawRows(brush, colours, size) {
     brush.strokeStyle = colours.paused;
     brush.setLineDash([3, 2]);
     const fill = (name, x0, x1, top, tall) => {
-      if (name === "paused") return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
+      if (name === "paused") {
+        brush.fillStyle = colours.held;
+        brush.fillRect(x0, top, x1 - x0, tall);
+        return brush.strokeRect(x0 + 0.5, top + 0.5, x1 - x0 - 1, tall - 1);
+      }
+      if (name === "wait") {
+        // On paper: a hatch over a colour is mud.
+        brush.fillStyle = colours.paper;
+        brush.fillRect(x0, top, x1 - x0, tall);
+      }
       brush.fillStyle = colours[name];
       brush.fillRect(x0, top, x1 - x0, tall);
     };
     for (let rank = 0; rank < size; rank++) {
+      const placed = [];
       this.layOut(rank, (slice, x0, x1, top, tall) => {
         const from = this.drawSlice(fill, slice, x0, x1, top, tall);
-        this.drawWords(brush, colours, slice, from, x1, top, tall);
+        const before = placed.findLast((each) => each.top === top);
+        if (before) before.x1 = Math.min(before.x1, x0); // its words end where the next begins
+        placed.push({ slice, from, x1, top, tall });
       });
+      for (const { slice, from, x1, top, tall } of placed) this.drawWords(brush, colours, slice, from, x1, top, tall);
     }
     brush.setLineDash([]);
+  }
+
+  /** Lines between the rows of ranks. */
+  drawRules(brush, colours, size) {
+    brush.fillStyle = colours.line;
+    for (let rank = 1; rank <= size; rank++) brush.fillRect(0, rank * this.rowHeight - 1, this.width, 1);
+  }
+
+  /** The time that is looked at, where it is not now. */
+  drawPlayhead(brush, colours, bottom) {
+    const { past } = this.page;
+    if (!past) return;
+    const x = Math.round(this.x(past.now));
+    brush.fillStyle = colours.ink;
+    brush.fillRect(x - 1, 0, 2, bottom);
+    brush.fillRect(x - 4, 0, 8, 4);
   }
 
   /**
@@ -340,11 +383,12 @@ class Timeline {
     brush.globalCompositeOperation = "destination-over";
     brush.textBaseline = "alphabetic";
     brush.textAlign = "center";
-    const origin = Number.isFinite(this.page.store.first) ? this.page.store.first : 0;
+    const { store } = this.page;
+    const origin = store.begun.get(store.runAt((this.window.from + this.window.to) / 2)) ?? 0;
     const times = ticks(this.window.from - origin, this.window.to - origin, this.width < 500 ? 3 : 6);
     for (const at of times) {
       const x = Math.round(this.x(at + origin)) + 0.5;
-      if (x < this.gutter) continue;
+      if (x < this.gutter || at < 0) continue;
       brush.fillStyle = colours.line;
       brush.fillRect(x, 0, 1, bottom + 3);
       brush.fillStyle = colours.ink;
@@ -408,7 +452,7 @@ class Timeline {
       if (from > x0) fill("wait", x0, from, top, tall);
       fill(TONES[kind?.[OPERATION]] ?? "d", from, Math.max(x1, from + 1.5), top, tall);
     } else if (phase === "freed") fill("idle", x0, Math.max(x1, x0 + 3), top + tall / 3, tall / 3);
-    else fill("bad", x0, Math.max(x1, x0 + 3), top, tall);
+    else fill("bad", x0, Math.max(x1, x0 + LEAST_BAD), top, tall);
     return from;
   }
 
@@ -437,7 +481,8 @@ class Timeline {
     brush.textAlign = "left";
     brush.textBaseline = "middle";
     const room = right - left - 8;
-    const fits = [`${text} bucket ${kind[BUCKET]}`, text].slice(kind[BUCKET] ? 0 : 1).find((each) => brush.measureText(each).width <= room);
+    const fitting = (each) => brush.measureText(each).width <= room;
+    const fits = [`${text} bucket ${kind[BUCKET]}`, text].slice(kind[BUCKET] ? 0 : 1).find(fitting) ?? cutTo(text, fitting);
     if (!fits) return;
     const bare = isOpen(slice) || PHASES[slice[PHASE]] === "freed";
     if (bare) {

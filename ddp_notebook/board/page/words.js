@@ -1,4 +1,4 @@
-// Words: marks of roles, spans of time, sizes, rank sets, who waits for whom.
+// Words: marks of roles, spans of time, sizes, rank sets.
 
 export const ROLES = {
   culprit: ["✗", "culprit", "bad"],
@@ -81,20 +81,8 @@ export function magicFor(action, chosen) {
   return `${action.magic.replace(/ --ranks \S+/, "")} --ranks ${formatRanks(chosen)}`;
 }
 
-/** Who waits for whom, by index of row: one bracket per set of rows that others wait for. */
-export function brackets(rows) {
-  const rowOf = new Map();
-  rows.forEach(({ ranks }, row) => parseRanks(ranks).forEach((rank) => rowOf.set(rank, row)));
-  const byTarget = new Map();
-  rows.forEach(({ waits_for }, row) => {
-    const targets = new Set(parseRanks(waits_for).map((rank) => rowOf.get(rank)));
-    targets.delete(undefined);
-    targets.delete(row);
-    if (!targets.size) return;
-    const to = [...targets].sort((a, b) => a - b);
-    const key = to.join();
-    if (!byTarget.has(key)) byTarget.set(key, { from: [], to });
-    byTarget.get(key).from.push(row);
-  });
-  return [...byTarget.values()];
+/** A text cut to what `fits`, with an ellipsis; nothing where hardly a letter would be left. */
+export function cutTo(text, fits) {
+  for (let length = text.length - 1; length > 4; length--) if (fits(`${text.slice(0, length)}…`)) return `${text.slice(0, length)}…`;
+  return "";
 }
