@@ -135,13 +135,11 @@ class IPyParallelCluster:
         folder: Path,
         orders: OrderSender,
         on_exit: ExitCallback,
-        world_size: int,
     ) -> None:
         self._fork_server = fork_server
         self._folder = folder
         self._orders = orders
         self._on_exit = on_exit
-        self._world_size = world_size
         self._closing = False
         self._logs = folder / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
