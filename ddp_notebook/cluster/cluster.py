@@ -58,6 +58,7 @@ _ENGINE_ARGS = [
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
     "--IPEngine.timeout=600",
+    "--HistoryManager.enabled=False",  # no database: a thread, and a file that ranks would share
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
 _POLL_S = 0.002
