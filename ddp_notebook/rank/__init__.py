@@ -16,4 +16,5 @@ runtime.py         The owner of all that lives on a rank; which function answers
 setup/             torch.distributed brought up one stage at a time, and freed again.
 torch_private.py   Every use of torch's private API, each checked before use.
 training/          What a rank knows of the training that runs on it.
+variables/         What a rank tells of its variables.
 """

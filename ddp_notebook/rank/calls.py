@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from ddp_notebook.model import Probe, RankReport, RankStack, RunFacts, Stage
+from ddp_notebook.model import Probe, RankReport, RankStack, RankVariables, RunFacts, Stage
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
 Request = TypeVar("Request")
@@ -215,6 +215,13 @@ class StackRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class VariablesRequest:
+    """The variables of these names; all when there are none."""
+
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SoftwareFacts:
     """Versions, backends, the environment: see `inspect.facts`."""
 
@@ -227,6 +234,8 @@ REACH = Question("reach", Targets, Reached)
 """Which other ranks it can connect to."""
 STACK = Question("stack", StackRequest, RankStack)
 """Where its main thread is."""
+VARIABLES = Question("variables", VariablesRequest, RankVariables)
+"""What its variables are."""
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
 """What it trained in the run that is over. Only when nothing runs."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)

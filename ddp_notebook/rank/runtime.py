@@ -49,6 +49,7 @@ from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.hooks import TrainingHooks
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.variables.scopes import Variables
 
 
 class RankRuntime:
@@ -118,6 +119,7 @@ class RankRuntime:
         waiting = Waiting(main_thread, gate, observer, user_code)
         self.reporter = self._make_reporter(waiting)
         self.stacks = Stacks(process, main_thread, waiting, user_code, self.runner)
+        self.variables = Variables(process, waiting, user_code, self.runner, shell)
         self._answer_calls()
         self._take_orders()
         self._answer_questions()
@@ -205,6 +207,7 @@ class RankRuntime:
         on(calls.FREE, lambda _: self.rescue.free())
         on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
         on(calls.STACK, self.stacks.stack)
+        on(calls.VARIABLES, self.variables.variables)
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
