@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.model import codec
+from ddp_notebook.model.collectives import Place
 from ddp_notebook.model.ranks import Ranks, name_ranks
 
 
@@ -70,6 +71,18 @@ class Category(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """What the ranks of one side of a mistake called, and where: to be shown beside the other."""
+
+    ranks: Ranks
+    call: str
+    """``all_reduce``; what they did instead where they called nothing."""
+    tensor: str = ""
+    """``float32 [4]``."""
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One mistake. `cause` and `remedy` take one line each.
 
@@ -88,6 +101,8 @@ class Finding:
     evidence: tuple[str, ...] = ()
     passing: bool = False
     commands: tuple[str, ...] = ()
+    sides: tuple[Side, ...] = ()
+    """What ranks called that do not match, where that is the mistake."""
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
