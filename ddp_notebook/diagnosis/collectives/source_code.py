@@ -80,9 +80,14 @@ class Sources:
     def way_around(self, record: Collective) -> Condition | None:
         """How an iteration of the innermost loop around `record` can go without it, if it can.
 
-        A `continue`, a `break` or an `if` in the loop, not one that only asks for the loop's
-        own variable: that is the same on all ranks. Of a loop around it, a `break`.
+        A `continue`, a `break` or an `if` in the loop, or a comprehension's filter by rank; not
+        one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
+        around it, a `break`.
         """
+        for place, test in self._tests(record):
+            varies = self._names[place.file].varies(test.test)
+            if test.filters and varies is Varies.BY_RANK:
+                return self._as_condition(place, test.test, test.line, test.shown)
         for place in reversed(record.path):
             loops = self._loops(place)
             if not loops:
