@@ -123,6 +123,19 @@ def spared(session: Any) -> Iterator[None]:
         del _spared[pids.fork_server]
 
 
+@contextlib.contextmanager
+def all_spared() -> Iterator[None]:
+    """Several tests share a notebook in a browser: what is there now, and what that starts."""
+    [folder] = map(str, session_folders())
+    roots = dict.fromkeys((process.pid for process in our_processes()), folder)
+    _spared.update(roots)
+    try:
+        yield
+    finally:
+        for pid in roots:
+            del _spared[pid]
+
+
 warm: set[int] = set()
 """Processes kept for the whole run, so that sessions that begin meanwhile load no torch."""
 

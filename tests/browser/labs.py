@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,10 @@ class Lab:
     url: str
     token: str
     root: Path
+    pid: int
+    workspaces: Path
+    """Where it keeps which tabs and panels are open."""
+    environment: dict[str, str]
 
 
 @contextlib.contextmanager
@@ -83,7 +88,8 @@ def running_lab(home: Path) -> Iterator[Lab]:
             return {}
 
         facts = eventually(started, START_WITHIN_S, "JupyterLab has started")
-        yield Lab(f"http://127.0.0.1:{facts['port']}/", token, root)
+        url = f"http://127.0.0.1:{facts['port']}/"
+        yield Lab(url, token, root, server.pid, home / "workspaces", environment)
     finally:
         _end(server)
 
@@ -147,6 +153,7 @@ def opened(
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
     )
     nbformat.write(source, lab.root / "ranks.ipynb")
+    shutil.rmtree(lab.workspaces, ignore_errors=True)  # what was open before is not opened again
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         page = browser.new_page(viewport={"width": 1280, "height": 1400})
