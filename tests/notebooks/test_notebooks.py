@@ -78,7 +78,9 @@ def other_words(now: Any, then: Any) -> str:
         if tag != "equal":
             before, after = " ".join(saved[max(0, i - 4) : i]), " ".join(saved[i_end : i_end + 4])
             was, is_now = " ".join(saved[i:i_end]), " ".join(words[j:j_end])
-            parts.append(f"  … {before} [saved: {was or "nothing"}] [now: {is_now or "nothing"}] {after} …")
+            parts.append(
+                f"  … {before} [saved: {was or 'nothing'}] [now: {is_now or 'nothing'}] {after} …"
+            )
     return "\n".join(parts)
 
 
