@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import support
 from kernels import warm_kernels
-from labs import Lab, running_lab
+from labs import Lab, running_browser, running_lab
+from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,13 @@ def chromium() -> str:
         why = "no Chromium here: apt-get install chromium"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
     return found
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    """A Chromium for all tests; a page has no memory of another's."""
+    with running_browser(chromium) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

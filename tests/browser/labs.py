@@ -16,11 +16,14 @@ from typing import Any
 
 import nbformat
 import psutil
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+import support
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from support import eventually
 
 START_WITHIN_S = 60.0
 SHOWN_WITHIN_MS = 60_000
+"""On a machine with much else to do."""
+expect.set_options(timeout=SHOWN_WITHIN_MS)
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -94,6 +97,18 @@ def running_lab(home: Path) -> Iterator[Lab]:
         _end(server)
 
 
+@contextlib.contextmanager
+def running_browser(executable: str) -> Iterator[Browser]:
+    """A Chromium. Its processes come and go, and Playwright's threads: none counts as left over."""
+    before = {process.pid for process in support.our_processes()}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGUMENTS)
+        started = {process.pid for process in support.our_processes()} - before
+        with support.spared_processes(started, threads=("asyncio_",)):
+            yield browser
+        browser.close()
+
+
 def _end(server: subprocess.Popen[bytes]) -> None:
     """End the server, which ends its kernels; what it leaves is killed by its id."""
     children = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
@@ -118,10 +133,10 @@ class Notebook:
         """Wait until the page has its kernel."""
         if "/lab/" in self.page.url:
             # The status bar's word; the notebook's own indicator shows idle before it is so.
-            expect(self.page.get_by_text("| Idle")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+            expect(self.page.get_by_text("| Idle")).to_be_visible()
         else:
             indicator = self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
-            expect(indicator).to_be_visible(timeout=SHOWN_WITHIN_MS)
+            expect(indicator).to_be_visible()
 
     def start(self, index: int) -> Locator:
         """Run a cell and do not wait for it; what it shows."""
@@ -132,7 +147,7 @@ class Notebook:
     def run(self, index: int) -> Locator:
         """Run a cell to its end; what it shows."""
         cell = self.start(index)
-        expect(self.prompt(index)).to_have_text(f"[{index + 1}]:", timeout=SHOWN_WITHIN_MS)
+        expect(self.prompt(index)).to_have_text(f"[{index + 1}]:")
         return cell
 
     def prompt(self, index: int) -> Locator:
@@ -142,7 +157,7 @@ class Notebook:
 
 @contextlib.contextmanager
 def opened(
-    lab: Lab, chromium: str, cells: list[str], picture: Path, place: str = "lab/tree"
+    lab: Lab, browser: Browser, cells: list[str], picture: Path, place: str = "lab/tree"
 ) -> Iterator[Notebook]:
     """A new notebook with `cells` in a browser; a picture of it is kept at the end.
 
@@ -154,19 +169,18 @@ def opened(
     )
     nbformat.write(source, lab.root / "ranks.ipynb")
     shutil.rmtree(lab.workspaces, ignore_errors=True)  # what was open before is not opened again
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1400})
-        try:
-            notebook = Notebook(page)
-            page.goto(f"{lab.url}{place}/ranks.ipynb?token={lab.token}")
-            notebook.await_kernel()
-            yield notebook
-        finally:
-            page.screenshot(path=picture)
-            for kernel in _api(page, lab, "GET").json():
-                _api(page, lab, "DELETE", f"/{kernel['id']}")
-            browser.close()
+    page = browser.new_page(viewport={"width": 1280, "height": 1400})
+    page.set_default_timeout(SHOWN_WITHIN_MS)
+    try:
+        notebook = Notebook(page)
+        page.goto(f"{lab.url}{place}/ranks.ipynb?token={lab.token}")
+        notebook.await_kernel()
+        yield notebook
+    finally:
+        page.screenshot(path=picture)
+        for kernel in _api(page, lab, "GET").json():
+            _api(page, lab, "DELETE", f"/{kernel['id']}")
+        page.context.close()
 
 
 def _api(page: Page, lab: Lab, method: str, path: str = "") -> Any:
