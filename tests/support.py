@@ -309,8 +309,13 @@ def _files() -> Iterator[str]:
         for name in names:
             path = Path(folder, name)
             with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(path.lstat().st_mode):
+                if stat.S_ISSOCK(path.lstat().st_mode) and not _is_bound(path):
                     yield f"socket {path}"
+
+
+def _is_bound(path: Path) -> bool:
+    """A process has it: that of a fork server, which is made under another name and then linked."""
+    return f" {path}." in Path("/proc/net/unix").read_text()
 
 
 def _shared_memory() -> list[str]:

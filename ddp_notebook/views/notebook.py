@@ -15,12 +15,14 @@ from ddp_notebook.model import (
     OutputKind,
     StackTree,
     StepTable,
+    VariableTable,
     format_bytes,
     name_ranks,
 )
 from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views import doctor, findings, output, stacks, step_table
+from ddp_notebook.views import variables as variables_view
 from ddp_notebook.views.bench import plots as bench_plots
 from ddp_notebook.views.bench import steps_plots
 from ddp_notebook.views.bench import table as bench
@@ -32,7 +34,7 @@ _LIVE_LINES = 240
 """Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
 
 
-Shown: TypeAlias = Board | Diagnosis | StepTable | StackTree | DoctorReport
+Shown: TypeAlias = Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport
 """Values that are shown as text and as HTML."""
 
 
@@ -47,6 +49,8 @@ def mime_bundle(value: Shown) -> dict[str, str]:
             text, html = step_table.text(value), step_table.html(value)
         case StackTree():
             text, html = stacks.text(value), stacks.html(value)
+        case VariableTable():
+            text, html = variables_view.text(value), variables_view.html(value)
         case DoctorReport():
             text, html = doctor.text(value), doctor.html(value)
     return {"text/plain": text, "text/html": html}
@@ -117,7 +121,7 @@ class Displays:
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
         formatter.for_type(StepBenchResult, self._show_steps)
-        for shown in (Diagnosis, StepTable, StackTree, DoctorReport):
+        for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport):
             formatter.for_type(shown, self._show)
 
     def shown_already(self) -> None:

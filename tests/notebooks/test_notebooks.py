@@ -14,6 +14,7 @@ import pytest
 from kernels import execute
 from save import clean
 from solutions import cells_by_exercise, exercise_of, solutions_of, solve
+from tries import insert, remove, tries
 
 from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.workshop.check import exercises
@@ -109,8 +110,13 @@ def test_there_are_tutorials() -> None:
 def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(path, tmp_path))
     notebook = nbformat.read(copy, as_version=4)
+    tried = insert(notebook)
     solve(notebook, path)
     execute(notebook, tmp_path, CELL_TIMEOUT_S)
+    for attempt in tried:
+        mark = "✓" if attempt.kind == "right" else "✗"
+        assert attempt.verdict.startswith(f"{mark} {attempt.exercise}: "), attempt
+    remove(notebook, tried)
     saved = clean(nbformat.read(path, as_version=4))
     changed = []
     for number, (now, then) in enumerate(
@@ -169,6 +175,12 @@ def test_every_exercise_stands_in_a_notebook_with_its_solution() -> None:
             assert f'check("{name}"' in of_it[-1].source, "the last cell checks"
         found.extend(cells)
     assert sorted(found) == sorted(exercises())
+
+
+def test_every_try_is_of_an_exercise_and_is_right_or_wrong() -> None:
+    text = Path(__file__).with_name("tries.md").read_text("utf-8")
+    assert len(tries()) == text.count("\n## ")
+    assert {attempt.exercise for attempt in tries()} <= set(exercises())
 
 
 @each_notebook
