@@ -19,8 +19,13 @@ import traitlets
 
 from ddp_notebook.board.model import STAGES
 
-_FOLDER = Path(__file__).parent
+_PAGE = Path(__file__).parent / "page"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def _joined(kind: str) -> str:
+    """The files of the page as one, by name: nothing in one of them runs before all are read."""
+    return "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
 
 
 class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
@@ -30,8 +35,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     script draws, it hides that; wherever the script does not run, the picture is what is seen.
     """
 
-    _esm = (_FOLDER / "board.js").read_text("utf-8")
-    _css = (_FOLDER / "board.css").read_text("utf-8")
+    _esm = _joined("js")
+    _css = _joined("css")
 
     still = traitlets.Unicode().tag(sync=True)
     stages = traitlets.List(STAGES).tag(sync=True)

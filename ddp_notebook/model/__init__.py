@@ -20,10 +20,12 @@ from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
 from ddp_notebook.model.case import (
     Activity,
     Case,
+    Child,
     InitArguments,
     Probe,
     RankReport,
     StoreFile,
+    ThreadError,
     Worker,
 )
 from ddp_notebook.model.collectives import (
@@ -39,6 +41,7 @@ from ddp_notebook.model.diagnosis import (
     Diagnosis,
     Finding,
     JudgedRun,
+    Side,
     Traceback,
 )
 from ddp_notebook.model.events import (
@@ -47,6 +50,7 @@ from ddp_notebook.model.events import (
     CellStarted,
     Event,
     EventsLost,
+    Limited,
     Output,
     OutputKind,
     Progress,
@@ -114,8 +118,10 @@ __all__ = [
     "SamplerFacts",
     "TensorDigest",
     "StoreFile",
+    "ThreadError",
     "Worker",
     "Case",
+    "Child",
     "RankReport",
     "Probe",
     "InitArguments",
@@ -133,7 +139,9 @@ __all__ = [
     "Doing",
     "Event",
     "EventsLost",
+    "Limited",
     "Finding",
+    "Side",
     "Frame",
     "Local",
     "Loading",
