@@ -7,6 +7,8 @@ controller.py       The live board in a notebook: a widget, and a picture for pa
 kernel_messages.py  ipykernel's private parts, all of them: a page's messages while a cell runs.
 model.py            What the live board draws, as JSON: small, and the same for the same picture.
 replay_board.py     Widgets in a notebook: whether there can be one, and a saved run in one.
+running_line.js     The page's side of the line above a running cell's output.
+running_line.py     The line above a running cell's output: what the run does, Where and Abort.
 side_panel.py       A panel beside the notebook for the live board, by jupyter-widgets' sidecar.
 source.py           What a live board shows of a session: read often, without asking the ranks.
 tails.py            What the ranks issue while they issue it: the new ends of their collective logs.

@@ -20,6 +20,7 @@ from ddp_notebook.state.collective_table import collectives_at
 from ddp_notebook.state.stack_locations import locations
 
 if TYPE_CHECKING:
+    from ddp_notebook.board.running_line import RunningLine
     from ddp_notebook.board.widget import BoardWidget
 
 
@@ -41,12 +42,22 @@ def widget_class() -> type[BoardWidget]:
     return BoardWidget
 
 
+def line_class() -> type[RunningLine]:
+    """The same of the line above a running cell's output."""
+    from ddp_notebook.board.running_line import RunningLine
+
+    return RunningLine
+
+
 def prepare_widgets(kernel: Any) -> None:
     """Have pages answered while cells run, and load what widgets need in the background."""
     handle = widget_messages(kernel)
     if handle is not None:
         do_meanwhile(handle)
-    threading.Thread(target=widget_class, name="ddp-widgets", daemon=True).start()
+    load = (widget_class, line_class)
+    threading.Thread(
+        target=lambda: [each() for each in load], name="ddp-widgets", daemon=True
+    ).start()
 
 
 def past_message(

@@ -4,6 +4,7 @@ buttons.py      The buttons that the live board is handed: each runs a verb, and
 cell_output.py  The output of the notebook cell that runs: text, MIME bundles, progress.
 hints.py        What the shell adds to IPython's answers: the verb that was meant, and %debug.
 live_board.py   The live board of a notebook: it stands in one cell at a time.
+live_run.py     A run under its cell while it goes on: what the ranks wrote, and a line above it.
 options.py      Options that several verbs have.
 parser.py       The options of a verb, and the parser of its line: bad input ends with a call.
 reference.py    The reference page, made from the verbs: notebooks/REFERENCE.md.

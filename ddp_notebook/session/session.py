@@ -201,6 +201,10 @@ class Session:
         """Where the ranks stand in set-up."""
         return self._stepping.table()
 
+    def paused_table(self, run: CellRun) -> StepTable:
+        """Before which collectives the ranks of `run` are paused."""
+        return self._runs.paused_table(run)
+
     def output(self, rank: int, log: bool = False) -> str:
         """What `rank` wrote in its last cell, which may still run; all of it when that was too
         long to show.

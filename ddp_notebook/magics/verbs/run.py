@@ -129,7 +129,7 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
 
         return ui.session.wait(args.timeout, started)
 
-    result = ui.runs.show(begin)
+    result = ui.runs.show(begin, to_the_end=False)
     if result.pending and result.steps is None:
         ui.say(
             f"{runs[0].heading} is still running on {name_ranks(result.pending)}. "
