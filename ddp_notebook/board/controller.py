@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
+from ddp_notebook.board.past import Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
+from ddp_notebook.board.tabs import TabFeed
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
@@ -48,7 +50,7 @@ def open_board(
 
 
 class StillBoard:
-    """The board without a script: text and HTML, painted again when something changes."""
+    """The board without a script: text and HTML, painted again until its cell has ended."""
 
     def __init__(self, session: Session, shell: Any) -> None:
         self._region = LiveRegion(
@@ -58,6 +60,8 @@ class StillBoard:
             settle_s=BOARD_INTERVAL_S,
         )
         self.nudge = self._region.nudge
+        self._session = session
+        self._kept = False
 
     def open(self, delay_s: float, show: object) -> None:
         """Show it in the cell that runs, and begin painting after `delay_s`."""
@@ -67,13 +71,18 @@ class StillBoard:
         """A cell of the notebook begins to run."""
 
     def cell_ended(self) -> None:
-        """The cell has ended. Put what is known now into the notebook before it does."""
-        if self._region.shown:
-            self._region.paint()
+        """The cell has ended. If it was the board's own, the notebook keeps what is known now."""
+        self.close(self._session.status())
 
     def close(self, final: Board | None = None) -> None:
-        """Stop painting; show `final` in its place if it is given."""
-        self._region.close(mime_bundle(final) if final is not None else None)
+        """Stop painting, once; show `final` in its place if it is given."""
+        if self._kept:
+            return
+        self._kept = True
+        if not self._region.shown:
+            self._region.paint()
+        bundle = mime_bundle(final) if final is not None else None
+        self._region.close(bundle and {**bundle, "text/html": bundle["text/html"] + _CAPTION})
 
 
 class LiveBoard:
@@ -89,7 +98,9 @@ class LiveBoard:
         self._source = BoardSource(session)
         self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self._timeline: Timeline | None = None
+        self._past = Past()
         self._epoch_ns = time.monotonic_ns()
+        self._tabs = TabFeed(session, self._tell_tab)
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._questions: dict[str, Mapping[str, Any]] = {}
@@ -102,7 +113,8 @@ class LiveBoard:
         self._found: Diagnosis | None = None
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
-        self._widget: BoardWidget = widget_class()(self._on_message, board=empty)
+        no_rank = model.actions_json(model.actions((), running=False, in_run=False))
+        self._widget: BoardWidget = widget_class()(self._on_message, board=empty, actions=no_rank)
         self._picture = LiveRegion(
             self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
         )
@@ -198,12 +210,14 @@ class LiveBoard:
             if self._timeline is None:
                 self._timeline = Timeline(self._epoch_ns, facts.snapshot.world_size)
             self._timeline.take(self._source.run, news)
+            self._past.keep(self._source.run, time.monotonic_ns(), facts.collectives)
             self._timeline.end(died_ns(facts.snapshot))
             self._timeline.end(self._source.left_ns, FREED)
             self._found = facts.diagnosis
             self._draw(board, facts)
             self._send_slices(self._timeline)
             self._answer()
+        self._tabs.turn(self._source.key())
 
     def _draw(self, board: Board, facts: BoardFacts) -> None:
         """Set what the widget shows."""
@@ -211,16 +225,19 @@ class LiveBoard:
         benchmark = session.measuring
         in_run = self._in_run and bool(facts.pending)
         shown = model.board_json(board, self._epoch_ns)
+        at = pending_locations(facts)
         widget.draw(
             self._now_us(),
             board={**shown, "began": 0, "frozen": False},
-            findings=model.findings_json(facts.diagnosis),
-            locations=model.locations_json(pending_locations(facts)),
+            findings=model.findings_json(facts.diagnosis, facts.sources, at),
+            locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
             actions=model.actions_json(
                 model.actions(board.rows, session.running, in_run, benchmark is not None)
             ),
         )
+        found = widget.drawn
+        self._past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
         self._show_buttons()
 
     def _send_slices(self, timeline: Timeline) -> None:
@@ -234,6 +251,10 @@ class LiveBoard:
             self._sent_s = now_s
             self._widget.tell(message, self._now_us())
 
+    def _tell_tab(self, values: Mapping[str, Any]) -> None:
+        """Tell pages what a tab shows; nothing of it is saved in the notebook."""
+        self._widget.tell({"kind": "state", "values": values}, self._now_us())
+
     def _pressed(self) -> None:
         """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
         with self._lock:
@@ -242,7 +263,8 @@ class LiveBoard:
         self.nudge()
 
     def _show_buttons(self) -> None:
-        answers = [model.answer_json(answer) for answer in self._buttons.answers]
+        begun = self._session.begun
+        answers = [model.answer_json(answer, begun) for answer in self._buttons.answers]
         self._widget.draw(self._now_us(), busy=list(self._buttons.busy), answers=answers)
 
     def _now_us(self) -> int:
@@ -254,8 +276,13 @@ class LiveBoard:
         """A page sent a message; any thread, and nothing here takes long."""
         kind = content.get("kind")
         self._watched_until_s = time.monotonic() + _WATCHED_S
+        self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
             self._buttons.press(str(content.get("magic", "")))
+        elif kind == "close":
+            self._buttons.close(content.get("number"))
+        elif kind == "watch":
+            self._wake.set()
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):
             self._questions[str(kind)] = content
             if self._closed:
@@ -271,7 +298,7 @@ class LiveBoard:
         past = self._questions.pop("at", None)
         if past is not None:
             at_ns = self._epoch_ns + 1000 * int(past["at"])
-            facts, _ = self._source.look()
-            known = collectives_at(facts.collectives, at_ns)
-            message = past_message(past, self._source.past(at_ns), known, self._epoch_ns)
+            known = collectives_at(self._past.collectives_at(at_ns), at_ns)
+            then, found = self._source.past(at_ns), self._past.found_at(at_ns)
+            message = past_message(past, then, known, found, self._epoch_ns)
             self._widget.tell(message, past["at"])

@@ -8,7 +8,7 @@ codes are taken out here, as in the other views.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ddp_notebook.model import (
@@ -18,17 +18,20 @@ from ddp_notebook.model import (
     Finding,
     Loading,
     Role,
+    Side,
     StackLocation,
     Stage,
     Status,
     format_ranks,
 )
+from ddp_notebook.state.stack_locations import code_around
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 
 MOST_ROWS = 128
 MOST_FINDINGS = 8
 MOST_EVIDENCE = 40
+MOST_SIDES = 6
 MOST_CHARACTERS = 600
 """Of a text in a row or a line of code; evidence and remedies may be four times as long."""
 
@@ -54,14 +57,18 @@ class Action:
 
 def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
     """The rows and what stands above and below them."""
+    address, standing = board.snapshot.init_method or "", board.snapshot.notes
+    headline = board.headline.replace(f" · {address}", "") if address else board.headline
     return {
-        "headline": _line(board.headline),
+        "headline": _line(headline),
+        "address": _line(address),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
         "loading": _loading(board.snapshot.loading, epoch_ns),
         "rows": [_row(row, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
-        "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes],
+        "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],
+        "todo": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note not in standing],
     }
 
 
@@ -104,12 +111,50 @@ def benchmark_json(what: str, done: float) -> dict[str, Any]:
     return {"what": _line(what), "percent": round(100 * done)}
 
 
-def findings_json(diagnosis: Diagnosis | None) -> list[dict[str, Any]]:
-    """The findings, the one that counts most first."""
+def findings_json(
+    diagnosis: Diagnosis | None,
+    sources: Mapping[str, str] | None = None,
+    at: Sequence[StackLocation] = (),
+) -> list[dict[str, Any]]:
+    """The findings, the one that counts most first. `at` are the lines in which ranks are: of a
+    finding that is about no two sides, they are what there is to show.
+    """
     if diagnosis is None:
         return []
     past = past_words(diagnosis)
-    return [_finding(finding, past) for finding in diagnosis.findings[:MOST_FINDINGS]]
+    made: list[dict[str, Any]] = []
+    for finding in diagnosis.findings[:MOST_FINDINGS]:
+        sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
+        if not sides and not made:
+            own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
+            sides = [_side_at(each) for each in own[:MOST_SIDES]]
+        made.append({**_finding(finding, past), "sides": sides})
+    return made
+
+
+def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
+    """What ranks called, with its line and those around it."""
+    place = side.place
+    return {
+        "ranks": format_ranks(side.ranks),
+        "call": _line(side.call),
+        "tensor": _line(side.tensor),
+        "site": _line(str(place)) if place is not None else "",
+        "lines": [[n, _code(text)] for n, text in code_around(place, sources)] if place else [],
+        "line": place.line if place is not None else 0,
+    }
+
+
+def _side_at(location: StackLocation) -> dict[str, Any]:
+    """A line in which ranks are."""
+    return {
+        "ranks": format_ranks(location.ranks),
+        "call": "",
+        "tensor": "",
+        "site": _line(location.call_site),
+        "lines": [[number, _code(text)] for number, text in location.lines],
+        "line": location.line,
+    }
 
 
 def _finding(finding: Finding, past: str) -> dict[str, Any]:
@@ -145,7 +190,7 @@ def locations_json(locations: Sequence[StackLocation]) -> list[dict[str, Any]]:
 
 
 def actions_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
-    """The buttons."""
+    """The buttons, always the same ones in the same order."""
     return [asdict(action) for action in actions]
 
 
@@ -155,23 +200,33 @@ def actions(
     """What can be done with the ranks as they are. `in_run`: they are in a cell or a script;
     `measuring`: in a benchmark.
     """
-    if not running:
-        return ()
-    why = Action("why", "Why?", "%ddp_why")
-    where = Action("where", "Where?", "%ddp_where", True)
-    if measuring:
-        return (Action("cancel", "Cancel", INTERRUPT), why, where)
-    no_step = "" if Role.PAUSED in {row.role for row in rows} else _NO_STEP
+    none = "" if running else _NO_RANK
+    no_step = none or _no_step(rows, measuring)
     end = "end" if in_run else Stage.VERIFIED.value
-    can_abort = _BLOCKED & {row.status for row in rows}
+    restart = _restart(rows)
     return (
-        Action("step", "Step", "%ddp_step", True, no_step),
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
-        why,
-        where,
-        Action("abort", "Abort", "%ddp_abort", False, "" if can_abort else "no rank is blocked"),
-        _restart(rows),
+        Action("step", "Step", "%ddp_step", True, no_step),
+        _abort(rows, none, measuring),
+        replace(restart, why_not=none or (_MEASURING if measuring else restart.why_not)),
+        Action("why", "Why?", "%ddp_why", False, none),
+        Action("where", "Where?", "%ddp_where", True, none),
     )
+
+
+def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
+    """Why no rank can be stepped; empty when one can."""
+    if Role.PAUSED in {row.role for row in rows}:
+        return ""
+    return _MEASURING if measuring else _NO_STEP
+
+
+def _abort(rows: Sequence[BoardRow], none: str, measuring: bool) -> Action:
+    """Free the ranks that are blocked, or end the benchmark."""
+    if measuring:
+        return Action("cancel", "Cancel", INTERRUPT)
+    blocked = _BLOCKED & {row.status for row in rows}
+    return Action("abort", "Abort", "%ddp_abort", False, none or ("" if blocked else _NO_ABORT))
 
 
 def _restart(rows: Sequence[BoardRow]) -> Action:
@@ -183,6 +238,9 @@ def _restart(rows: Sequence[BoardRow]) -> Action:
 
 
 _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}
+_NO_RANK = "no rank runs"
+_NO_ABORT = "no rank is blocked"
+_MEASURING = "a benchmark runs"
 _NO_STEP = "no rank is paused; %ddp_init --step and %%ddp --step collective pause them"
 
 INTERRUPT = "interrupt the cell: I, I"
@@ -192,11 +250,13 @@ CHOOSE_RANKS = "choose the ranks to restart: click them"
 """Not all of them by one click: their variables would be gone."""
 
 
-def answer_json(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a button gave, as text of bounded length."""
+def answer_json(answer: Mapping[str, Any], begun: int) -> dict[str, Any]:
+    """What a button gave, as text of bounded length; old once another run has begun."""
     text = strip_ansi(str(answer["text"]))
     cut = len(text) > _MOST_ANSWER_CHARACTERS
-    return {**answer, "text": text[:_MOST_ANSWER_CHARACTERS] + ("\n… (cut)" if cut else "")}
+    shown = {name: value for name, value in answer.items() if name != "begun"}
+    shown["old"] = answer["begun"] != begun
+    return {**shown, "text": text[:_MOST_ANSWER_CHARACTERS] + ("\n… (cut)" if cut else "")}
 
 
 _MOST_ANSWER_CHARACTERS = 20_000

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model
 from ddp_notebook.board.kernel_messages import widget_messages
+from ddp_notebook.board.past import Moment
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.board.timeline_svg import bars
-from ddp_notebook.model import Collectives, Diagnosis, Snapshot, Status
+from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.state.collective_table import collectives_at
 from ddp_notebook.state.stack_locations import locations
 
 if TYPE_CHECKING:
-    from ddp_notebook.board.running_line import RunningLine
+    from ddp_notebook.board.line.running_line import RunningLine
     from ddp_notebook.board.widget import BoardWidget
 
 
@@ -37,16 +38,18 @@ def widget_class() -> type[BoardWidget]:
 
     Imported here and not above: anywidget is optional, and %load_ext would wait half a second.
     """
-    from ddp_notebook.board.widget import BoardWidget
-
-    return BoardWidget
+    return _classes()[0]
 
 
 def line_class() -> type[RunningLine]:
     """The same of the line above a running cell's output."""
-    from ddp_notebook.board.running_line import RunningLine
+    return _classes()[1]
 
-    return RunningLine
+
+def _classes() -> tuple[type[BoardWidget], type[RunningLine]]:
+    from ddp_notebook.board.widget import BoardWidget, RunningLine
+
+    return BoardWidget, RunningLine
 
 
 def prepare_widgets(kernel: Any) -> None:
@@ -54,23 +57,32 @@ def prepare_widgets(kernel: Any) -> None:
     handle = widget_messages(kernel)
     if handle is not None:
         do_meanwhile(handle)
-    load = (widget_class, line_class)
-    threading.Thread(
-        target=lambda: [each() for each in load], name="ddp-widgets", daemon=True
-    ).start()
+    threading.Thread(target=_classes, name="ddp-widgets", daemon=True).start()
 
 
 def past_message(
-    question: Mapping[str, Any], snapshot: Snapshot, collectives: Collectives, epoch_ns: int
+    question: Mapping[str, Any],
+    snapshot: Snapshot,
+    collectives: Collectives,
+    found: Moment,
+    epoch_ns: int,
 ) -> dict[str, Any]:
-    """The rows as they were when `snapshot` was the state, for the page that asked."""
+    """The board as it was when `snapshot` was the state, for the page that asked."""
     pending = snapshot.with_status(Status.RUNNING)
     board = replace(board_of(BoardFacts(snapshot, collectives, pending)), notes=())
     return {
         "kind": "past",
         "view": str(question.get("view", "")),
         "board": {**model.board_json(board, epoch_ns), "now": question["at"], "frozen": True},
+        "findings": list(found.findings),
+        "locations": list(found.locations),
     }
+
+
+def _last_ns(records: Sequence[Collective]) -> int:
+    """When ranks last issued a collective, or were done with one by themselves."""
+    times = (max(each.issued_ns, each.done_ns) for each in records if not each.freed)
+    return max(times, default=0)
 
 
 class ReplayBoard:
@@ -96,11 +108,15 @@ class ReplayBoard:
         sources = saved.case.sources if saved.case is not None else {}
         raised = {report.rank: report.error_at for report in reports if report.error_at}
         paths = raised or {report.rank: report.path for report in reports if report.path}
+        at = locations(paths, sources)
+        findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
+        self._found = Moment(_last_ns(records), findings, lines)
+        """What is wrong is so from the last on that the ranks did."""
         self.widget: BoardWidget = widget_class()(
             self._on_message,
             board={**shown, "began": 0, "frozen": True, "now": self._end_us},
-            findings=model.findings_json(diagnosis),
-            locations=model.locations_json(locations(paths, sources)),
+            findings=findings,
+            locations=lines,
         )
 
     def _on_message(self, content: Mapping[str, Any]) -> None:
@@ -111,4 +127,6 @@ class ReplayBoard:
             at_ns = self._epoch_ns + 1000 * int(content["at"])
             snapshot = self._replay.at(max(0, content["at"]) / 1e6).snapshot
             known = collectives_at(self._replay.collectives, at_ns)
-            self.widget.tell(past_message(content, snapshot, known, self._epoch_ns), content["at"])
+            found = self._found if at_ns >= self._found.at_ns else Moment()
+            message = past_message(content, snapshot, known, found, self._epoch_ns)
+            self.widget.tell(message, content["at"])

@@ -36,7 +36,7 @@ class SidePanel:
         if self._panel is None:
             from sidecar import Sidecar  # it may not be installed
 
-            self._panel = Sidecar(title="DDP ranks", anchor="right")
+            self._panel = Sidecar(title="DDP ranks", anchor="split-right")
         output = {"output_type": "display_data", "data": dict(bundle), "metadata": {}}
         self._panel.outputs = (output,)
 

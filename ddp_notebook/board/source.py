@@ -17,6 +17,7 @@ from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.fold import state_at
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
@@ -34,6 +35,13 @@ _session_key = attrgetter(
     *(f.name for f in fields(Snapshot) if f.name not in ("ranks", "taken_ns"))
 )
 """What is shown of the session beside its ranks, its age apart."""
+
+
+def _ended_badly(run: CellRun | None) -> bool:
+    """Whether a run may have ended with a fault; of ranks that were freed nothing is to be told."""
+    ended = run.finished.values() if run is not None else ()
+    freed = any(end.outcome == "interrupted" for end in ended)
+    return not freed and any(end.trained or end.outcome != "ok" for end in ended)
 
 
 class BoardSource:
@@ -134,9 +142,7 @@ class BoardSource:
             return False
         if self._session.measuring is not None:
             return False  # what is asked would be measured too
-        run = self._session.current
-        ended = run.finished.values() if run is not None else ()
-        return not snapshot.ready or any(end.trained or end.outcome != "ok" for end in ended)
+        return not snapshot.ready or _ended_badly(self._session.current)
 
     def _long_still(self, snapshot: Snapshot) -> bool:
         in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)

@@ -41,7 +41,10 @@ def died_ns(snapshot: Snapshot) -> dict[int, int]:
 
 
 class Timeline:
-    """The slices of one run at a time."""
+    """The slices of the session's runs, the newest of each rank.
+
+    A rank counts its collectives anew in each run; their numbers here go on.
+    """
 
     def __init__(self, epoch_ns: int, world_size: int) -> None:
         self.epoch_ns = epoch_ns
@@ -49,6 +52,9 @@ class Timeline:
         self._sent_run = 0
         self.generation = 0
         """Grows when what was sent before is no longer valid."""
+        self._from = 0
+        """The number here of what a rank issues first in this run."""
+        self._next = 0
         self._per_rank = max(8, min(MOST_PER_RANK, MOST_SLICES // max(1, world_size)))
         self._forget()
 
@@ -66,14 +72,25 @@ class Timeline:
 
     def take(self, run: int, records: Iterable[Collective]) -> None:
         """Take in records that are new or have changed, each rank's in their order."""
-        if run != self.run or len(self._kinds) > MOST_KINDS:
-            self.run = run
+        if len(self._kinds) > MOST_KINDS:
             self._forget()
+        if run != self.run:
+            self.run, self._from = run, self._next
+            self._close()
         for record in records:
             self._take(record)
 
+    def _close(self) -> None:
+        """What the run before left open is freed: nobody waits for it any more."""
+        for key, slice_ in list(self._open.items()):
+            slice_[DONE] = slice_[DONE] or slice_[ISSUED]
+            slice_[PHASE] = PHASES.index(FREED)
+            self._changed(key, slice_)
+
     def _take(self, record: Collective) -> None:
-        key = (record.rank, record.number)
+        number = self._from + record.number
+        key = (record.rank, number)
+        self._next = max(self._next, number + 1)
         known = self._index.get(key)
         if known is not None:
             known[ISSUED:] = self._progress(record)
@@ -82,7 +99,7 @@ class Timeline:
         kind = self._number_of(self._kind(record))
         made = [
             record.rank,
-            record.number,
+            number,
             kind,
             record.slot,
             *self._progress(record),
@@ -144,6 +161,7 @@ class Timeline:
             str(place) if place is not None else "",
             place.text if place is not None else "",
             record.label,
+            self.run,
         )
 
     def _bucket(self, record: Collective) -> int:
@@ -170,14 +188,15 @@ class Timeline:
         """What it is: all_reduce, send, ..."""
         return str(self._kind_of(slice_)[0])
 
-    def collective(self, slice_: Slice) -> tuple[str, int]:
+    def collective(self, slice_: Slice) -> tuple[int, str, int]:
         """Equal for slices of ranks that are one collective; a send or receive is its own."""
         kind = self._kind_of(slice_)
-        return (f"rank {slice_[RANK]}" if kind[9] >= 0 else kind[4], slice_[SEQ_ID])
+        group = f"rank {slice_[RANK]}" if kind[9] >= 0 else kind[4]
+        return kind[13], group, slice_[SEQ_ID]
 
-    def last_arrivals(self) -> dict[tuple[str, int], int]:
+    def last_arrivals(self) -> dict[tuple[int, str, int], int]:
         """When the last rank issued each collective, as far as it is known."""
-        latest: dict[tuple[str, int], int] = {}
+        latest: dict[tuple[int, str, int], int] = {}
         for row in self._slices.values():
             for slice_ in row:
                 if PHASES[slice_[PHASE]] not in (Phase.HELD, Phase.REFUSED, FREED):

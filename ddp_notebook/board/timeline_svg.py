@@ -138,7 +138,7 @@ def _path(look: str, spans: Sequence[tuple[int, int]]) -> str:
 
 def _bars(
     slices: Sequence[Slice],
-    arrived: Mapping[tuple[str, int], int],
+    arrived: Mapping[tuple[int, str, int], int],
     timeline: Timeline,
     scale: _Scale,
 ) -> Bars:

@@ -9,6 +9,7 @@ ended, as the text around it is of then; what is drawn later is told to the page
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,10 +18,26 @@ from typing import Any
 import anywidget
 import traitlets
 
+from ddp_notebook.board.line.running_line import RunningLine
 from ddp_notebook.board.model import STAGES
 
-_FOLDER = Path(__file__).parent
+__all__ = ["BoardWidget", "RunningLine"]
+
+_PAGE = Path(__file__).parent / "page"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+_COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
+_INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
+
+
+def _joined(kind: str) -> str:
+    """The files of the page as one, by name: nothing in one of them runs before all are read.
+
+    Without the comments that have lines of their own, and indentation: a page has no use for them.
+    """
+    text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
+    return _INDENTATION.sub("", _COMMENTS.sub("", text))
 
 
 class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
@@ -30,8 +47,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     script draws, it hides that; wherever the script does not run, the picture is what is seen.
     """
 
-    _esm = (_FOLDER / "board.js").read_text("utf-8")
-    _css = (_FOLDER / "board.css").read_text("utf-8")
+    _esm = _joined("js")
+    _css = _joined("css")
 
     still = traitlets.Unicode().tag(sync=True)
     stages = traitlets.List(STAGES).tag(sync=True)

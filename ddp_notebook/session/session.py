@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.plan import Plan
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
-    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable
+    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.detached import Detached
+    from ddp_notebook.session.runs.past import PastRun
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
@@ -153,6 +154,16 @@ class Session:
         """The run that ranks are in, else the last one; the newest when there are several."""
         current = self._runs.current
         return current.run if current is not None else None
+
+    @property
+    def past(self) -> Sequence[PastRun]:
+        """The last runs of the session, how each ended and what was found; the newest last."""
+        return self._runs.past.runs
+
+    @property
+    def begun(self) -> int:
+        """How many runs and set-ups have begun: what was said of an earlier one may be old."""
+        return self._findings.begun
 
     @property
     def detached(self) -> Detached | None:
@@ -320,6 +331,15 @@ class Session:
         a rank that does not exist, NoSession, SessionLost.
         """
         return self._where.where(ranks, locals)
+
+    def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
+        """The variables of `ranks` (all by default) as one table; with `names`, those alone.
+
+        From any thread, any time: of the function that a rank is in, and the global ones. Nothing
+        of the user's code runs for it. Raises UsageMistake for a rank or name that does not exist,
+        NoSession, SessionLost.
+        """
+        return self._values.variables(names, ranks)
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.

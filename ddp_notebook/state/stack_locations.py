@@ -41,12 +41,14 @@ def locations(
 
 def _location(ranks: Ranks, path: Sequence[Place], sources: Mapping[str, str]) -> StackLocation:
     site = path[-1]
-    source = sources.get(site.file, "").splitlines()
-    lines: tuple[tuple[int, str], ...] = ()
-    if 0 < site.line <= len(source):
-        first, last = max(1, site.line - _AROUND), min(len(source), site.line + _AROUND)
-        lines = tuple((number, source[number - 1]) for number in range(first, last + 1))
-    elif site.text:
-        lines = ((site.line, site.text),)
     callers = tuple(map(str, path[:-1][-_MOST_CALLERS:]))
-    return StackLocation(ranks, str(site), callers, lines, site.line)
+    return StackLocation(ranks, str(site), callers, code_around(site, sources), site.line)
+
+
+def code_around(place: Place, sources: Mapping[str, str]) -> tuple[tuple[int, str], ...]:
+    """The line and those around it, numbered, as far as they are known."""
+    source = sources.get(place.file, "").splitlines()
+    if 0 < place.line <= len(source):
+        first, last = max(1, place.line - _AROUND), min(len(source), place.line + _AROUND)
+        return tuple((number, source[number - 1]) for number in range(first, last + 1))
+    return ((place.line, place.text),) if place.text else ()

@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     OutputKind,
     StackTree,
     StepTable,
+    VariableTable,
     format_bytes,
     name_ranks,
 )
@@ -23,6 +24,7 @@ from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views import doctor, findings, folded, markup, output, stacks, step_table
+from ddp_notebook.views import variables as variables_view
 from ddp_notebook.views.ansi import ansi_to_html
 from ddp_notebook.views.bench import plots as bench_plots
 from ddp_notebook.views.bench import steps_plots
@@ -35,7 +37,7 @@ _LIVE_LINES = 240
 """Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
 
 
-Shown: TypeAlias = Board | Diagnosis | StepTable | StackTree | DoctorReport
+Shown: TypeAlias = Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport
 """Values that are shown as text and as HTML."""
 
 
@@ -50,6 +52,8 @@ def mime_bundle(value: Shown) -> dict[str, str]:
             text, html = step_table.text(value), step_table.html(value)
         case StackTree():
             text, html = stacks.text(value), stacks.html(value)
+        case VariableTable():
+            text, html = variables_view.text(value), variables_view.html(value)
         case DoctorReport():
             text, html = doctor.text(value), doctor.html(value)
     return {"text/plain": text, "text/html": html}
@@ -156,7 +160,7 @@ class Displays:
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
         formatter.for_type(StepBenchResult, self._show_steps)
-        for shown in (Diagnosis, StepTable, StackTree, DoctorReport):
+        for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport):
             formatter.for_type(shown, self._show)
 
     def shown_already(self, value: object = None) -> None:

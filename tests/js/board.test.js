@@ -1,13 +1,15 @@
 // The live board's pure functions: words, rank sets, brackets, slices, the window of time.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import { test } from "node:test";
 
-const source = readFileSync(new URL("../../ddp_notebook/board/board.js", import.meta.url));
-const board = await import(`data:text/javascript;base64,${source.toString("base64")}`);
+const folder = new URL("../../ddp_notebook/board/page/", import.meta.url);
+const files = readdirSync(folder).filter((name) => name.endsWith(".js")).sort();
+const source = files.map((name) => readFileSync(new URL(name, folder))).join("\n");
+const board = await import(`data:text/javascript;base64,${Buffer.from(source).toString("base64")}`);
 
-const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", ""];
+const KIND = ["all_reduce", "", "backward", 2, "default", "float32", [28], 112, "SUM", -1, "train.py:41 in step", "loss.backward()", "", 1];
 const [PAUSED, ISSUED, DONE, FAILED, REFUSED, FREED] = [0, 1, 2, 3, 4, 5];
 
 /** A message as the kernel sends it. */
@@ -44,14 +46,15 @@ test("a magic takes the chosen ranks, in the place of its own", () => {
   assert.equal(board.magicFor({ magic: "%ddp_abort", takes_ranks: false }, new Set([2])), "%ddp_abort");
 });
 
-test("rows that wait for the same are joined by one bracket", () => {
-  const rows = [
-    { ranks: "0-1", waits_for: "2" },
-    { ranks: "2", waits_for: "" },
-    { ranks: "3", waits_for: "2" },
-    { ranks: "4", waits_for: "0,9" },
-  ];
-  assert.deepEqual(board.brackets(rows), [{ from: [0, 2], to: [1] }, { from: [3], to: [0] }]);
+test("a word that does not fit is cut with an ellipsis, or left out", () => {
+  const fits = (most) => (text) => text.length <= most;
+  assert.equal(board.cutTo("all_reduce", fits(8)), "all_red…");
+  assert.equal(board.cutTo("all_reduce", fits(3)), "");
+});
+
+test("a line of a cell is a place on the page, one of a file is not", () => {
+  assert.deepEqual(board.siteOf("cell 3:14 in train"), { cell: 3, line: 14 });
+  assert.equal(board.siteOf("train.py:41 in step"), null);
 });
 
 test("every role has a mark and a word beside its colour", () => {

@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     RankSpawned,
     RankState,
     Role,
+    Side,
     Snapshot,
     Stage,
     Status,
@@ -174,6 +175,25 @@ def test_a_finding_has_its_remedy_and_the_magics_in_it() -> None:
     assert model.findings_json(None) == []
 
 
+def test_a_finding_has_both_sides_with_their_code() -> None:
+    code = "if rank == 0:\n    dist.barrier()\ndist.all_reduce(x)"
+    finding = Finding(
+        Category.CONDITIONAL_COLLECTIVE,
+        (0,),
+        "rank 0 alone calls barrier",
+        "Move it.",
+        sides=(
+            Side((0,), "barrier", "", Place("cell 3", 2)),
+            Side((1, 2), "all_reduce", "float32 [1]", Place("cell 3", 3)),
+        ),
+    )
+    (made,) = model.findings_json(Diagnosis((finding,), None, 3), {"cell 3": code})
+    first, second = made["sides"]
+    assert (first["ranks"], first["call"], first["site"]) == ("0", "barrier", "cell 3:2")
+    assert second["ranks"] == "1-2" and second["tensor"] == "float32 [1]"
+    assert [second["line"], "dist.all_reduce(x)"] in second["lines"]
+
+
 def buttons(*states: RankState, in_run: bool = False) -> dict[str, model.Action]:
     """The buttons for ranks in these states."""
     drawn = board_rows(BoardFacts(Snapshot(ranks=states, taken_ns=11 * S)))
@@ -191,7 +211,14 @@ def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     dead = buttons(running(0), running(1, status=Status.DEAD), in_run=True)
     assert dead["restart"].magic == "%ddp_restart --ranks 1" and not dead["restart"].why_not
     assert dead["continue"].magic == "%ddp_step --to end"
-    assert model.actions((), False, False) == ()
+    nobody = model.actions((), False, False)
+    assert all(each.why_not for each in nobody)
+    measuring = model.actions((), True, False, measuring=True)
+    assert [each.name for each in measuring if not each.why_not] == ["cancel", "why", "where"]
+    places = [
+        [each.name.replace("cancel", "abort") for each in made] for made in (nobody, measuring)
+    ]
+    assert places[0] == places[1] == list(ready), "a button never moves"
 
 
 def test_for_a_thousand_ranks_that_wait_for_one_the_others_are_looked_at_once() -> None:

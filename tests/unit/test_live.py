@@ -102,7 +102,13 @@ def test_a_region_gives_up_its_place_and_goes_on_below() -> None:
     assert publisher.texts == ["output 0", "a line", "output 2", "the end", "all"]
     shown_in = [message["transient"]["display_id"] for message in publisher.published]
     assert shown_in[0] == shown_in[1] == shown_in[3] != shown_in[2] == shown_in[4]
-    assert [message["update"] for message in publisher.published] == [False, True, False, True, True]
+    assert [message["update"] for message in publisher.published] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_the_painting_after_it_is_over_is_the_last() -> None:

@@ -153,7 +153,6 @@ def bar_log(*pieces: tuple[OutputKind, str]) -> list[OutputItem]:
     return list(log.items())
 
 
-
 def test_bars_below_each_other_are_a_line_each_in_their_last_state() -> None:
     """tqdm moves the cursor up after an inner bar; a screen shows both, and so do we."""
     (item,) = bar_log(
@@ -182,9 +181,7 @@ def test_a_bar_that_is_written_between_prints_stays_one_line() -> None:
 
 
 def test_a_warning_after_a_print_is_not_put_into_the_bar_above() -> None:
-    items = bar_log(
-        (ERR, "\r  0%|   | 0/2 [00:00<?]"), (OUT, "loss 1\n"), (ERR, "Warning: low\n")
-    )
+    items = bar_log((ERR, "\r  0%|   | 0/2 [00:00<?]"), (OUT, "loss 1\n"), (ERR, "Warning: low\n"))
     assert [item.text.strip() for item in items][1:] == ["loss 1", "Warning: low"]
 
 

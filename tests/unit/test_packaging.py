@@ -41,7 +41,10 @@ def test_the_wheel_holds_the_tutorials(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_holds_the_boards_script_and_style(wheel: zipfile.ZipFile) -> None:
-    assert {f"ddp_notebook/board/board.{kind}" for kind in ("js", "css")} <= set(wheel.namelist())
+    page = ROOT / "ddp_notebook" / "board" / "page"
+    files = {str(path.relative_to(ROOT)) for path in page.iterdir()}
+    assert len(files) > 1
+    assert files <= set(wheel.namelist())
 
 
 def test_the_wheel_holds_every_module_and_nothing_beside_the_package(

@@ -101,13 +101,17 @@ def test_for_how_long_a_rank_was_held_is_told_apart_from_its_collective() -> Non
     assert page.slices[0, 0][4:] == [35_001_000, 35_007_000, done, 35_000_000]
 
 
-def test_a_new_run_is_another_generation() -> None:
+def test_the_runs_before_stay_and_their_collectives_are_others() -> None:
     timeline, page = Timeline(0, 2), Page()
-    timeline.take(1, [collective(0, 0, 1, 2)])
+    timeline.take(1, [collective(0, 0, 1, 2), collective(0, 1, 3, None)])
     page.take(timeline.news())
-    timeline.take(2, [])
+    timeline.take(2, [collective(0, 0, 10, 11)])
     page.take(timeline.news())
-    assert page.slices == {} and page.kinds == []
+    assert sorted(page.slices) == [(0, 0), (0, 1), (0, 2)]
+    assert PHASES[page.slices[0, 1][6]] == FREED  # nobody waits for it in another run
+    assert [page.kinds[each[2]][13] for each in page.slices.values()] == [1, 1, 2]
+    first, _, again = timeline.last(0, 3)
+    assert first[3] == again[3] and timeline.collective(first) != timeline.collective(again)
 
 
 def test_buckets_of_a_backward_pass_are_counted() -> None:

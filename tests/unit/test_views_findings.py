@@ -412,7 +412,9 @@ def test_ranks_that_did_the_same_are_named_once(doing: dict[int, str]) -> None:
 
 
 def test_what_was_found_earlier_says_when_and_a_traceback_is_escaped_and_comes_first() -> None:
-    finding = Finding(Category.EXCEPTION_ON_ONE_RANK, (1,), "raised ValueError", "Correct it.", (0,))
+    finding = Finding(
+        Category.EXCEPTION_ON_ONE_RANK, (1,), "raised ValueError", "Correct it.", (0,)
+    )
     traceback = Traceback((1,), "\x1b[31mValueError\x1b[0m: <i>no</i>\n" + "deep\n" * 1000)
     run = JudgedRun("cell 3", 3, True, "2026-01-01T00:00:00", 130.0)
     d = Diagnosis((finding,), tracebacks=(traceback,), run=run)
@@ -432,7 +434,9 @@ def test_nothing_found_is_green_only_where_it_is_proved() -> None:
     assert findings.CALM not in findings.html(unsure)
 
 
-def test_what_the_victims_raised_stands_below_the_finding_and_what_the_culprit_raised_above() -> None:
+def test_what_the_victims_raised_stands_below_the_finding_and_what_the_culprit_raised_above() -> (
+    None
+):
     finding = Finding(Category.EXCEPTION_ON_ONE_RANK, (1,), "raised ValueError", "Correct it.")
     victim, culprit = Traceback((0,), "Connection closed by peer"), Traceback((1,), "ValueError: 7")
     for show in (findings.text, findings.html):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddp_notebook.model import Activity, Collective, RankReport, Ranks, name_ranks
+from ddp_notebook.model import Activity, Collective, RankReport, Ranks, Side, name_ranks
 
 
 def called(record: Collective) -> str:
@@ -38,6 +38,14 @@ def numbered(record: Collective) -> str:
 def fact(ranks: Ranks, record: Collective) -> str:
     """A line of evidence: what these ranks called."""
     return f"{name_ranks(ranks)}, {numbered(record)}"
+
+
+def side(ranks: Ranks, record: Collective | None) -> Side:
+    """What these ranks called, to be shown beside what the others did; None for nothing more."""
+    if record is None:
+        return Side(ranks, "nothing more")
+    tensor = f"{record.dtype} {list(record.shape)}" if record.dtype else ""
+    return Side(ranks, called(record), tensor, record.place)
 
 
 def nothing_after(ranks: Ranks, slot: int) -> str:

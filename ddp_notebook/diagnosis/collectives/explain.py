@@ -13,6 +13,7 @@ from ddp_notebook.diagnosis.collectives.describe import (
     fact,
     named,
     nothing_after,
+    side,
     verb,
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
@@ -41,21 +42,29 @@ def _finding(
     facts: tuple[str, ...] = (),
 ) -> Finding:
     """A finding with what both sides have at the divergence for evidence."""
-    evidence = (*(_has_there(side) for side in classified.sides), *facts)
-    return Finding(category, classified.culprits, cause, remedy, context.victims, evidence)
+    evidence = (*(_has_there(branch) for branch in classified.sides), *facts)
+    return Finding(
+        category,
+        classified.culprits,
+        cause,
+        remedy,
+        context.victims,
+        evidence,
+        sides=tuple(side(branch.ranks, branch.here) for branch in classified.sides),
+    )
 
 
-def _has_there(side: Branch) -> str:
-    if side.here is not None:
-        return fact(side.ranks, side.here)
-    return nothing_after(side.ranks, side.sequence.end - 1)
+def _has_there(branch: Branch) -> str:
+    if branch.here is not None:
+        return fact(branch.ranks, branch.here)
+    return nothing_after(branch.ranks, branch.sequence.end - 1)
 
 
 def _another_order(context: Context, classified: Classified) -> Finding:
     starts = ", ".join(
-        f"{verb(side.ranks, 'begins', 'begin') if first else side.named} with {named(side.here)}"
-        for first, side in zip((True, False), classified.sides, strict=True)
-        if side.here is not None
+        f"{verb(each.ranks, 'begins', 'begin') if first else each.named} with {named(each.here)}"
+        for first, each in zip((True, False), classified.sides, strict=True)
+        if each.here is not None
     )
     own = classified.culprits == classified.sides[0].ranks
     order = "the same collectives in another order"
@@ -104,7 +113,7 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     first, second = (
         f"{verb(those, 'has', 'have')} {value_of(record, against, what)}"
         for those, record, against in sorted(
-            ((ranks, own, other), (others, other, own)), key=lambda side: side[0] != culprits
+            ((ranks, own, other), (others, other, own)), key=lambda each: each[0] != culprits
         )
     )
     place = f" at {own.place}" if own.place else ""
@@ -123,6 +132,7 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
         remedy,
         () if met else context.victims,
         (fact(ranks, own), fact(others, other)),
+        sides=(side(ranks, own), side(others, other)),
     )
 
 
@@ -173,6 +183,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
         remedy,
         context.victims,
         (fact(full.ranks, record), fact(short.ranks, there) if there else end, *test),
+        sides=(side(full.ranks, record), side(short.ranks, there)),
     )
 
 
@@ -234,6 +245,7 @@ def _some_buckets(context: Context, classified: Classified) -> Finding:
             fact(classified.full.ranks, classified.record),
             fact(short.ranks, there) if there else end,
         ),
+        sides=(side(classified.full.ranks, classified.record), side(short.ranks, there)),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named, verb
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named, side, verb
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     Phase,
     RankReport,
     Ranks,
+    Side,
     format_ranks,
 )
 
@@ -69,8 +70,17 @@ def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
     return replace(
         first,
         ranks=tuple(sorted(ranks)),
+        sides=_joined(first.sides, second.sides),
         evidence=tuple(dict.fromkeys((*first.evidence, *second.evidence))),
     )
+
+
+def _joined(first: tuple[Side, ...], second: tuple[Side, ...]) -> tuple[Side, ...]:
+    """The sides of two divergences in one place: ranks that called the same are one side."""
+    ranks: dict[Side, set[int]] = {}
+    for each in (*first, *second):
+        ranks.setdefault(replace(each, ranks=()), set()).update(each.ranks)
+    return tuple(replace(each, ranks=tuple(sorted(those))) for each, those in ranks.items())
 
 
 def ended_by_conflicts(context: Context) -> Ranks:
@@ -133,6 +143,7 @@ def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) ->
                     f"rank {short.rank} was {times} times there, rank {full.rank} "
                     f"{others_times} times",
                 ),
+                sides=(side((short.rank,), record), side((full.rank,), there)),
             )
     return None
 
@@ -192,4 +203,5 @@ def _late(context: Context, reports: list[RankReport], what: str, *, paused: boo
 def _doing(report: RankReport, *, paused: bool) -> str:
     if paused:
         return "paused (by %ddp_step)"
-    return f"busy{f' at {report.path[-1]}' if report.path else where_busy(report)}"
+    at = f" at {report.path[-1]}" if report.path and not report.children else where_busy(report)
+    return f"busy{at}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
-from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, verb
+from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side, verb
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind, missing_from
 from ddp_notebook.diagnosis.collectives.explain import TOGETHER, UNEVEN_REMEDY, explain
 from ddp_notebook.diagnosis.context import Context
@@ -121,13 +121,20 @@ def _one_step_less(
         fact(full.ranks, record),
         *(f"rank {rank}: {_count(alignment, rank, record)} times there" for rank in some),
     )
+    sides = (side(full.ranks, record), side(short.ranks, None))
     culprits = short.ranks if len(short.ranks) <= len(full.ranks) else full.ranks
     way = context.sources.way_around(record)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
     if way is None:
         cause = f"{have} left the loop; {are} once more in {named(record)}"
         return Finding(
-            Category.UNEVEN_INPUTS, culprits, cause, UNEVEN_REMEDY, context.victims, facts
+            Category.UNEVEN_INPUTS,
+            culprits,
+            cause,
+            UNEVEN_REMEDY,
+            context.victims,
+            facts,
+            sides=sides,
         )
     cause = (
         f"{have} skipped {named(record)} in some iteration ({way.place.text}) and finished, "
@@ -145,6 +152,7 @@ def _one_step_less(
         TOGETHER,
         context.victims,
         (*facts, f"{way.place}: {way.place.text}"),
+        sides=sides,
     )
 
 
@@ -179,4 +187,5 @@ def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective
         "Every rank must take part in every collective: see where the others wait.",
         context.victims,
         (fact(ahead, record), nothing_after(short, record.slot - 1)),
+        sides=(side(ahead, record), side(short, None)),
     )

@@ -11,10 +11,10 @@ import ast
 import inspect
 import linecache
 import sys
-import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from IPython.core.error import UsageError
 
 from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import engine_private
@@ -26,6 +26,7 @@ from ddp_notebook.rank.inspect.frames import UserCode
 
 _RESULT_NAME = "__ddp_result__"
 _BEGIN_NAME = "__ddp_begin__"
+_WITH_WINDOWS = ("gtk", "osx", "qt", "tk", "wx")
 
 
 class RankShell(Component):
@@ -41,6 +42,8 @@ class RankShell(Component):
         self.interrupted_early = False
         """An interrupt came before the cell's own code began."""
         self._name_pending = False
+        self._blank = 0
+        """Empty lines that the cell begins with, and that IPython leaves out."""
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
@@ -48,8 +51,8 @@ class RankShell(Component):
         self._replace_displays()
         self._replace_tracebacks()
         self._replace_compiler()
+        self._refuse_windows()
         progress_bars.prefer_text()
-        engine_private.keep_quiet(getattr(self.shell, "kernel", None))
         engine_private.keep_no_tracebacks(self.shell)
         for name, function in self._helpers():
             self.shell.user_ns_hidden[name] = None
@@ -144,20 +147,21 @@ class RankShell(Component):
             lines = [stb] if isinstance(stb, str) else stb
             self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))
 
-        in_thread = threading.excepthook
-
-        def forward_from_thread(error: threading.ExceptHookArgs) -> None:
-            if not self.forwarder.cell or self.forwarder.forked or error.exc_type is SystemExit:
-                in_thread(error)
-                return
-            name = error.thread.name if error.thread is not None else "?"
-            lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-            text = f"Exception in thread {name}:\n{''.join(lines)}"
-            self.forwarder.show(what=OutputKind.ERROR, text=shown(text))
-
-        threading.excepthook = forward_from_thread
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
+
+    def _refuse_windows(self) -> None:
+        """A window's event loop would run in place of the engine's, and the rank hear no more."""
+        enable: Callable[..., Any] = self.shell.enable_gui
+
+        def enable_gui(gui: str | None = None) -> Any:
+            if (gui or "").startswith(_WITH_WINDOWS):
+                raise UsageError(
+                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
+                )
+            return enable(gui)
+
+        self.shell.enable_gui = enable_gui
 
     def _replace_compiler(self) -> None:
         compiler, run_nodes = self.shell.compile, self.shell.run_ast_nodes
@@ -167,6 +171,8 @@ class RankShell(Component):
             if not self._name_pending:
                 return code_name(raw_code, transformed, number)
             self._name_pending = False
+            lines = raw_code.splitlines()
+            self._blank = next((n for n, line in enumerate(lines) if line.strip()), 0)
             return self.file_name
 
         async def run_ast_nodes(
@@ -188,9 +194,9 @@ class RankShell(Component):
         if not nodes:
             return False
         module = cell_ast.as_module(nodes, _BEGIN_NAME, _RESULT_NAME)
-        ast.increment_lineno(module, 1)
+        ast.increment_lineno(module, 1 + self._blank)
         lines = linecache.getlines(self.file_name)
-        text = [f"{self.magic_line}\n", *lines]
+        text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
         try:
             with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):

@@ -40,6 +40,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     def __init__(
         self, session: Session, buttons: Mapping[str, Button], text: str, began_s: float
     ) -> None:
+        self._session = session
         self._began_s = began_s
         super().__init__(text=text, age_s=time.monotonic() - began_s)
         self._buttons = Buttons(session, buttons, self._pressed, lambda _: None)
@@ -73,4 +74,6 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
         """A button was pressed, or has answered."""
         with self.hold_sync():
             self.busy = list(self._buttons.busy)
-            self.answers = [answer_json(answer) for answer in self._buttons.answers]
+            self.answers = [
+                answer_json(answer, self._session.begun) for answer in self._buttons.answers
+            ]

@@ -73,7 +73,7 @@ export default {
       const close = made("button", "", "Close");
       close.type = "button";
       close.onclick = () => { closed = shown; answer.replaceChildren(); };
-      head.append(made("span", "", `${newest.magic} at ${clockTime(new Date())}`), close);
+      head.append(made("span", "", `${newest.magic} at ${newest.at}`), close);
       answer.replaceChildren(head, made("pre", "", newest.text));
     };
     const received = () => { heard = Date.now(); tick(); };

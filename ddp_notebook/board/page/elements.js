@@ -1,0 +1,42 @@
+// Elements of the page: made, and replaced only when what they show changes.
+
+/** An element; children are elements or text, and text stays text. */
+function make(tag, attributes = {}, ...children) {
+  const svg = ["svg", "path"].includes(tag);
+  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child || child === 0));
+  return element;
+}
+
+/** Children are replaced only when what they show changed: focus and open details stay. */
+function show(element, key, children) {
+  const shown = JSON.stringify(key);
+  if (element.shownKey === shown) return false;
+  element.shownKey = shown;
+  element.replaceChildren(...[children()].flat(2).filter(Boolean));
+  return true;
+}
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = make("textarea", { class: "ddpb-copying" });
+    area.value = text;
+    button.after(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}
+
+const copyButton = (text, of) =>
+  make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");

@@ -1,0 +1,75 @@
+// The entry for anywidget: one store of a model, a board for each of its views.
+
+/** Run `act`; an error is shown, and the picture without scripts comes back. */
+function guarded(el, page, act) {
+  try {
+    act();
+  } catch (error) {
+    page?.el.remove();
+    console.error(error);
+    el.replaceChildren(
+      make("div", { class: "ddpb ddpb-broken", role: "alert" }, `The live board does not work here; below is the board as it was when this cell ended. Now: %ddp_status. ${error?.name ?? ""}: ${error?.message ?? error}`),
+    );
+    return false;
+  }
+  return true;
+}
+
+export default () => {
+  const store = new Store(); // of one model, shared by its views
+  const pages = new Set();
+
+  function receive(model, message) {
+    if (message.kind === "state") Object.assign((store.state ??= {}), message.values);
+    if (message.kind === "slices") {
+      store.resize((store.state?.board ?? model.get("board")).world_size);
+      if (!store.take(message)) pages.values().next().value?.send({ kind: "hello" });
+    }
+    for (const page of pages) {
+      page.received(message.now);
+      if (message.kind === "state") page.draw();
+      if (message.kind === "past" && message.view === page.view && !page.timeline.window.follow) {
+        page.past = { ...message.board, findings: message.findings, locations: message.locations };
+        page.draw();
+      }
+      page.timeline.touch();
+    }
+  }
+
+  return {
+    initialize({ model }) {
+      model.on("msg:custom", (message) => receive(model, message));
+    },
+
+    render({ model, el }) {
+      let page = null;
+      let alive = true;
+      const names = ["board", "findings", "locations", "actions", "benchmark", "busy", "answers"];
+      const guard = (act) => alive && (alive = guarded(el, page, act));
+      const draw = () => guard(() => {
+        page.received(model.get("board").now);
+        page.draw();
+      });
+      guard(() => {
+        page = new Page(model, store, guard);
+        store.resize(model.get("board").world_size);
+        pages.add(page);
+        el.replaceChildren(page.el);
+        page.draw();
+        names.forEach((name) => model.on(`change:${name}`, draw));
+        page.send({ kind: "hello" });
+      });
+      const clock = setInterval(() => guard(() => page.tick()), 1000);
+      // Also when it becomes visible after it was hidden.
+      const sized = new ResizeObserver(() => guard(() => page.timeline.touch()));
+      if (page) sized.observe(page.el);
+      return () => {
+        alive = false;
+        clearInterval(clock);
+        sized.disconnect();
+        names.forEach((name) => model.off(`change:${name}`, draw));
+        pages.delete(page);
+      };
+    },
+  };
+};

@@ -1,0 +1,236 @@
+// The live board in the page: what stands where, and when it is drawn. No build step, nothing to load,
+// no innerHTML: whatever a rank prints, names or raises is put into the page as text.
+
+const LOST_AFTER_MS = 10_000; // a kernel sends something every two seconds while it is busy or watched
+const ASK_AFTER_MS = 4_000; // an idle one that knows of no page is asked first
+const SLEPT_MS = 5_000; // between two looks: the page slept, and knows nothing of that time
+const HERE_EVERY_MS = 60_000;
+
+const ENDED = "These ranks ended with their kernel. Run this cell again.";
+const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
+
+class Page {
+  /** `guarded` runs what is drawn later, while the page exists. */
+  constructor(model, store, guarded) {
+    this.model = model;
+    this.store = store;
+    this.guarded = guarded;
+    this.view = crypto.randomUUID?.() ?? String(Math.random());
+    this.chosen = new Set();
+    this.past = null;
+    this.messageAt = this.tickAt = performance.now();
+    this.hereAt = -Infinity;
+    this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
+    const part = (name, attributes = {}) => {
+      this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
+      return this[name];
+    };
+    part("rows", { role: "list", "aria-label": "Ranks" });
+    this.timeline = new Timeline(this, this.rows);
+    this.toolbar = new Toolbar(this);
+    this.el.append(
+      make("style", {}, `.ddp-still-${model.get("still")}, .jp-OutputArea-child:has(.ddp-still-${model.get("still")}) { display: none }`),
+      part("head"),
+      this.toolbar.el,
+      make("div", { class: "ddpb-slot" }, part("gone", { role: "status" }), part("loading", { hidden: true }), part("benchmark"), part("findings", { role: "status" }), part("todo", { tag: "ul" }), part("calm")),
+      this.timeline.el,
+      part("tabs"),
+    );
+  }
+
+  get board() {
+    return this.past ?? this.get("board");
+  }
+
+  /** A part of the state: as it is told now, else as the notebook has it of the end of the cell. */
+  get(name) {
+    return this.store.state?.[name] ?? this.model.get(name);
+  }
+
+  /** Microseconds since the session's epoch; those of the last drawing where no kernel answers. */
+  now() {
+    const board = this.get("board");
+    if (this.past) return this.past.now;
+    if (board.frozen || this.store.ahead == null || this.disconnected) return Math.max(board.now ?? 0, this.store.heard ?? 0);
+    return performance.now() * 1000 + this.store.ahead;
+  }
+
+  /** Jupyter marks a widget so whose kernel has ended or was restarted. */
+  get disconnected() {
+    return Boolean(this.store.cut || this.el.closest(".jupyter-widgets-disconnected"));
+  }
+
+  /** Nothing is ready whose kernel has ended. */
+  look(row) {
+    return lookOf(this.wasEnded && this.store.live && row.status !== "dead" ? { role: "ended" } : row);
+  }
+
+  received(now) {
+    this.store.cut = false;
+    this.store.live = true; // a kernel has spoken: this is no saved page
+    this.messageAt = performance.now();
+    if (now == null) return;
+    this.store.heard = Math.max(this.store.heard ?? 0, now);
+    this.store.ahead = Math.max(this.store.ahead ?? -Infinity, now - performance.now() * 1000);
+  }
+
+  send(message) {
+    try {
+      if (!this.disconnected) this.model.send({ ...message, view: this.view });
+    } catch {
+      this.store.cut = true; // a restart of the kernel closes the way to it, and is not always marked
+    }
+  }
+
+  act(magic) {
+    this.send({ kind: "do", magic });
+  }
+
+  draw() {
+    const board = this.board;
+    const of = (name, none) => (this.past ? (this.past[name] ?? none) : this.get(name));
+    this.drawHead(board);
+    this.drawSlot(board, of("findings", []), this.past ? {} : this.get("benchmark"));
+    this.drawRows(board);
+    this.drawActions();
+    drawTabs(this.tabs, (name) => (name === "past" ? this.past : name === "locations" ? of(name, []) : this.get(name)), (message) => this.send(message));
+    this.tick();
+    this.timeline.touch();
+  }
+
+  drawHead(board) {
+    const past = this.past && `${formatSpan(this.get("board").now - this.past.now)} ago`;
+    const about = this.get("board");
+    const open = this.head.querySelector(".ddpb-notes")?.open;
+    const drawn = show(this.head, [board.headline, past, board.closed, this.wasEnded, about.notes, about.address], () => [
+      make("span", { class: "ddpb-title", title: board.headline }, board.headline),
+      (board.closed || this.wasEnded) && make("span", { class: "ddpb-category" }, "last known state"),
+      past && make("button", { class: "ddpb-small ddpb-past", type: "button", onclick: () => this.timeline.goLive() }, `as it was ${past} · back`),
+      aboutBoard(about),
+    ]);
+    if (drawn && open) this.head.querySelector(".ddpb-notes").open = true;
+  }
+
+  /** What is to be read first, in a place of its own height. */
+  drawSlot(board, findings, benchmark) {
+    drawFindings(this.findings, findings, (magic) => this.act(magic));
+    this.drawBenchmark(benchmark);
+    const todo = board.todo ?? [];
+    show(this.todo, todo, () => todo.map((note) => make("li", {}, note)));
+    const calm = findings.length || benchmark.what || board.loading || todo.length ? "" : this.past ? "Nothing was found at that time." : "No finding. What goes wrong is shown here; Why? asks every rank.";
+    if (this.calm.textContent !== calm) this.calm.textContent = calm;
+  }
+
+  /** The running benchmark. Its bar stays the same element, so that it moves. */
+  drawBenchmark({ what, percent }) {
+    show(this.benchmark, what ?? "", () => what && [make("b", {}, `%ddp_bench runs: ${what}`), make("progress", { max: "100", "aria-label": "Benchmark" }), make("span")]);
+    if (!what) return;
+    this.benchmark.querySelector("progress").value = percent;
+    this.benchmark.lastChild.textContent = `${percent} %`;
+  }
+
+  // -- rows
+
+  /** True where each rank has a row of its own: its timeline is in the row. */
+  get inline() {
+    const { rows, world_size } = this.board;
+    return world_size <= RANKS_IN_ROWS && rows.length === world_size;
+  }
+
+  drawRows(board) {
+    this.rows.classList.toggle("ddpb-dense", board.rows.length > 16);
+    this.timeline.el.classList.toggle("ddpb-folded", board.world_size > RANKS_IN_ROWS);
+    show(this.rows, [board.rows, board.left_out, [...this.chosen], this.wasEnded], () => {
+      this.ages = [];
+      const widest = Math.max(...board.rows.map(({ ranks, count }) => ranks.length + (count > 2 ? 4 : 0)), 1);
+      this.rows.style.setProperty("--ddpb-first", `calc(${Math.min(widest, 18)}ch + 26px)`);
+      const more = board.left_out && make("div", { class: "ddpb-left-out" }, `and ${nameRanks(board.left_out)}`);
+      return [...board.rows.map((row) => this.row(row)), more];
+    });
+  }
+
+  row(row) {
+    const ranks = parseRanks(row.ranks);
+    const chosen = ranks.every((rank) => this.chosen.has(rank));
+    const age = make("span", { class: "ddpb-age" });
+    if (row.since_us || row.heard_us) this.ages.push([age, row]);
+    const pick = () => {
+      this.toggle(ranks);
+      this.rows.querySelector(`[data-first="${row.first}"]`)?.focus();
+    };
+    return rankRow(row, { look: this.look(row), stages: this.model.get("stages"), chosen, age, pick });
+  }
+
+  /** torch is being loaded. Its bar stays the same element, so that it moves. */
+  drawLoading(loading, now) {
+    this.loading.hidden = !loading;
+    if (!loading) return;
+    const bar = this.loading.firstChild ?? make("progress", { max: "100", "aria-label": "Loading torch" });
+    if (!bar.parentNode) this.loading.append(bar, make("span"));
+    if (loading.percent) bar.value = loading.percent;
+    const share = loading.percent ? `about ${loading.percent} %, ` : "";
+    this.loading.lastChild.textContent = `Loading torch, once for all ranks: ${share}${formatAge(now - loading.since_us)}`;
+  }
+
+  /** What changes by itself: ages, and whether a kernel is there. */
+  tick() {
+    const now = this.now();
+    const [time, frozen] = [performance.now(), this.get("board").frozen];
+    const ended = this.disconnected;
+    if (document.hidden || time - this.tickAt > SLEPT_MS) [this.messageAt, this.hereAt] = [time, -Infinity];
+    this.tickAt = time;
+    const quietMs = time - this.messageAt;
+    if (!frozen && !ended && !document.hidden && time - this.hereAt > (quietMs > ASK_AFTER_MS ? ASK_AFTER_MS : HERE_EVERY_MS)) {
+      this.hereAt = time;
+      this.send({ kind: "here" });
+    }
+    const lost = !frozen && !ended && quietMs > LOST_AFTER_MS;
+    this.el.classList.toggle("ddpb-lost", lost);
+    this.el.classList.toggle("ddpb-ended", ended);
+    const why = ended ? (this.store.live ? ENDED : SAVED) : lost ? `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.` : "";
+    if (this.gone.textContent !== why) this.gone.textContent = why;
+    if (ended !== this.wasEnded) {
+      this.wasEnded = ended;
+      this.drawHead(this.board);
+      this.drawRows(this.board);
+      this.timeline.touch();
+    }
+    this.drawLoading(this.board.loading, now);
+    for (const [element, { heard_us, since_us }] of this.ages ?? []) {
+      const text = heard_us ? `silent ${formatAge(now - heard_us)}` : formatAge(Math.max(0, now - since_us));
+      if (element.textContent !== text) element.textContent = text;
+    }
+  }
+
+  // -- actions
+
+  drawActions() {
+    this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows the past" })) : this.get("actions"), this.get("busy"));
+  }
+
+  toggle(ranks) {
+    const all = ranks.every((rank) => this.chosen.has(rank));
+    ranks.forEach((rank) => (all ? this.chosen.delete(rank) : this.chosen.add(rank)));
+    this.choose(this.chosen);
+  }
+
+  choose(ranks) {
+    this.chosen = new Set(ranks);
+    this.drawRows(this.board);
+    this.drawActions();
+  }
+}
+
+/** What is true of the session all the time, and what the marks mean: behind an (i). */
+function aboutBoard(board) {
+  const notes = [...(board.address ? [`The ranks meet at ${board.address}`] : []), ...board.notes];
+  const marks = Object.values(ROLES).map(([mark, word, tone]) => make("span", { class: `ddpb-${tone}` }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word));
+  return make(
+    "details",
+    { class: "ddpb-notes", onkeydown: (event) => event.key === "Escape" && (event.currentTarget.open = false) },
+    make("summary", { "aria-label": "Notes and marks", title: "Notes and marks" }, "i"),
+    make("div", { class: "ddpb-popup" }, make("ul", {}, notes.map((note) => make("li", {}, note))), make("div", { class: "ddpb-marks" }, marks)),
+  );
+}
+
+const RANKS_IN_ROWS = 7;

@@ -1,0 +1,88 @@
+// Words: marks of roles, spans of time, sizes, rank sets.
+
+export const ROLES = {
+  culprit: ["✗", "culprit", "bad"],
+  late: ["►", "late", "warn"],
+  dead: ["†", "dead", "bad"],
+  failed: ["✗", "failed", "bad"],
+  silent: ["?", "silent", "idle"],
+  paused: ["‖", "paused", "paused"],
+  waiting: ["…", "waiting", "warn"],
+  running: ["▶", "running", "busy"],
+  ready: ["✓", "ready", "ok"],
+  raised: ["✗", "raised", "bad"],
+  refused: ["✗", "refused", "bad"],
+  ended: ["■", "ended", "idle"],
+};
+
+export function lookOf({ role, status, word: own }) {
+  const [mark, word, tone] = ROLES[role] ?? ["·", role, "idle"];
+  const dead = role === "culprit" && status === "dead";
+  const inSetup = role === "running" && status !== "running";
+  return { mark: dead ? "†" : mark, word: dead ? "dead" : inSetup ? own || status : word, tone };
+}
+
+/** A time span in words, from microseconds: `12 µs`, `3.4 ms`, `1.5 s`, `4 min`. */
+export function formatSpan(us) {
+  const size = Math.abs(us);
+  if (size < 1000) return `${Math.round(us)} µs`;
+  if (size < 1e6) return `${trim(us / 1e3)} ms`;
+  if (size < 119.5e6) return `${trim(us / 1e6)} s`;
+  return size < 7170e6 ? `${Math.round(us / 60e6)} min` : `${Math.round(us / 3600e6)} h`;
+}
+
+const trim = (value) => (Math.abs(value) < 9.95 ? value.toFixed(1).replace(".0", "") : value.toFixed(0));
+
+/** A time on the axis, as exact as `step` between two of them asks for. */
+export function formatTick(at, step) {
+  const [unit, worth] = [["s", 1e6], ["ms", 1e3], ["µs", 1]].find(([, each]) => Math.abs(at) >= each) ?? ["µs", 1];
+  const digits = Math.max(0, Math.ceil(Math.log10(worth / step) - 1e-9));
+  return at ? `${(at / worth).toFixed(digits)} ${unit}` : "0";
+}
+
+/** An age for a glance: a healthy rank's does not flicker. */
+export function formatAge(us) {
+  if (us < 1e6) return "< 1 s";
+  return us < 119.5e6 ? `${Math.round(us / 1e6)} s` : formatSpan(us);
+}
+
+export function formatBytes(count) {
+  for (const [unit, worth] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+    if (count >= worth) return `${(count / worth).toFixed(1).replace(".0", "")} ${unit}`;
+  return `${count} B`;
+}
+
+/** The members of a rank set as it is written: `0,2-4`. */
+export function parseRanks(text) {
+  const ranks = [];
+  for (const part of text ? text.split(",") : []) {
+    const [first, last] = part.split("-").map(Number);
+    for (let rank = first; rank <= (last ?? first); rank++) ranks.push(rank);
+  }
+  return ranks;
+}
+
+/** The inverse of `parseRanks`. */
+export function formatRanks(ranks) {
+  const runs = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && rank === last[1] + 1) last[1] = rank;
+    else runs.push([rank, rank]);
+  }
+  return runs.map(([a, b]) => (a === b ? `${a}` : `${a}-${b}`)).join(",");
+}
+
+export const nameRanks = (text) => `rank${/^\d+$/.test(text) ? "" : "s"} ${text}`;
+
+/** A magic for chosen ranks; those replace ranks that it names itself. */
+export function magicFor(action, chosen) {
+  if (!action.takes_ranks || !chosen.size) return action.magic;
+  return `${action.magic.replace(/ --ranks \S+/, "")} --ranks ${formatRanks(chosen)}`;
+}
+
+/** A text cut to what `fits`, with an ellipsis; nothing where hardly a letter would be left. */
+export function cutTo(text, fits) {
+  for (let length = text.length - 1; length > 4; length--) if (fits(`${text.slice(0, length)}…`)) return `${text.slice(0, length)}…`;
+  return "";
+}
