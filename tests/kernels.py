@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbclient
+import support
 from jupyter_client.manager import KernelManager
 from support import Pids
 
@@ -236,6 +237,21 @@ class Kernel:
         if self.manager.has_kernel:
             self.manager.shutdown_kernel(now=now)
         self.manager.cleanup_resources()
+
+
+@contextlib.contextmanager
+def warm_kernels() -> Iterator[None]:
+    """Kernels that start meanwhile load no torch: another notebook of this user has it loaded.
+
+    A test of a cold start gives its kernel another environment.
+    """
+    with Kernel() as kernel:
+        pids = {kernel.pid, kernel.warm()}
+        support.warm.update(pids)
+        try:
+            yield
+        finally:
+            support.warm.difference_update(pids)
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,8 +123,8 @@ def spared(session: Any) -> Iterator[None]:
         del _spared[pids.fork_server]
 
 
-_warm: set[int] = set()
-"""The fork server that forks those of all sessions of this process; its pid."""
+warm: set[int] = set()
+"""Processes kept for the whole run, so that sessions that begin meanwhile load no torch."""
 
 
 @contextlib.contextmanager
@@ -138,12 +139,33 @@ def warm_fork_server() -> Iterator[None]:
         yield
         return
     server = ForkServerClient("fork")
-    _warm.add(server.pid)
+    warm.add(pid := server.pid)
     try:
         yield
     finally:
         server.close()
-        _warm.clear()
+        warm.discard(pid)
+
+
+def run_with_torch(source: str, folder: Path) -> None:
+    """Run a script in a process that has torch loaded, as a rank has. Fails as it does.
+
+    The fork server is forked from the warm one: loading torch takes seconds each time.
+    """
+    from ddp_notebook.launch.client import ForkServerClient
+
+    script, log = folder / "script.py", folder / "log"
+    script.write_text(source)
+    call = ["runpy:run_path", {"path_name": str(script), "run_name": "__main__"}]
+    spec = {"calls": [call], "env": dict(os.environ), "cwd": str(folder), "log": str(log)}
+    ended: Future[int] = Future()
+    server = ForkServerClient("fork")
+    try:
+        server.ready.result(scaled_for_load(60))
+        server.spawn(spec, ended.set_result)
+        assert ended.result(scaled_for_load(60)) == 0, log.read_text()
+    finally:
+        server.close()
 
 
 def renew_shared_ranks() -> None:
@@ -166,35 +188,51 @@ def leftovers() -> Leftovers:
     )
 
 
-_others: set[psutil.Process] = set()
-"""Processes that are not ours, nor can become so: the tag is inherited, from the first moment."""
+_known: dict[int, bool] = {}
+"""The processes at the last look, by id, and whether they are ours. That does not change: a
+process has the tag, or a parent that is ours, from its first moment."""
 
 
 def our_processes() -> list[psutil.Process]:
     """Live processes that this test process started, or that those started, however deep.
 
-    Found by the tag in the environment they began with, so that an orphan is found too.
+    Found by the tag in the environment they began with, so that an orphan is found too. Only
+    those that were not there at the last look are read: this is done before and after each test.
     """
-    tag = os.environ[RUN_TAG]
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process in _others:
-                continue
-            if process.pid != os.getpid() and process.environ().get(RUN_TAG) == tag:
-                found[process.pid] = process
-            else:
-                _others.add(process)
-    for process in psutil.Process().children(recursive=True):
-        found[process.pid] = process
-    for pid in _warm:
-        found.pop(pid, None)
-    for pid in _spared:
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(pid)
-            for process in (root, *root.children(recursive=True)):
-                found.pop(process.pid, None)
-    return [p for p in found.values() if _is_alive(p)]
+    pids = set(psutil.pids())
+    for gone in _known.keys() - pids:
+        del _known[gone]
+    _known[os.getpid()] = True
+    new = sorted(pids - _known.keys())
+    tagged = {pid: _has_the_tag(pid) for pid in new}
+    for pid in new:
+        lineage = [pid]
+        while not tagged.get(lineage[-1], True):
+            lineage.append(_parent(lineage[-1]))
+        _known[pid] = tagged.get(lineage[-1]) or _known.get(lineage[-1], False)
+    ours = {pid for pid, is_ours in _known.items() if is_ours}
+    shared = {*_spared}
+    parents = {pid: _parent(pid) for pid in ours} if shared else {}
+    while more := {pid for pid, parent in parents.items() if parent in shared} - shared:
+        shared |= more
+    found = []
+    for pid in ours - shared - warm - {os.getpid()}:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return [p for p in found if _is_alive(p)]
+
+
+def _has_the_tag(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process(pid).environ().get(RUN_TAG) == os.environ[RUN_TAG]
+    return False
+
+
+def _parent(pid: int) -> int:
+    """0 when there is none any more."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).ppid() or 0
+    return 0
 
 
 def clear_away(left: Leftovers) -> None:
@@ -248,8 +286,13 @@ def _files() -> Iterator[str]:
         for name in names:
             path = Path(folder, name)
             with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(path.lstat().st_mode):
+                if stat.S_ISSOCK(path.lstat().st_mode) and not _is_bound(path):
                     yield f"socket {path}"
+
+
+def _is_bound(path: Path) -> bool:
+    """A process has it: that of a fork server, which is made under another name and then linked."""
+    return f" {path}." in Path("/proc/net/unix").read_text()
 
 
 def _shared_memory() -> list[str]:

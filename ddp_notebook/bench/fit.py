@@ -11,11 +11,9 @@ corrected information criterion of Akaike.
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from typing import Any
 
 from ddp_notebook.bench.results import Fit, Interval, Regime
 
@@ -23,17 +21,7 @@ MOST_ERROR = 0.25
 """A model that is typically off by more than this share of a time explains nothing."""
 LEAST_SIZES = 4
 """With fewer points any line fits."""
-_LEAST_IN_REGIME = 3
-_PARAMETERS = {1: 3, 2: 6}
-"""By the number of lines: two for each, where one gives way to the other, and the noise."""
-_WORTH = 6.0
-"""By how much the criterion must be better with two lines: where to cut is searched for, and
-noise alone finds a cut of some use."""
 _RESAMPLES = 500
-_LEAST_NOISE = 1e-6
-"""Times are not known better than this share of them: keeps a perfect fit's logarithm finite."""
-_LEAST_FACTOR = 0.05
-"""A drawn error never makes a time less than this share of what the model says."""
 
 
 class NoFit(ValueError):
@@ -60,13 +48,12 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) 
     if points[0][0] <= 0 or min(times_s) <= 0:
         raise NoFit("a fit needs sizes and times of more than 0")
     sizes, times = [p[0] for p in points], [p[1] for p in points]
-    regimes = _best(sizes, times)
+    regimes = _best(sizes, [times])[0]
     errors = _relative_errors(regimes, sizes, times)
     typical = math.sqrt(statistics.fmean(e * e for e in errors))
     if typical > MOST_ERROR:
         raise NoFit(f"the times do not follow them, the best fit is off by {typical:.0%}")
-    draws = random.Random(seed)  # noqa: S311 - draws errors, keeps no secret
-    latency, bandwidth, half = _intervals(regimes, sizes, errors, draws)
+    latency, bandwidth, half = _intervals(regimes, sizes, errors, seed)
     if not regimes[-1].s_per_byte or math.isinf(bandwidth[1]):
         raise NoFit("the times hardly grow with the size")
     return Fit(
@@ -84,70 +71,14 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) 
     )
 
 
-def _best(sizes: Sequence[int], times: Sequence[float]) -> tuple[Regime, ...]:
-    """One line, or two when they are worth it."""
-    count = len(sizes)
-    # Each point divided by its time is (1/t, x/t), and wants alpha/t + beta*x/t to be 1.
-    points = [_Sums.of(1 / t, x / t) for x, t in zip(sizes, times, strict=True)]
-    before = list(accumulate(points))
-    after = list(accumulate(reversed(points)))[::-1]
-    whole = before[-1].line()
-    best, lines = _criterion(before[-1].error(*whole), count, 1), [(sizes[0], whole)]
-    for cut in range(_LEAST_IN_REGIME, count - _LEAST_IN_REGIME + 1):
-        small, large = before[cut - 1].line(), after[cut].line()
-        error = before[cut - 1].error(*small) + after[cut].error(*large)
-        criterion = _criterion(error, count, 2)
-        if criterion + _WORTH < best:
-            best, lines = criterion + _WORTH, [(sizes[0], small), (sizes[cut], large)]
-    return tuple(Regime(start, *line) for start, line in lines)
+def _best(sizes: Sequence[int], draws: Any) -> list[tuple[Regime, ...]]:
+    """For each draw of the times one line, or two when they are worth it."""
+    from ddp_notebook.bench.least_squares import best_lines  # numpy: only where there are times
 
-
-def _criterion(squared_error: float, count: int, lines: int) -> float:
-    """Akaike's information criterion, corrected for few points; less is better."""
-    parameters = _PARAMETERS[lines]
-    free = count - parameters - 1
-    if free <= 0 and lines > 1:
-        return math.inf
-    noise = max(squared_error / count, _LEAST_NOISE**2)
-    correction = 2 * parameters * (parameters + 1) / max(free, 1)
-    return count * math.log(noise) + 2 * parameters + correction
-
-
-class _Sums(NamedTuple):
-    """Of some points (a, b), each of which wants ``alpha*a + beta*b`` to be 1."""
-
-    points: float
-    a: float
-    b: float
-    aa: float
-    ab: float
-    bb: float
-
-    @classmethod
-    def of(cls, a: float, b: float) -> _Sums:
-        """The sums of one point."""
-        return cls(1, a, b, a * a, a * b, b * b)
-
-    def __add__(self, other: _Sums) -> _Sums:  # type: ignore[override]  # not a tuple's sum
-        return _Sums(*(x + y for x, y in zip(self, other, strict=True)))
-
-    def line(self) -> tuple[float, float]:
-        """Latency and time per byte of the least relative error; neither is negative."""
-        determinant = self.aa * self.bb - self.ab * self.ab
-        if determinant > 1e-12 * self.aa * self.bb:
-            alpha = (self.a * self.bb - self.b * self.ab) / determinant
-            beta = (self.b * self.aa - self.a * self.ab) / determinant
-            if alpha >= 0 and beta >= 0:
-                return alpha, beta
-        # On one of the two edges: the one that explains more.
-        if self.a * self.a * self.bb > self.b * self.b * self.aa:
-            return self.a / self.aa, 0.0
-        return 0.0, self.b / self.bb
-
-    def error(self, alpha: float, beta: float) -> float:
-        """The sum of the squares of the relative errors of a line."""
-        squares = alpha * alpha * self.aa + 2 * alpha * beta * self.ab + beta * beta * self.bb
-        return max(0.0, self.points - 2 * (alpha * self.a + beta * self.b) + squares)
+    return [
+        (Regime(sizes[0], *first), Regime(sizes[cut], *last))[: 2 if cut else 1]
+        for cut, first, last in zip(*(a.tolist() for a in best_lines(sizes, draws)), strict=True)
+    ]
 
 
 def _predict(regimes: Sequence[Regime], size_bytes: float) -> float:
@@ -163,10 +94,7 @@ def _relative_errors(
 
 
 def _intervals(
-    regimes: tuple[Regime, ...],
-    sizes: Sequence[int],
-    errors: Sequence[float],
-    draws: random.Random,
+    regimes: tuple[Regime, ...], sizes: Sequence[int], errors: Sequence[float], seed: int
 ) -> tuple[Interval, Interval, Interval]:
     """Latency, bandwidth and half-bandwidth size: where 95 % of the fits to drawn times lie.
 
@@ -174,16 +102,13 @@ def _intervals(
     draw of whole points would often miss them all. The errors that a fit leaves are smaller
     than those it was made of, by the parameters it had to choose.
     """
+    from ddp_notebook.bench.least_squares import drawn
+
     free = max(len(sizes) - 2 * len(regimes), 1)
     scale = math.sqrt(len(sizes) / free)
     model = [_predict(regimes, x) for x in sizes]
-    fits: list[tuple[float, float, float]] = []
-    for _ in range(_RESAMPLES):
-        drawn = [
-            m * max(_LEAST_FACTOR, 1 + scale * e)
-            for m, e in zip(model, draws.choices(errors, k=len(model)), strict=True)
-        ]
-        again = _best(sizes, drawn)
+    fits = []
+    for again in _best(sizes, drawn(model, [scale * e for e in errors], _RESAMPLES, seed)):
         per_byte = again[-1].s_per_byte
         bandwidth = 1 / per_byte if per_byte else math.inf
         fits.append((again[0].latency_s, bandwidth, _half_bandwidth(again)))

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import QUIET, Ranks, codec
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Question, Request
+from ddp_notebook.state.descriptions import exit_text
 
 ExitCallback = Callable[[int, int, int], None]
 """Called with rank (CONTROLLER for the controller), pid and exit code."""
@@ -65,6 +66,7 @@ _REPLY_GRACE_S = 0.2
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
 _LOOK_AT_LOAD_S = 1.0
+_LAST_WORDS = 200
 
 
 def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
@@ -143,6 +145,8 @@ class IPyParallelCluster:
         self._on_exit = on_exit
         self._world_size = world_size
         self._closing = False
+        self._ended: Future[str] = Future()
+        """Why nothing answers any more: the controller has ended, or the session closes."""
         self._logs = folder / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
@@ -364,6 +368,7 @@ class IPyParallelCluster:
     def close(self) -> None:
         """Close the client and the loop; the processes end with the fork server."""
         self._closing = True
+        self._end("The ranks were shut down meanwhile.")
         if self._client is not None:
             self._client.close(linger=0)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -372,9 +377,25 @@ class IPyParallelCluster:
     def _exited(self, rank: int, pid: int, code: int) -> None:
         if self._closing:
             return
+        if rank == CONTROLLER:
+            self._end(f"The ipyparallel controller ended, {exit_text(code)}.{self._last_words()}")
         self._on_exit(rank, pid, code)
         if rank != CONTROLLER and self._client is not None:
             self._forget(rank, pid)
+
+    def _end(self, reason: str) -> None:
+        """Have those who wait for the controller stop waiting."""
+        with contextlib.suppress(InvalidStateError):  # it has ended for another reason
+            self._ended.set_result(reason)
+
+    def _last_words(self) -> str:
+        """The last line that the controller wrote, to append to a sentence."""
+        with contextlib.suppress(OSError):
+            lines = (self._logs / "controller.log").read_text("utf-8", "replace").split("\n")
+            for line in reversed(lines):
+                if line.strip():
+                    return f" Its last words: {line.strip()[:_LAST_WORDS]}"
+        return ""
 
     def _forget(self, rank: int, pid: int) -> None:
         """Have the hub unregister an engine that is gone, so that its id is free at once.
@@ -399,12 +420,19 @@ class IPyParallelCluster:
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        for task in (tasks := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         began_s = time.monotonic()
-        while not wait([future], _LOOK_AT_LOAD_S).done:
+        while not future.done():
+            wait([future, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED)
+            if self._ended.done() and not future.done():
+                future.cancel()
+                raise SessionLost(f"{self._ended.result()} Start again: %ddp_init")
             waited_s = time.monotonic() - began_s
             if waited_s > scaled_for_load(timeout_s):
                 future.cancel()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddp_notebook.model import Case, Collectives, Diagnosis, Finding, RunFacts
+from ddp_notebook.model import Case, Collectives, Diagnosis, RunFacts
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
@@ -37,10 +37,8 @@ def diagnose_setup(case: Case) -> Diagnosis:
     return diagnose.diagnose_setup(case)
 
 
-def training_findings(
-    facts: Mapping[int, RunFacts], collectives: Collectives
-) -> tuple[Finding, ...]:
+def diagnose_training(facts: Mapping[int, RunFacts], collectives: Collectives) -> Diagnosis:
     """What is wrong with the training of a run that ended well."""
     from ddp_notebook.diagnosis import diagnose
 
-    return diagnose.training_findings(facts, collectives)
+    return diagnose.diagnose_training(facts, collectives)

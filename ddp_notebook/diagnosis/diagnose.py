@@ -10,16 +10,18 @@ job passes through on its way gives at most a finding that is `passing`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
+from pathlib import Path
+from traceback import extract_tb
 
 from ddp_notebook.diagnosis import failures
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
 from ddp_notebook.diagnosis.training import data_parallel, devices, rules, samplers
 from ddp_notebook.model import (
@@ -29,7 +31,9 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
+    Ranks,
     RunFacts,
+    cut,
     name_ranks,
     parse_ranks,
 )
@@ -91,6 +95,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(exits.ended, When.RUN),
+    Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
@@ -126,6 +131,9 @@ RULES: tuple[Rule, ...] = (
 )
 """In the order in which mistakes should be corrected."""
 
+_MOST_RANKS = 1 << 20
+_LONGEST_ERROR = 200
+
 _VAGUE = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
 """That a rank is missing is how many mistakes look: in a run, a more exact finding replaces it."""
 
@@ -140,27 +148,26 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
     if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
         return diagnose_setup(case)
     context = Context(case, Sources(case.sources if sources is None else sources))
-    findings = _findings(context, _of_run(context))
+    findings, notes = _findings(context, _of_run(context))
     if any(not finding.passing and finding.category not in _VAGUE for finding in findings):
         findings = [f for f in findings if f.passing or f.category not in _VAGUE]
-    return _diagnosis(case, findings)
+    return _diagnosis(case, findings, notes)
 
 
 def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
-    loading = any(report.workers for report in case.ranks)
-    judged = loading or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED)
-    return _diagnosis(case, _findings(Context(case), When.SETUP) if judged else [])
+    waits = any(report.workers or left_alone(report) for report in case.ranks)
+    judged = waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED)
+    return _diagnosis(case, *(_findings(Context(case), When.SETUP) if judged else ([], [])))
 
 
-def training_findings(
-    facts: Mapping[int, RunFacts], collectives: Collectives
-) -> tuple[Finding, ...]:
+def diagnose_training(facts: Mapping[int, RunFacts], collectives: Collectives) -> Diagnosis:
     """What is wrong with the training of a run that ended well, by what each rank knows of it."""
     if len(facts) < 2:
-        return ()
+        return Diagnosis()
     context = Context(Case((), collectives=collectives), facts=facts)
-    return tuple(folded(_findings(context, When.TRAINED)))
+    findings, notes = _findings(context, When.TRAINED)
+    return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
 
 
 def _of_run(context: Context) -> When:
@@ -179,22 +186,38 @@ def _is_stale(case: Case) -> bool:
     return any(report.arguments.stale for report in case.ranks)
 
 
-def _findings(context: Context, when: When) -> list[Finding]:
-    """What the rules for these situations find, without what other findings explain."""
+def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
+    """What the rules for these situations find, without what other findings explain; and notes."""
     findings: list[Finding] = []
+    notes: list[str] = []
     blamed: set[int] = set()
     explained: set[Explains] = set()
     for rule in RULES:
         if not rule.when & when or rule.unless in explained:
             continue
-        for finding in rule.find(context):
+        for finding in _found_by(rule, context, notes):
             if _follows(finding, findings, blamed):
                 continue
             findings.append(finding)
             explained.add(rule.explains)
             if rule.explains is Explains.CULPRITS and not finding.passing:
                 blamed.update(finding.ranks)
-    return findings
+    return findings, notes
+
+
+def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:
+    """What a rule finds. An error of its own is noted: the others have their say all the same."""
+    found: list[Finding] = []
+    try:
+        found.extend(rule.find(context))
+    except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
+        where = extract_tb(error.__traceback__)[-1]
+        text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
+        notes.append(
+            f"The rule {rule.find.__name__} failed on this record, so what it looks for is not "
+            f"known ({text}, {Path(where.filename).name}:{where.lineno}): please report this."
+        )
+    return found
 
 
 def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> bool:
@@ -207,7 +230,7 @@ def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> boo
     return blamed.issuperset(finding.ranks)
 
 
-def _diagnosis(case: Case, findings: list[Finding]) -> Diagnosis:
+def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Diagnosis:
     """The diagnosis, with what passes by itself after what does not."""
     findings = folded(sorted(findings, key=lambda finding: finding.passing))
     return Diagnosis(
@@ -215,6 +238,7 @@ def _diagnosis(case: Case, findings: list[Finding]) -> Diagnosis:
         {e.rank: doing(e) for e in case.ranks},
         case.world_size,
         unsure="" if findings else failures.unsure(case, {}, "", ()),
+        notes=tuple(notes),
     )
 
 
@@ -241,10 +265,20 @@ def _alike(evidence: Iterable[str]) -> tuple[str, ...]:
     """Lines of evidence, those that say the same of several ranks as one."""
     ranks: dict[str, set[int]] = {}
     for line in evidence:
-        who = _OF_RANKS.match(line)
-        told = ranks.setdefault(line[who.end() :] if who else line, set())
-        told.update(parse_ranks(who[1], 1 << 20) if who else ())
+        who, text = _whose(line)
+        told = ranks.setdefault(text, set())
+        told.update(who)
     return tuple(f"{name_ranks(told)}{text}" if told else text for text, told in ranks.items())
 
 
-_OF_RANKS = re.compile(r"ranks? ([\d,-]+)(?=[:, ])")
+_OF_RANKS = re.compile(r"ranks? ([\d,-]+)(?=[:, ])", re.ASCII)
+
+
+def _whose(line: str) -> tuple[Ranks, str]:
+    """The ranks that a line begins with, and the rest of it; none where it begins otherwise."""
+    who = _OF_RANKS.match(line)
+    try:
+        ranks = parse_ranks(who[1], _MOST_RANKS) if who else ()
+    except ValueError:  # a message of the user's own may begin like this
+        ranks = ()
+    return ranks, line[who.end() :] if who and ranks else line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddp_notebook.model import Activity, Place, RankReport, Worker, cut
+from ddp_notebook.model import Activity, Place, RankReport, ThreadError, Worker, cut
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for the others to arrive."""
@@ -37,7 +37,21 @@ def works(e: RankReport) -> bool:
     """
     busy = e.activity is Activity.BUSY
     busy = busy or (e.activity is Activity.SILENT and e.process == "running")
-    return busy and not e.polls_for and not stuck_workers(e)
+    return busy and not e.polls_for and not stuck_workers(e) and not left_alone(e)
+
+
+def left_alone(e: RankReport) -> bool:
+    """True of a rank that waits for a lock of its own that a thread of it had to release: it raised.
+
+    No thread is left that could.
+    """
+    return e.locked and bool(e.in_threads)
+
+
+def thread_words(error: ThreadError) -> str:
+    """``its thread 'loader' raised KeyError: 3 at cell 7:4 in load``."""
+    what = raised_words(error.type, error.text, error.path, _ERROR_LENGTH)
+    return f"its thread {error.thread!r} raised {what}"
 
 
 def stuck_workers(e: RankReport) -> tuple[Worker, ...]:
@@ -60,6 +74,12 @@ def evidence_of(e: RankReport) -> tuple[str, ...]:
             for w in e.workers
             if w.due
         ),
+        *(
+            f"it waits for the end of process {c.pid}, which it started and which is {c.state}"
+            + (f" and has not run for {c.still_s:.0f} s" if c.still_s >= STILL_S else "")
+            for c in e.children
+        ),
+        *map(thread_words, e.in_threads),
     )
 
 
@@ -74,6 +94,8 @@ def where_busy(e: RankReport) -> str:
     """Where it is busy, to stand after the word; of one that is too busy to answer, that."""
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
+    if e.children:
+        return f" with the processes that it started, in {e.doing}"
     return f" in {e.doing}" if e.doing else ""
 
 
@@ -109,6 +131,11 @@ def doing(report: RankReport) -> str:
             return f"waits {what}{f' ({where})' if where else ''}"
         case Activity.BUSY if report.workers:
             return f"waits for a batch of its DataLoader ({report.doing})"
+        case Activity.BUSY if report.children:
+            those = ", ".join(f"{c.pid} ({c.state})" for c in report.children)
+            return f"waits for the processes that it started, {those}: {report.doing}"
+        case Activity.BUSY if left_alone(report):
+            return f"waits for ever ({report.doing}): {thread_words(report.in_threads[0])}"
         case Activity.BUSY:
             return f"busy: {report.doing}" if report.doing else "busy"
         case Activity.HELD:

@@ -11,6 +11,7 @@ out_of_memory.py       how many processes the kernel has killed for lack of memo
 preload.py             what the fork server imports before it forks
 process_groups.py      what a dead process leaves running: listed and killed
 shared_fork_server.py  notebooks of one user share a loaded fork server
+session_folder.py      the temporary folder of a session: made, held, swept
 shared_memory.py       shared memory that killed processes leave in /dev/shm: found and removed
 timeouts.py            timeouts that grow with the machine's load
 """

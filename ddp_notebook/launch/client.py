@@ -69,6 +69,8 @@ class ForkServerClient:
         self._lock = threading.Lock()
         self._unsent: list[bytes] | None = None
         """Commands to send once the forked server reports; None as soon as they can be sent."""
+        self._listens_at: int | None = None
+        """The socket of our own server, which it cannot remove when it is killed."""
         self._process = self._begin()
         threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
 
@@ -79,6 +81,8 @@ class ForkServerClient:
             if server is not None:
                 self._unsent = []
                 return server
+        if listener is not None:
+            self._listens_at = shared_fork_server.file_of(self._address)
         try:
             return self._start(self._address, listener)
         finally:
@@ -262,8 +266,9 @@ class ForkServerClient:
         match event["event"]:
             case "ready":
                 if isinstance(self._process, ForkedServer):
+                    if not self._process.identify():
+                        raise ValueError("it is not known which process that is")
                     with self._lock:
-                        self._process.set_pid(event["pid"])
                         self._send_unsent()
                 self.ready.set_result(event)
                 self._on_loading(1.0)
@@ -288,6 +293,7 @@ class ForkServerClient:
                 self._reset.set_result(None)
 
     def _gone(self) -> None:
+        shared_fork_server.remove(self._address, self._listens_at)
         with self._lock:
             self._lost = True
             handlers, self._lost_handlers = self._lost_handlers, []

@@ -42,6 +42,7 @@ from typing import Any
 from ddp_notebook.launch import child
 from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES, LoadProgress
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
+from ddp_notebook.launch.session_folder import hold, let_go
 from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
 from ddp_notebook.launch.shared_memory import remove_orphans
 
@@ -108,7 +109,8 @@ class ForkServer:
         """Nothing belongs to the notebook's session yet."""
         self.started_s = time.time()
         self.children: dict[int, subprocess.Popen[bytes] | None] = {}
-        self.folders: list[str] = []
+        self.folders: dict[str, int] = {}
+        """The session's folders, each with the descriptor that holds it."""
         self.orphaned: dict[int, float] = {}
         """Sessions whose leader is dead, and until when their members may end by themselves."""
 
@@ -146,7 +148,7 @@ class ForkServer:
         """Report that ranks can be started; `import_s` is how long the imports took."""
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
         seconds = round(import_s, 3)
-        self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode, pid=os.getpid())
+        self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode)
 
     def loop(self) -> None:
         """Serve until the session is gone."""
@@ -202,10 +204,14 @@ class ForkServer:
     def serve_only(self, client: Client) -> None:
         """In the child: be the fork server of the notebook that asked."""
         # First of all, lest an error here end the parent's children and folders.
-        self.children, self.folders, self.orphaned = {}, [], {}
+        held = self.folders.values()
+        self.children, self.folders, self.orphaned = {}, {}, {}
         os.setsid()
         self.close_fds()
-        self.commands, self.events, self.notebook = client
+        for descriptor in held:
+            let_go(descriptor)
+        self.commands, self.events, _, self.notebook = client
+        client.introduce()
         self.idle_modules = []  # importing them here would copy more shared pages than it saves
         self.begin()
         self.send_ready(0.0)
@@ -234,7 +240,7 @@ class ForkServer:
             case "signal" if command["pid"] in self.children:
                 send_signal(command["pid"], command["signal"])
             case "own":
-                self.folders.append(command["path"])
+                self.folders[command["path"]] = hold(Path(command["path"]))
             case "reset":
                 self.end()
                 self.begin_session()
@@ -256,6 +262,8 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.close_fds()
+        for held in self.folders.values():
+            let_go(held)
         gc.freeze()  # also what was loaded since the last time: a collection would copy its pages
         gc.enable()
         child.become(spec, os.getppid())
@@ -323,8 +331,9 @@ class ForkServer:
                 self.reap()
         end_sessions({*leaders, *self.orphaned})
         remove_orphans(self.folders, self.started_s, wait_s=1.0)
-        for folder in self.folders:
+        for folder, held in self.folders.items():
             shutil.rmtree(folder, ignore_errors=True)
+            let_go(held)
 
 
 def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> None:
@@ -339,4 +348,5 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> 
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
+        server.listening.remove()
         server.end()

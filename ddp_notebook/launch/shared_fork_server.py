@@ -7,9 +7,11 @@ loaded. After that the two are independent: each has its own notebook, children 
 
 Only equal servers are shared: same user, Python, module path, environment, limits, control group
 and namespaces, nothing installed in between, and the same folder unless neither folder holds
-anything that Python would load. A hash of all that is the socket's address, in Linux's abstract
-namespace, which leaves no file. Both ends check that the other belongs to the same user. On other
-systems, and whenever anything is in the way, a notebook starts a fork server of its own.
+anything that Python would load. A hash of all that is the name of the socket, in a folder that only
+the user can enter; not in Linux's abstract namespace, where a container with the host's network
+could connect. Both ends check that the other is as free as they are: the same user, capabilities,
+root and namespaces; which process it is comes from the kernel. On other systems, and whenever
+anything is in the way, a notebook starts a fork server of its own.
 
 `client.py` uses `address`, `listen` and `request`; `fork_server.py` uses `ListeningSocket`.
 Nothing else knows of the sharing.
@@ -25,9 +27,11 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +46,8 @@ _MODULE_SUFFIXES = tuple(importlib.machinery.all_suffixes())
 _BACKLOG = 128
 _RECEIVE_TIMEOUT_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
+_LONGEST_ADDRESS_BYTES = 90
+_FREEDOM = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp")
 
 
 # --------------------------------------------------------------------------- the address
@@ -71,7 +77,8 @@ def address(python_path: Sequence[str]) -> str:
     except OSError:  # also: /proc or this folder may not be read
         return ""
     digest = hashlib.sha256(json.dumps(identity).encode("utf-8", "surrogateescape")).hexdigest()
-    return f"\0ddp-notebook-{os.getuid()}-{digest[:32]}"
+    made = str(Path(tempfile.gettempdir(), f"ddp-notebook-{os.getuid()}", digest[:32]))
+    return made if len(os.fsencode(made)) <= _LONGEST_ADDRESS_BYTES else ""
 
 
 def _folder_with_modules() -> str:
@@ -110,7 +117,8 @@ def _modification_times(python_path: Sequence[str]) -> list[int]:
 class ForkedServer:
     """A fork server that another notebook's is to fork for us; as much of a Popen as is used."""
 
-    def __init__(self, commands: int, events: int) -> None:
+    def __init__(self, connection: socket.socket, commands: int, events: int) -> None:
+        self._connection = connection
         self.stdin = os.fdopen(commands, "wb")
         self.stdout = os.fdopen(events, "rb")
         self._pid = 0
@@ -118,18 +126,26 @@ class ForkedServer:
 
     @property
     def pid(self) -> int:
-        """Its process; 0 until its first event, which says it."""
+        """Its process; 0 until its first event has come."""
         return self._pid
 
     def answers(self, timeout_s: float) -> bool:
         """Whether it sends an event, or ends, in that time."""
         return _readable(self.stdout.fileno(), timeout_s)
 
-    def set_pid(self, pid: int) -> None:
-        """Its first event has come, from the process `pid`."""
-        self._pid = pid
-        with contextlib.suppress(OSError):  # it has ended already
-            self._pidfd = os.pidfd_open(pid)
+    def identify(self) -> bool:
+        """Its first event has come: which process it is, by the kernel's word; False without one.
+
+        A number in the event would be whatever a stranger likes: it is killed in the end.
+        """
+        with contextlib.suppress(OSError), self._connection as connection:
+            _, control, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            for level, kind, data in control:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                    pid, user, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+                    if user == os.getuid() and pid > 0:
+                        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+        return self._pidfd >= 0
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for its end. Raises subprocess.TimeoutExpired."""
@@ -145,6 +161,7 @@ class ForkedServer:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def __del__(self) -> None:
+        self._connection.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
 
@@ -161,14 +178,19 @@ def request(address: str) -> ForkedServer | None:
 
     None when none listens, it is another user's, or its queue is full.
     """
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    if not address or not _is_private(Path(address).parent):
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(OSError):
         sock.setblocking(False)  # a full queue is an error then, and no wait
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.connect(address)
         if not _peer_pid(sock):
+            sock.close()
             return None
         commands_read, commands_write = os.pipe()
         events_read, events_write = os.pipe()
-        server = ForkedServer(commands_write, events_read)
+        server = ForkedServer(sock, commands_write, events_read)
         try:
             socket.send_fds(sock, [b"?"], [commands_read, events_write])
         except OSError:
@@ -179,6 +201,7 @@ def request(address: str) -> ForkedServer | None:
             os.close(commands_read)
             os.close(events_write)
         return server
+    sock.close()
     return None
 
 
@@ -190,8 +213,15 @@ class Client(NamedTuple):
 
     commands: int
     events: int
+    connection: int
+    """The socket on which it asked."""
     notebook: int
     """A pidfd: readable when the notebook's process has ended."""
+
+    def introduce(self) -> None:
+        """In the server that was forked for it: have the kernel tell which process that is."""
+        with contextlib.suppress(OSError), socket.socket(fileno=self.connection) as connection:
+            connection.send(b"!")
 
     def close(self) -> None:
         """Close them in a process that does not serve this client."""
@@ -204,14 +234,46 @@ def listen(address: str) -> socket.socket | None:
     if not address:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    new = f"{address}.{os.getpid()}"
     try:
-        sock.bind(address)
+        folder = Path(address).parent
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(folder):
+            raise PermissionError(f"{folder} is not this user's alone")
+        sock.bind(new)
         sock.listen(_BACKLOG)
+        _remove_dead(address)
+        os.link(new, address)  # only now, that nobody finds it closed; one of several gets it
     except OSError:
         sock.close()
         return None
+    finally:
+        with contextlib.suppress(OSError):
+            Path(new).unlink()
     sock.setblocking(False)
     return sock
+
+
+def _remove_dead(address: str) -> None:
+    """Remove the socket of a server that was killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(address)
+        except ConnectionRefusedError:
+            Path(address).unlink(missing_ok=True)
+        except OSError:  # none is there; or one is, and busy
+            pass
+
+
+def _is_private(folder: Path) -> bool:
+    """A folder, no link, that this user alone can enter."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return private and status.st_uid == os.getuid()
 
 
 class ListeningSocket:
@@ -220,6 +282,7 @@ class ListeningSocket:
     def __init__(self, address: str, fd: int = -1) -> None:
         self.address = address
         self._socket = socket.socket(fileno=fd) if fd >= 0 else None
+        self._file = file_of(address) if fd >= 0 else None
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -228,15 +291,37 @@ class ListeningSocket:
 
     def accept(self) -> Client | None:
         """The next client; None when there is none. Listens first, if no other server does."""
-        if self._socket is None:
+        if self._socket is None and self.address and not Path(self.address).exists():
             self._socket = listen(self.address)
+            self._file = file_of(self.address) if self._socket is not None else None
         return accept(self._socket) if self._socket is not None else None
 
     def close(self) -> None:
         """Listen no more, in a forked child."""
+        self._file = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def remove(self) -> None:
+        """Leave the address to another server, at the end of this one."""
+        remove(self.address, self._file)
+
+
+def file_of(address: str) -> int | None:
+    """What tells the socket at `address` from a later one; None when there is none."""
+    try:
+        return Path(address).stat().st_ino if address else None
+    except OSError:
+        return None
+
+
+def remove(address: str, file: int | None) -> None:
+    """Remove a socket, if it is still the one that was there, and an empty folder."""
+    if file is not None and file_of(address) == file:
+        with contextlib.suppress(OSError):
+            Path(address).unlink()
+            Path(address).parent.rmdir()
 
 
 def accept(listener: socket.socket) -> Client | None:
@@ -251,16 +336,35 @@ def accept(listener: socket.socket) -> Client | None:
             _, fds, _, _ = socket.recv_fds(connection, 1, 2)
             if len(fds) == 2:
                 with contextlib.suppress(OSError):  # the notebook has ended
-                    return Client(fds[0], fds[1], os.pidfd_open(pid))
+                    notebook = os.pidfd_open(pid)
+                    return Client(fds[0], fds[1], os.dup(connection.fileno()), notebook)
             for fd in fds:
                 os.close(fd)
     return None
 
 
 def _peer_pid(connection: socket.socket) -> int:
-    """The process at the other end; 0 for another user's, and for one in another container."""
+    """The process at the other end; 0 for another user's, and for one that is less free.
+
+    A process in a container, or in a sandbox, would get out of it by a server of ours, or we into
+    it.
+    """
     pid, user, _ = _peer_credentials(connection)
-    return pid if user == os.getuid() else 0
+    if user != os.getuid() or pid <= 0:
+        return 0
+    try:
+        return pid if _freedom(str(pid)) == _freedom("self") else 0
+    except OSError:  # it has ended, or may not be looked at
+        return 0
+
+
+def _freedom(process: str) -> list[str]:
+    """What a process may do, and where it is: user, capabilities, root and namespaces."""
+    folder = Path("/proc", process)
+    status = (folder / "status").read_text("utf-8", "replace").splitlines()
+    namespaces = sorted(str(link.readlink()) for link in (folder / "ns").iterdir())
+    limits = [line for line in status if line.partition(":")[0] in _FREEDOM]
+    return [*limits, *namespaces, str((folder / "root").readlink())]
 
 
 def _peer_credentials(connection: socket.socket) -> tuple[int, int, int]:

@@ -97,6 +97,29 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Child:
+    """A process that the user's code started, and for whose end the main thread waits.
+
+    `state` is in words, as the system has it; `still_s` is for how long, in seconds, no thread of
+    it has been seen to run.
+    """
+
+    pid: int
+    state: str = ""
+    still_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadError:
+    """What ended a thread of a rank other than the main one; `path` are the user's lines."""
+
+    thread: str
+    type: str
+    text: str = ""
+    path: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
@@ -130,6 +153,12 @@ class RankReport:
     """A file that its own code waits for in a loop, and that does not exist."""
     workers: tuple[Worker, ...] = ()
     """Those of the DataLoader in which its main thread waits for a batch."""
+    children: tuple[Child, ...] = ()
+    """Processes that it started, and for whose end its main thread waits."""
+    in_threads: tuple[ThreadError, ...] = ()
+    """What ended threads of it in this run."""
+    locked: bool = False
+    """Its main thread waits for ever for a lock, and none of its threads runs the user's code."""
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
@@ -163,6 +192,8 @@ class RankReport:
     """The number of the collective in which its main thread waits, where it is known which."""
     key: str = ""
     """The key of a store that it waits for, and that nobody has set."""
+    key_test: str = ""
+    """What a loop of its own asks of that key: its value, say. Empty where any value will do."""
     run: int = 0
     """The session's number of the cell or script that it runs, or ran last."""
     replicas: tuple[ReplicaFacts, ...] = ()

@@ -159,7 +159,8 @@ class Diagnosis:
 
     `doing` says for each rank what it did when it was asked, in a few words. `tracebacks` are
     those of the ranks that raised in `run`. `unsure` says why no findings prove nothing: that
-    ranks are still in the run, that they wait, or failed; empty where there is proof.
+    ranks are still in the run, that they wait, or failed; empty where there is proof. `notes` say
+    which rules failed themselves: what they look for is not known.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -168,6 +169,7 @@ class Diagnosis:
     tracebacks: tuple[Traceback, ...] = ()
     run: JudgedRun | None = None
     unsure: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -175,9 +177,17 @@ class Diagnosis:
         return any(not finding.passing for finding in self.findings)
 
     @property
+    def proven(self) -> bool:
+        """True when no findings mean that nothing is wrong."""
+        return not (self.unsure or self.notes)
+
+    @property
     def headline(self) -> str:
         """The diagnosis in one line."""
-        return self.findings[0].sentence if self.findings else self.unsure or "No problem found."
+        if self.findings:
+            return self.findings[0].sentence
+        found = "No problem found, but not everything could be looked at." if self.notes else ""
+        return self.unsure or found or "No problem found."
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as a JSON object; `json.dumps` takes it as it is."""
@@ -188,6 +198,7 @@ class Diagnosis:
             "findings": [finding.to_json() for finding in self.findings],
             "tracebacks": [traceback.to_json() for traceback in self.tracebacks],
             "doing": codec.encode(dict(sorted((self.doing or {}).items()))),
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:

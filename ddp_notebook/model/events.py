@@ -192,6 +192,14 @@ class EventsLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limited(Event):
+    """The rank goes on without something of ours: what it is, and why."""
+
+    kind: ClassVar[str] = "limited"
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOpened(Event):
     """The session's store listens at `host`:`port`."""
 

@@ -62,6 +62,8 @@ class RankState:
     peak_bytes: int = 0
     oom_kills: int = -1
     lost_events: int = 0
+    limits: tuple[str, ...] = ()
+    """What of ours its process goes on without, and why."""
     heard_ns: int = 0
     since_ns: int = 0
     """Since when it is at what it is at: in set-up, dead, idle, or at the line of its cell where it

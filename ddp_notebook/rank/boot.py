@@ -45,6 +45,8 @@ class RankProcess:
 
 
 _process: RankProcess | None = None
+_LONGEST_FOLDER_BYTES = 70
+"""multiprocessing's sockets have to fit behind it: a socket's path has about a hundred bytes."""
 
 
 def start(rank: int, url: str, key: str, log: str, output_folder: str) -> None:
@@ -82,7 +84,8 @@ def keep_temporary_files_in(folder: Path) -> None:
     config = getattr(multiprocessing.current_process(), "_config", None)
     if isinstance(config, dict):
         own = folder / f"mp-{os.getpid()}"
-        own.mkdir(mode=0o700, exist_ok=True)
-        config["tempdir"] = str(own)
+        if len(os.fsencode(own)) <= _LONGEST_FOLDER_BYTES:
+            own.mkdir(mode=0o700, exist_ok=True)
+            config["tempdir"] = str(own)
         # As `launch.shared_memory` knows them: a semaphore of a killed rank is removed by name.
         config["semprefix"] = f"/mp-{folder.name}"

@@ -21,6 +21,7 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
 from ddp_notebook.rank.cells.scripts import ScriptRunner
 from ddp_notebook.rank.cells.shell import RankShell
+from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
@@ -82,6 +83,7 @@ class RankRuntime:
 
         self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
         self.shell = RankShell(shell, forwarder, user_code)
+        self.thread_errors = ThreadErrors(forwarder, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.handlers = Handlers(getattr(shell, "kernel", None))
         self.life = life = Lifecycle(
@@ -92,6 +94,7 @@ class RankRuntime:
                 main_thread,
                 forwarder,
                 self.shell,
+                self.thread_errors,
                 LostInterrupts(forwarder),
                 Keyboard(shell, user_code),
                 self.handlers,
@@ -143,6 +146,7 @@ class RankRuntime:
             self.resolver,
             self.reachability,
             self.data_workers,
+            self.thread_errors,
             self.summary,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 from ddp_notebook.model import Ranks, RankState, Snapshot, Status, format_ranks, name_ranks
 
@@ -97,9 +98,16 @@ def notes(snapshot: Snapshot) -> tuple[str, ...]:
             lines.append(f"Rank {state.rank}: {state.remedy}")
         if state.lost_events:
             lines.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
+    lines.extend(_limits(snapshot))
     if _dead(snapshot) and not snapshot.ended:
         lines.append(_how_to_restart(snapshot))
     return tuple(dict.fromkeys(lines))
+
+
+def _limits(snapshot: Snapshot) -> Iterator[str]:
+    for text in dict.fromkeys(text for state in snapshot.ranks for text in state.limits):
+        limited = tuple(state.rank for state in snapshot.ranks if text in state.limits)
+        yield f"{name_ranks(limited).capitalize()}: {text}"
 
 
 def _dead(snapshot: Snapshot) -> Ranks:

@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     CellStarted,
     Event,
     EventsLost,
+    Limited,
     Moment,
     Pulse,
     RankExited,
@@ -98,6 +99,8 @@ def fold_rank(state: RankState, event: Event) -> RankState:
         )
     if isinstance(event, RankExited):
         return _exited(state, event)
+    if isinstance(event, Limited):
+        return replace(state, limits=tuple(dict.fromkeys((*state.limits, event.text))))
     if isinstance(event, EventsLost):
         return replace(state, lost_events=state.lost_events + event.count)
     if state.status is Status.DEAD:

@@ -127,7 +127,7 @@ def text(d: Diagnosis) -> str:
     if d.findings[1:]:
         parts.append(f"{FURTHER}:")
         parts += [_finding_text(finding, over) for finding in d.findings[1:]]
-    parts = [part for part in parts if part]
+    parts = [part for part in (*parts, *map(_note_text, d.notes)) if part]
     doing = _doing_text(d.doing)
     return "\n\n".join([*parts, doing] if doing else parts)
 
@@ -143,7 +143,11 @@ def one_line(d: Diagnosis) -> str:
 
 
 def _calm_text(d: Diagnosis) -> str:
-    return indented(plain(d.headline), f"{PASSING if d.unsure else CALM} ")
+    return indented(plain(d.headline), f"{CALM if d.proven else PASSING} ")
+
+
+def _note_text(note: str) -> str:
+    return indented(plain(note), f"{UNDECIDED} ")
 
 
 def _traceback_text(traceback: Traceback) -> str:
@@ -197,7 +201,7 @@ def html(d: Diagnosis) -> str:
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
         parts += [_finding(finding, over) for finding in d.findings[1:]]
-    return view([*parts, _doing(d.doing)])
+    return view([*parts, *map(_note, d.notes), _doing(d.doing)])
 
 
 def _traceback(traceback: Traceback) -> str:
@@ -210,9 +214,15 @@ def _traceback(traceback: Traceback) -> str:
 
 
 def _calm(d: Diagnosis) -> str:
-    symbol, colour = (PASSING, markup.BUSY) if d.unsure else (CALM, markup.OK)
+    symbol, colour = (CALM, markup.OK) if d.proven else (PASSING, markup.BUSY)
     sign = f'<span style="{_SYMBOL}; color: rgb({colour})">{symbol}</span>'
     return f'<div style="margin: 0 0 8px">{sign}{markup.words(d.headline)}</div>'
+
+
+def _note(note: str) -> str:
+    """What is not known because a rule failed."""
+    sign = f'<span style="{_SYMBOL}; color: rgb({markup.WARN})">{UNDECIDED}</span>'
+    return f'<div style="margin: 0 0 8px">{sign}{markup.words(note)}</div>'
 
 
 def _finding(finding: Finding, over: bool = False) -> str:

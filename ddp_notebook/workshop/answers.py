@@ -5,6 +5,8 @@ They raise WrongAnswer with what is asked for, so that a check itself sees only 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,18 +25,26 @@ def shown(answer: Any) -> str:
 
 
 def text(answer: Any) -> str:
-    """A word or a line, without the space around it."""
+    """A word or a line, without the space around it; bytes, as a store has, will do."""
+    if isinstance(answer, bytes):
+        answer = answer.decode(errors="replace")
     if not isinstance(answer, str):
         raise WrongAnswer(f"a text in quotes is asked for, and {shown(answer)} is none.")
     return answer.strip()
 
 
+def _plain(words: str) -> str:
+    """Words without what does not matter: case, hyphens, spaces, a full stop."""
+    return re.sub(r"[\W_]+", " ", words.casefold()).strip()
+
+
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """One of these words."""
+    """One of these words, however it is spaced and whatever its case."""
+    by_words = {_plain(choice): choice for choice in choices}
 
     def read(answer: Any) -> str:
-        word = text(answer)
-        if word not in choices:
+        word = by_words.get(_plain(text(answer)))
+        if word is None:
             words = ", ".join(map(repr, choices))
             raise WrongAnswer(f"{shown(answer)} is none of the choices: {words}.")
         return word
@@ -42,16 +52,35 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
-def number(answer: Any) -> float:
-    """A number; one that NumPy or a tensor of a single element holds will do."""
-    if isinstance(answer, (bool, str)):
-        raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.")
+def yes_or_no(answer: Any) -> bool:
+    """True or False; NumPy's, or a tensor's, will do."""
     try:
-        if not isinstance(answer, float) and hasattr(answer, "item"):
-            answer = answer.item()  # float() takes no array of one element any more
-        return float(answer)
+        value = answer.item() if hasattr(answer, "item") else answer
+    except (ValueError, RuntimeError):
+        value = None  # of many elements
+    if not isinstance(value, bool):
+        raise WrongAnswer(f"True or False is asked for, and {shown(answer)} is neither.")
+    return value
+
+
+def number(answer: Any) -> float:
+    """A number, also as a text, or as the only element of a list, an array or a tensor."""
+    value = answer
+    try:
+        if isinstance(value, (list, tuple)):
+            (value,) = value
+        if isinstance(value, bool):
+            raise TypeError
+        if not isinstance(value, float) and hasattr(value, "item"):
+            value = value.item()  # float() takes no array of one element any more
+        return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.") from None
+
+
+def near(value: float, wanted: float, share: float = 0.02) -> bool:
+    """True when they are the same but for rounding."""
+    return math.isfinite(value) and abs(value - wanted) <= share * abs(wanted)
 
 
 def whole_number(answer: Any) -> int:
@@ -62,21 +91,36 @@ def whole_number(answer: Any) -> int:
     return int(value)
 
 
+def a_rank(answer: Any) -> int:
+    """The number of a rank: ``2``, or ``"rank 2"``."""
+    if isinstance(answer, str):
+        answer = answer.casefold().strip().removeprefix("rank")
+    return whole_number(answer)
+
+
+_BETWEEN_RANKS = re.compile(r"[\s,;&()\[\]{}]+|\bands?\b|\branks?\b")
+
+
 def ranks(world_size: int | None = None) -> Callable[[Any], Ranks]:
     """A rank set: ``"0,2-3"``, a single rank, or a list of ranks; of the notebook's by default."""
 
     def read(answer: Any) -> Ranks:
+        if isinstance(answer, str):
+            words = _BETWEEN_RANKS.sub(" ", re.sub(r"\s*-\s*", "-", answer.casefold()))
+            try:
+                return parse_ranks(",".join(words.split()), world_size or NOTEBOOK.world_size)
+            except ValueError as error:
+                raise WrongAnswer(str(error)) from None
         try:
-            if isinstance(answer, str):
-                return parse_ranks(answer, world_size or NOTEBOOK.world_size)
-            each = [answer] if isinstance(answer, int) else list(answer)
-        except ValueError as error:
-            raise WrongAnswer(str(error)) from None
+            several = list(answer)
         except TypeError:
+            several = [answer]
+        try:
+            return tuple(sorted({whole_number(one) for one in several}))
+        except WrongAnswer:
             raise WrongAnswer(
                 f"ranks are asked for, such as '0,2-3' or [0, 2, 3], and {shown(answer)} is none."
             ) from None
-        return tuple(sorted({whole_number(one) for one in each}))
 
     return read
 
@@ -90,23 +134,30 @@ def parts(answer: Any, count: int = 2) -> tuple[Any, ...]:
 
 def image_numbers(answer: Any) -> Sequence[int]:
     """The numbers of the images that a rank used."""
-    if not isinstance(answer, (list, tuple)):
+    images = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(images, (list, tuple)):
         raise WrongAnswer("the numbers of the images are asked for, as a list.")
-    return [whole_number(each) for each in answer]
+    return [whole_number(image) for image in images]
 
 
 def by_rank(
     read: Callable[[Any], Value], world_size: int | None = None
 ) -> Callable[[Any], Mapping[int, Value]]:
-    """A value of every rank, as `%ddp_pull` returns them; of the notebook's ranks by default."""
+    """A value of every rank, as `%ddp_pull` returns them; of the notebook's ranks by default.
+
+    A list of as many values will do: they are the ranks' in their order.
+    """
 
     def read_each(answer: Any) -> Mapping[int, Value]:
+        count = world_size or NOTEBOOK.world_size
+        if isinstance(answer, (list, tuple)) and len(answer) == count:
+            answer = dict(enumerate(answer))
         if not isinstance(answer, Mapping):
             raise WrongAnswer(
                 f"the values of all ranks are asked for, as %ddp_pull brings them, "
                 f"and {shown(answer)} is none."
             )
-        everyone = range(world_size or NOTEBOOK.world_size)
+        everyone = range(count)
         missing = [rank for rank in everyone if rank not in answer]
         if missing:
             raise WrongAnswer(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.workshop.answers import by_rank, number, parts, shown, whole_number
+from ddp_notebook.workshop.answers import a_rank, by_rank, number, parts, shown, whole_number
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 
@@ -60,7 +60,7 @@ def images_of_one_step(images: int) -> str:
 
 def _first_losses(answer: Any) -> tuple[int, Mapping[int, float]]:
     rank, losses = parts(answer)
-    return whole_number(rank), by_rank(_first)(losses)
+    return a_rank(rank), by_rank(_first)(losses)
 
 
 def _first(losses: Any) -> float:

@@ -20,7 +20,12 @@ from ddp_notebook.workshop.answers import (
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 
-@exercise("2.1", text)
+def _key(answer: Any) -> str:
+    """A key, without what people write around it."""
+    return re.sub(r"^(?:the )?key\s+|[\s'\"`/]+$|^[\s'\"`/]+", "", text(answer).casefold())
+
+
+@exercise("2.1", _key)
 def key_they_wait_for(key: str) -> str:
     """Rank 1 is held back before the rendezvous."""
     if key == "join/1":
@@ -57,7 +62,12 @@ def _neighbours(answer: Any) -> tuple[Mapping[int, str], Board]:
     neighbour, board = parts(answer)
     if not isinstance(board, Board):
         raise WrongAnswer(AS_IT_IS)
-    return by_rank(text)(neighbour), board
+    return by_rank(_pid)(neighbour), board
+
+
+def _pid(answer: Any) -> str:
+    """A process number as a text; as a number it will do."""
+    return str(answer) if isinstance(answer, int) else text(answer)
 
 
 @exercise("2.3", _neighbours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.model import Category, Diagnosis, Ranks, name_ranks
-from ddp_notebook.workshop.answers import diagnosis, one_of, parts, ranks, shown, whole_number
+from ddp_notebook.workshop.answers import a_rank, diagnosis, one_of, parts, ranks, shown
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _KINDS = ("missing-rank", "duplicate-rank", "env-mismatch", "rank-died", "straggler")
@@ -20,7 +20,7 @@ _AMONG_RANKS = {
 }
 
 
-@exercise("3.1", whole_number)
+@exercise("3.1", a_rank)
 def whose_key_is_named(rank: int) -> str:
     """Rank 3 is missing; ranks 1 and 2 name rank 0, which is inside the store."""
     if rank == 3:
@@ -84,7 +84,10 @@ def _suspect(answer: Any) -> tuple[int, str, Diagnosis]:
         raise WrongAnswer(
             f"a rank and a kind are asked for, such as (3, 'straggler'): not {shown(own)}."
         )
-    return whole_number(own[0]), one_of(*_KINDS)(own[1]), diagnosis(hidden)
+    rank, kind = own
+    if isinstance(rank, str) and not isinstance(kind, str):
+        rank, kind = kind, rank  # the other way round says the same
+    return a_rank(rank), one_of(*_KINDS)(kind), diagnosis(hidden)
 
 
 @exercise("3.3", _suspect)
@@ -151,13 +154,11 @@ def a_duplicate_of_your_own(own: Diagnosis) -> str:
 
 
 def _names(answer: Any) -> frozenset[str]:
-    if isinstance(answer, str):
-        raise WrongAnswer("a list of names is asked for: put them in square brackets.")
     try:
-        each = list(answer)
+        names = answer.split(",") if isinstance(answer, str) else list(answer)
     except TypeError:
         raise WrongAnswer(f"a list of names is asked for, and {shown(answer)} is none.") from None
-    return frozenset(map(one_of(*_ON_ONE_MACHINE, *_AMONG_RANKS), each))
+    return frozenset(map(one_of(*_ON_ONE_MACHINE, *_AMONG_RANKS), names))
 
 
 @exercise("3.5", _names)

@@ -28,7 +28,7 @@ def _distances(answer: Any) -> Distances:
     if answer is None:
         raise WrongAnswer(
             "there are no gradients but None. dist.all_reduce changes its tensor in place and "
-            "returns None: change each .grad first, then set averaged = gradients(plain)."
+            "returns None, as backward does: call gradients(...) when each .grad is as it must be."
         )
     if not isinstance(answer, Mapping):
         raise WrongAnswer(
@@ -79,13 +79,13 @@ Sent = Sequence[Sequence[str]]
 
 
 def _names(answer: Any) -> tuple[str, ...]:
-    parts = answer.split(",") if isinstance(answer, str) else answer
-    if not isinstance(parts, (list, tuple, set, frozenset)) or not parts:
+    names = answer.split(",") if isinstance(answer, str) else answer
+    if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise WrongAnswer(
             f"a list of names is asked for, such as ['0.weight', '0.bias'], and {shown(answer)} "
             "is none."
         )
-    return tuple(text(each) for each in parts)
+    return tuple(text(name).removeprefix("module.") for name in names)
 
 
 def _first_bucket(answer: Any) -> tuple[tuple[str, ...], Sent]:
@@ -227,8 +227,8 @@ def one_communication_for_four_parts(
                 "large: four losses were added, each a mean over a quarter of the samples."
             )
         raise WrongAnswer(
-            f"communicated once, but rank {rank} has another gradient than a backward with the "
-            "whole quarter gives. Is each of the four parts in it, exactly once, and weighted "
+            f"communicated once, but rank {rank} has another gradient than a backward with all "
+            "its images gives. Is each of the four parts in it, exactly once, and weighted "
             "alike?"
         )
     return (

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddp_notebook.model import Ranks, name_ranks
 from ddp_notebook.workshop.answers import (
+    a_rank,
     by_rank,
     image_numbers,
     number,
@@ -33,9 +34,12 @@ IMAGES, BATCH = 1500, 36
 
 
 def _jobs(answer: Any) -> Mapping[str, str]:
-    if not isinstance(answer, Mapping) or set(answer) != set(JOBS):
+    jobs = (
+        {str(job).upper(): it for job, it in answer.items()} if isinstance(answer, Mapping) else {}
+    )
+    if set(jobs) != set(JOBS):
         raise WrongAnswer('a dictionary with the keys "A", "B" and "C" is asked for.')
-    return {job: one_of("slow", "stuck")(answer[job]) for job in JOBS}
+    return {job: one_of("slow", "stuck")(jobs[job]) for job in JOBS}
 
 
 @exercise("5.1", _jobs)
@@ -92,9 +96,9 @@ def who_would_be_named(answer: Ranks) -> str:
 
 
 def _rank_and_line(answer: Any) -> tuple[int, int]:
-    if not (isinstance(answer, tuple) and len(answer) == 2):
+    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
         raise WrongAnswer("two numbers are asked for: the rank and the line.")
-    return whole_number(answer[0]), whole_number(answer[1])
+    return a_rank(answer[0]), whole_number(answer[1])
 
 
 @exercise("5.4", _rank_and_line)
@@ -117,8 +121,8 @@ def where_their_ways_part(answer: tuple[int, int]) -> str:
         )
     if line not in SKIPS:
         raise WrongAnswer(
-            f"in line {line} all ranks do the same. Go through the loop with the losses of rank "
-            f"{last}."
+            f"in line {line} all ranks do the same, with %%ddp as line 1. Go through the loop with "
+            f"the losses of rank {last}."
         )
     return (
         "right: it skips the loss that is no number, and an all_reduce with it. Its next one met "

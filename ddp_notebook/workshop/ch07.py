@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from ddp_notebook.bench.results import BenchPoint, Curve
-from ddp_notebook.workshop.answers import AS_IT_IS, number, parts, shown
+from ddp_notebook.workshop.answers import AS_IT_IS, near, number, parts, shown
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _FACTOR = 2.0
@@ -15,11 +15,6 @@ _FACTOR = 2.0
 _SMALL_BYTES = (16, 4096)
 _FROM_BYTES, _TO_BYTES = 2**20, 2**24
 _GRADIENTS_BYTES = 25e6 * 4
-
-
-def near(value: float, wanted: float, share: float = 0.02) -> bool:
-    """True when they are the same but for rounding."""
-    return math.isfinite(value) and abs(value - wanted) <= share * abs(wanted)
 
 
 def _numbers(answer: Any, count: int) -> list[float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,7 @@ from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model.collectives import Part
 from ddp_notebook.workshop.answers import (
     AS_IT_IS,
+    a_rank,
     by_rank,
     number,
     one_of,
@@ -38,13 +41,13 @@ def batch_of_all_ranks(answer: tuple[int, float]) -> str:
     """Two ranks with a batch of 32 see 64 images a step, and so must all."""
     batch, difference = answer
     count = NOTEBOOK.world_size
-    if batch != round(_SEEN_BY_TWO / count):
+    if batch not in (_SEEN_BY_TWO // count, math.ceil(_SEEN_BY_TWO / count)):
         raise WrongAnswer(
             f"with --batch {batch} a step of {count} ranks sees {batch * count} images. How many "
             "did a step of two ranks with --batch 32 see?"
         )
     if _SEEN_BY_TWO % count:
-        return f"as near as {count} ranks can come: 64 images are no whole number for each."
+        return f"right, as near as {count} ranks can come: 64 images are no whole number for each."
     if not abs(difference) < _ROUNDING:
         raise WrongAnswer(
             f"--batch {batch} is right, but the weights differ by {difference:.2g}: they are of "
@@ -59,14 +62,19 @@ def batch_of_all_ranks(answer: tuple[int, float]) -> str:
 
 def _line_and_kind(answer: Any) -> tuple[str, str]:
     line, kind = parts(answer)
-    return text(line), one_of(*_KINDS)(kind)
+    return _as_in_the_script(text(line)), one_of(*_KINDS)(kind)
+
+
+def _as_in_the_script(line: str) -> str:
+    """A line with the script's spaces, without a colon at its end."""
+    return re.sub(r"\s*([<>=]+)\s*", r" \1 ", " ".join(line.split())).rstrip(" :;")
 
 
 @exercise("8.2", _line_and_kind)
 def where_they_part(answer: tuple[str, str]) -> str:
     """Each rank leaves the loop when its own loss is small."""
     line, kind = answer
-    if line not in ("if loss < 0.25:", "break"):
+    if line.removeprefix("if ") not in ("loss < 0.25", "loss < 0.25: break", "break"):
         raise WrongAnswer(_not_that_line(line))
     if kind != "divergent-control-flow":
         raise WrongAnswer(f"the line is right. But {_NOT_THAT_KIND[kind]}")
@@ -106,6 +114,11 @@ _NOT_THAT_KIND = {
 
 
 def _epochs(answer: Any) -> list[int]:
+    if isinstance(answer, str):
+        raise WrongAnswer(
+            "the script wrote no epochs: it has not come to its end. Read the finding above, type "
+            "%ddp_abort into a cell, change the script and run the exercise again."
+        )
     if not isinstance(answer, (list, tuple)) or len(answer) != NOTEBOOK.world_size:
         raise WrongAnswer("the script must tell the epochs of all ranks, at its end as before.")
     return [whole_number(each) for each in answer]
@@ -166,7 +179,7 @@ def _blame(answer: Any) -> tuple[int, str, int, str]:
     rank, reason, truth = parts(answer, 3)
     culprit, drawn = parts(truth)
     said = one_of(*_REASONS)
-    return whole_number(rank), said(reason), whole_number(culprit), said(drawn)
+    return a_rank(rank), said(reason), whole_number(culprit), said(drawn)
 
 
 @exercise("8.5", _blame)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.workshop.answers import by_rank, number, one_of, shown, whole_number
+from ddp_notebook.workshop.answers import near, number, one_of, shown, whole_number
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -18,8 +17,8 @@ Made = list[Mapping[str, Any]]
 """What from_slurm made of it, for each task."""
 Layouts = Mapping[str, Told]
 """By the layout's name."""
-Mapped = Mapping[int, Mapping[str, Any]]
-"""What each rank made of it, by rank and the layout's name."""
+Mapped = Mapping[str, Made]
+"""The same, by the layout's name."""
 
 
 def _pair(answer: Any, what: str) -> tuple[Any, Any]:
@@ -63,21 +62,22 @@ def _mapped(answer: Any) -> tuple[Mapped, Layouts]:
     if not (isinstance(answer, tuple) and len(answer) == 2):
         raise WrongAnswer(as_it_was)
     mapped, layouts = answer
-    if not isinstance(layouts, Mapping):
+    if not (isinstance(layouts, Mapping) and layouts and all(map(_is_tasks, layouts.values()))):
         raise WrongAnswer(as_it_was)
-    for told in layouts.values():
-        if not (isinstance(told, list) and all(isinstance(each, Mapping) for each in told)):
-            raise WrongAnswer(as_it_was)
-    tasks = {len(told) for told in layouts.values()}
-    if len(tasks) != 1 or 0 in tasks:
+    if not isinstance(mapped, Mapping):
         raise WrongAnswer(as_it_was)
-    by_layout = by_rank(_mapping, tasks.pop())(mapped)
-    for rank, of in by_layout.items():
-        for name in layouts:
-            if name not in of:
-                raise WrongAnswer(f"rank {rank} has nothing for the layout {name!r}: {as_it_was}")
-            _mapping(of[name])
-    return by_layout, layouts
+    made = {}
+    for name, told in layouts.items():
+        if not (isinstance(mapped.get(name), list) and len(mapped[name]) == len(told)):
+            raise WrongAnswer(
+                f"there is not a dict for each task of the layout {name!r}: {as_it_was}"
+            )
+        made[name] = [_mapping(of_task) for of_task in mapped[name]]
+    return made, layouts
+
+
+def _is_tasks(told: Any) -> bool:
+    return isinstance(told, list) and all(isinstance(task, Mapping) for task in told)
 
 
 @exercise("9.2", _mapped)
@@ -85,7 +85,7 @@ def slurm_to_torch(answer: tuple[Mapped, Layouts]) -> str:
     """Three variables are taken over, two are made for the whole job."""
     mapped, layouts = answer
     for name, told in layouts.items():
-        made = [mapped[rank][name] for rank in range(len(told))]
+        made = mapped[name]
         for got, slurm in zip(made, told, strict=True):
             _judge_form(f"layout {name!r}, task {slurm.get('SLURM_PROCID')}", got)
         for variable in _DIRECT:
@@ -229,20 +229,20 @@ def batch_and_learning_rate(answer: tuple[float, float]) -> str:
         raise WrongAnswer("256 is the effective batch of the old job, with 4 ranks.")
     if batch != 16 * 64:
         raise WrongAnswer("the effective batch is the samples of a step, over all 16 ranks.")
-    if math.isclose(rate, 0.8):
+    if near(rate, 0.8):
         return (
             "right: 1,024 and 0.8. Or 16 samples per rank, and nothing else changes: the effective "
             "batch is 256 again."
         )
-    if math.isclose(rate, 0.2):
+    if near(rate, 0.2):
         raise WrongAnswer(
             "the batch is right. With the old rate, what do a quarter of the steps do?"
         )
-    if math.isclose(rate, 0.05):
+    if near(rate, 0.05):
         raise WrongAnswer(
             "the batch is right. The rate grows with it: fewer steps, each goes farther."
         )
-    if math.isclose(rate, 0.4):
+    if near(rate, 0.4):
         raise WrongAnswer(
             "the batch is right. The square root is another rule: this one is linear."
         )

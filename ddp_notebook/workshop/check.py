@@ -83,7 +83,7 @@ def check(exercise: str, answer: Any = ...) -> Verdict:
 
     Raises UsageMistake when there is no such exercise.
     """
-    known = exercises()
+    known, exercise = exercises(), str(exercise).strip()
     if exercise not in known:
         raise UsageMistake(
             f"There is no exercise {exercise!r}. It is the number in the exercise's heading: "

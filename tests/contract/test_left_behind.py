@@ -69,7 +69,7 @@ Record = Callable[[str, object], None]
 @pytest.fixture(scope="module")
 def kernel(nothing_left_behind_by_the_module: None) -> Iterator[Kernel]:
     """One kernel after the other: where one round ended, the next must be able to start."""
-    with Kernel() as kernel:
+    with Kernel({"DDP_NOTEBOOK_TEST_COLD": "left behind"}) as kernel:  # has a server of its own
         yield kernel
         start_at_once(kernel)
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support import eventually
+from support import eventually, run_with_torch
 
 from ddp_notebook.cluster.ipyparallel_private import has_private_api
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.rank import calls
-from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session import Session
 from ddp_notebook.testing import cluster_of
 
 FORGET = """
@@ -47,54 +43,42 @@ make()
 assert dist.group.WORLD.group_name == name, "group names are counted from 0 again"
 x = torch.ones(2)
 dist.all_reduce(x)
-print("ok")
 """
 
 
-def test_torch_still_has_what_forgetting_groups_needs() -> None:
-    done = subprocess.run([sys.executable, "-c", FORGET], capture_output=True, text=True)
-    assert done.stdout.strip() == "ok", done.stderr
+def test_torch_still_has_what_forgetting_groups_needs(tmp_path: Path) -> None:
+    run_with_torch(FORGET, tmp_path)
 
 
-def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known() -> None:
+def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known(tmp_path: Path) -> None:
     code = (
         "from torch.distributed import distributed_c10d\n"
         "import importlib\n"
         "rendezvous = importlib.import_module('torch.distributed.rendezvous')\n"
         "from ddp_notebook.rank import torch_private as p\n"
-        "print(all(hasattr(rendezvous, name) for name in p.STORE_FUNCTIONS)"
-        " and all(hasattr(distributed_c10d, name) for name in p.GROUP_FUNCTIONS))"
+        "assert all(hasattr(rendezvous, name) for name in p.STORE_FUNCTIONS)\n"
+        "assert all(hasattr(distributed_c10d, name) for name in p.GROUP_FUNCTIONS)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "True", done.stderr
+    run_with_torch(code, tmp_path)
 
 
-def test_torch_still_lets_a_store_take_a_listening_socket() -> None:
+def test_torch_still_lets_a_store_take_a_listening_socket(tmp_path: Path) -> None:
     code = (
         "import socket, torch.distributed as dist\n"
         "s = socket.create_server(('127.0.0.1', 0)); port = s.getsockname()[1]\n"
         "store = dist.TCPStore('127.0.0.1', port, None, True, wait_for_workers=False,"
         " master_listen_fd=s.detach())\n"
         "other = dist.TCPStore('127.0.0.1', port, None, False)\n"
-        "other.set('k', 'v'); print(store.get('k').decode())"
+        "other.set('k', 'v'); assert store.get('k') == b'v'"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "v", done.stderr
+    run_with_torch(code, tmp_path)
 
 
-@pytest.fixture
-def session() -> Iterator[Session]:
-    made = Session()
-    made.init(InitOptions(world_size=1, device="cpu"))
-    yield made
-    made.shutdown()
+def test_ipyparallel_still_has_what_forgetting_an_engine_needs(ranks2: Session) -> None:
+    assert has_private_api(cluster_of(ranks2)._client)
 
 
-def test_ipyparallel_still_has_what_forgetting_an_engine_needs(session: Session) -> None:
-    assert has_private_api(cluster_of(session)._client)
-
-
-def test_ipython_still_has_what_running_a_cell_as_one_module_needs(session: Session) -> None:
+def test_ipython_still_has_what_running_a_cell_as_one_module_needs(ranks2: Session) -> None:
     source = (
         "import inspect\n"
         "shell = get_ipython()\n"
@@ -102,14 +86,14 @@ def test_ipython_still_has_what_running_a_cell_as_one_module_needs(session: Sess
         "there = [callable(each) for each in (shell._showtraceback, shell.compile.get_code_name,\n"
         "         shell.displayhook.quiet, shell.displayhook.fill_exec_result)]"
     )
-    session.run_cell(source).raise_for_error()
+    ranks2.run_cell(source).raise_for_error()
     expected = ["self", "nodelist", "cell_name", "interactivity", "compiler", "result"]
-    assert session.pull("names")[0] == expected
-    assert session.pull("there")[0] == [True] * 4
+    assert ranks2.pull("names")[0] == expected
+    assert ranks2.pull("there")[0] == [True] * 4
 
 
-def test_ipykernel_still_lets_a_rank_keep_its_state_to_itself(session: Session) -> None:
-    session.run_cell(
+def test_ipykernel_still_lets_a_rank_keep_its_state_to_itself(ranks2: Session) -> None:
+    ranks2.run_cell(
         "kernel = get_ipython().kernel\n"
         "states = []\n"
         "send = kernel.session.send\n"
@@ -118,14 +102,15 @@ def test_ipykernel_still_lets_a_rank_keep_its_state_to_itself(session: Session) 
         "    return send(stream, kind, content, *a, **k)\n"
         "kernel.session.send = spy"
     ).raise_for_error()
-    session.run_cell("x = 1").raise_for_error()
-    assert session.pull("states")[0] == ["busy"], "a cell says nothing, a call for a value does"
+    ranks2.run_cell("x = 1").raise_for_error()
+    assert ranks2.pull("states")[0] == ["busy"], "a cell says nothing, a call for a value does"
+    ranks2.run_cell("kernel.session.send = send").raise_for_error()
 
 
-def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> None:
-    client = cluster_of(session)._client
+def test_ipyparallel_keeps_nothing_of_cells_that_are_over(ranks2: Session) -> None:
+    client = cluster_of(ranks2)._client
     for _ in range(5):
-        session.run_cell("x = 1").raise_for_error()
+        ranks2.run_cell("x = 1").raise_for_error()
 
     def kept() -> int:
         return len(client._output_futures) + len(client._futures) + len(client.outstanding)
@@ -133,12 +118,12 @@ def test_ipyparallel_keeps_nothing_of_cells_that_are_over(session: Session) -> N
     eventually(lambda: not kept(), 5, "the client forgot the messages of the cells")
 
 
-def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: Session) -> None:
-    client = cluster_of(session)._client
+def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(ranks2: Session) -> None:
+    client = cluster_of(ranks2)._client
     assert callable(client._send)
     assert client._control_stream is not None
     assert isinstance(client._engines[0], str), "a rank's address on the control channel"
-    session.run_cell(
+    ranks2.run_cell(
         "from ddp_notebook.rank import control, engine_private\n"
         "kernel = get_ipython().kernel\n"
         "def attach(kernel):\n"
@@ -152,7 +137,7 @@ def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(session: 
         "         control.REQUEST in kernel.control_handlers,\n"
         "         attach(kernel), attach(None), attach(object())]"
     ).raise_for_error()
-    assert session.pull("there")[0] == [True, True, True, True, False, False]
+    assert ranks2.pull("there")[0] == [True, True, True, True, False, False]
 
 
 def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
@@ -210,7 +195,7 @@ def test_a_rank_formats_no_traceback_that_nobody_reads(ranks2: Session) -> None:
 
 
 IN_USE = """
-import sys, torch, torch.distributed as dist, torch.nn as nn
+import torch, torch.distributed as dist, torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,7 +205,7 @@ from ddp_notebook.rank.runtime import RankRuntime
 from ddp_notebook.rank.training import ddp
 
 assert not ddp.missing_in_use()
-process = RankProcess(0, SimpleNamespace(), Path(sys.argv[1]), Path(sys.argv[1]), frozenset())
+process = RankProcess(0, SimpleNamespace(), Path.cwd(), Path.cwd(), frozenset())
 runtime = RankRuntime(process, None)
 hooks, tracker = runtime.hooks, runtime.tracker
 hooks.attach()
@@ -270,16 +255,11 @@ def local():
 assert local()(torch.ones(1)).item() == 3, "names are still found where they are"
 assert not tracker.broken
 assert "__del__" in vars(DDP), "torch has none of its own"
-print("ok")
 """
 
 
 def test_torch_still_has_what_telling_of_ddp_objects_in_use_needs(tmp_path: Path) -> None:
-    script = tmp_path / "in_use.py"  # torch.jit reads the source
-    script.write_text(IN_USE)
-    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.strip() == "ok", done.stderr
+    run_with_torch(IN_USE, tmp_path)
 
 
 LOADING = """
@@ -327,13 +307,11 @@ assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
 with torch_private.impatient_loaders():
     assert _utils.MP_STATUS_CHECK_INTERVAL < 1
 assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
-print("ok")
 """
 
 
-def test_torch_still_has_what_tells_the_workers_of_a_loader() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True)
-    assert done.stdout.strip() == "ok", done.stderr
+def test_torch_still_has_what_tells_the_workers_of_a_loader(tmp_path: Path) -> None:
+    run_with_torch(LOADING, tmp_path)
 
 
 LOGGED = """
@@ -368,11 +346,8 @@ for state, hook in (
     assert p.hook_names(net) == [hook.__name__] and p.hooks_that_may_part(net) == []
 assert not p.log_each_step(object()) and p.logged_step_ns(object()) is None
 assert p.hook_names(object()) == []
-print("ok")
 """
 
 
-def test_ddps_logger_still_tells_of_each_step() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", LOGGED]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.strip() == "ok", done.stderr
+def test_ddps_logger_still_tells_of_each_step(tmp_path: Path) -> None:
+    run_with_torch(LOGGED, tmp_path)

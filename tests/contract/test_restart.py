@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from support import GONE_WITHIN_S, eventually, pids_of
 
 from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
-from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.errors import SetupFailed, Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
@@ -231,3 +232,15 @@ def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) 
     assert cluster.ask((0,), calls.REPORT, calls.Nothing(), 5.0)
     session.shutdown()
     assert cluster.ask((0, 1), calls.REPORT, calls.Nothing(), 5.0) == {}
+
+
+def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_again(
+    session: Session,
+) -> None:
+    session.run_cell("mine = rank").raise_for_error()
+    shutil.rmtree(processes_of(session).folder)
+    with pytest.raises(SetupFailed, match=r"is gone: another program removed it.*--replace"):
+        session.restart((1,))
+    assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
+    session.init(InitOptions(world_size=2, device="cpu"), replace=True)
+    assert values(session, ALL_REDUCE) == {(0, 1): "2.0"}

@@ -124,6 +124,83 @@ def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any
     assert findings.text(ranks.why()).startswith("✓ No problem found.")
 
 
+IN_A_THREAD = """\
+import queue, threading
+ready = queue.Queue()
+def load():
+    ready.put([2.0, 1.0]['rank 1' if rank == 1 else 0])
+thread = threading.Thread(target=load, name='loader'); thread.start()
+x = torch.tensor(ready.get())
+dist.all_reduce(x)"""
+BESIDE = """\
+import threading
+def report():
+    raise ConnectionError('no telemetry')
+thread = threading.Thread(target=report); thread.start(); thread.join()
+dist.barrier()"""
+STARTED = """\
+import multiprocessing, time
+if rank == 1:
+    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))
+    child.start()
+    child.join()
+dist.barrier()"""
+
+
+def test_a_thread_that_raises_on_one_rank_is_named_where_its_main_thread_waits_for_it(
+    ranks: Any,
+) -> None:
+    (finding,) = stuck(ranks, IN_A_THREAD).findings
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+    assert "'loader' raised TypeError: list indices must be integers" in finding.cause
+    assert "cell 7:5 in load" in finding.cause and finding.waiting == (0, 2)
+    ranks.abort()
+    assert ranks.run_cell(BESIDE).error is None
+    assert not ranks.why().findings, "nobody waits for that thread"
+
+
+def test_a_rank_that_polls_a_collective_or_a_key_which_cannot_come_is_not_busy(ranks: Any) -> None:
+    source = """\
+
+import time
+if rank != 1:
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    while not work.is_completed():
+        time.sleep(0.01)"""
+    (finding,) = stuck(ranks, source).findings
+    assert (finding.category, finding.waiting) == (Category.CONDITIONAL_COLLECTIVE, (0, 2))
+    assert "cell 7:5" in finding.cause and "if rank != 1:" in finding.cause, "line 2 is empty"
+    ranks.abort()
+    source = """\
+store = dist.distributed_c10d._get_default_store()
+while not store.check(['x']):
+    pass"""
+    (finding,) = stuck(ranks, source).findings
+    assert finding.category is Category.UNSET_KEY and "'x'" in finding.cause
+    ranks.abort()
+    late = """\
+import time
+store = dist.distributed_c10d._get_default_store()
+if rank == 0:
+    time.sleep(2.5)
+    store.set('there', '1')
+while not store.check(['there']):
+    time.sleep(0.01)"""
+    assert ranks.run_cell(late).error is None
+    assert not ranks.why().findings
+
+
+def test_of_processes_that_a_rank_started_and_waits_for_it_is_told_what_they_do(
+    ranks: Any,
+) -> None:
+    ranks.run_cell(STARTED, detach=True)
+    told = eventually(
+        lambda: next((f for f in ranks.why().findings if f.ranks == (1,)), None), 20, "it waits"
+    )
+    assert told.passing and any("which it started and which is" in line for line in told.evidence)
+    ranks.abort()
+
+
 @pytest.mark.parametrize(
     ("source", "category", "who"),
     [

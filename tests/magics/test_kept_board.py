@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from kernels import Kernel, execute
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:

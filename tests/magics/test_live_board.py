@@ -19,6 +19,8 @@ from kernels import Kernel
 from ddp_notebook.board.timeline import PHASES
 from ddp_notebook.model import Phase
 
+pytestmark = pytest.mark.usefixtures("warm_kernels")
+
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHIN_S = 40.0
 

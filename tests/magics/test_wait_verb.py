@@ -13,7 +13,7 @@ from support import GATE, HANG, eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.session.runs.run import CellResult
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("warm_kernels")]
 
 
 @pytest.fixture(scope="module")

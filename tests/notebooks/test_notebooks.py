@@ -13,6 +13,7 @@ import pytest
 from kernels import execute
 from save import clean
 from solutions import cells_by_exercise, exercise_of, solutions_of, solve
+from tries import insert, remove, tries
 
 from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.workshop.check import exercises
@@ -21,6 +22,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MOST_BYTES = 500_000
 CELL_TIMEOUT_S = 200
 FAILS_ON_PURPOSE = "raises-exception"
+pytestmark = pytest.mark.usefixtures("warm_kernels")
 LIVE_BOARD = "ddp-still-"
 """In the picture of a live board, which goes on changing while later cells run."""
 VARIES = "varies"
@@ -81,8 +83,13 @@ def test_there_are_tutorials() -> None:
 def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(path, tmp_path))
     notebook = nbformat.read(copy, as_version=4)
+    tried = insert(notebook)
     solve(notebook, path)
     execute(notebook, tmp_path, CELL_TIMEOUT_S)
+    for attempt in tried:
+        mark = "✓" if attempt.kind == "right" else "✗"
+        assert attempt.verdict.startswith(f"{mark} {attempt.exercise}: "), attempt
+    remove(notebook, tried)
     saved = clean(nbformat.read(path, as_version=4))
     for now, then in zip(code_cells(clean(notebook)), code_cells(saved), strict=True):
         assert bool(errors(now)) == fails_on_purpose(now), now.source
@@ -134,6 +141,12 @@ def test_every_exercise_stands_in_a_notebook_with_its_solution() -> None:
             assert f'check("{name}"' in of_it[-1].source, "the last cell checks"
         found.extend(cells)
     assert sorted(found) == sorted(exercises())
+
+
+def test_every_try_is_of_an_exercise_and_is_right_or_wrong() -> None:
+    text = Path(__file__).with_name("tries.md").read_text("utf-8")
+    assert len(tries()) == text.count("\n## ")
+    assert {attempt.exercise for attempt in tries()} <= set(exercises())
 
 
 @each_notebook

@@ -171,8 +171,9 @@ def test_the_temporary_folder(folder: Folder, verdict: Verdict, found: str, reme
 
 
 def test_the_socket_a_session_makes_is_the_one_whose_length_is_looked_at() -> None:
-    from ddp_notebook.doctor import machine
     from ddp_notebook.session.processes.folder import FOLDER_PREFIX
+
+    from ddp_notebook.doctor import machine
 
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         path = f"/{Path(folder).name}/events.sock"

@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     CellStarted,
     Event,
     EventsLost,
+    Limited,
     Pulse,
     RankExited,
     RankSpawned,
@@ -23,7 +24,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.state.board_rows import board
-from ddp_notebook.state.descriptions import describe, exit_text, headline
+from ddp_notebook.state.descriptions import describe, exit_text, headline, notes
 from ddp_notebook.state.fold import fold
 
 
@@ -152,3 +153,11 @@ def test_an_exit_is_told_in_words() -> None:
     assert exit_text(-9) == "killed by SIGKILL"
     assert exit_text(3) == "exited with code 3"
     assert exit_text(-250) == "killed by signal 250"
+
+
+def test_what_a_process_goes_on_without_is_said_once_for_all_its_ranks() -> None:
+    text = "Collectives are not recorded: no room in /tmp."
+    limited = [Limited(rank=rank, text=text) for rank in (0, 0, 1)]
+    snapshot = fold(session(3), [*life(0), *life(1), *life(2), *limited])
+    assert notes(snapshot) == (f"Ranks 0-1: {text}",)
+    assert not fold(snapshot, [RankSpawned(rank=0, pid=7, device="cpu")]).ranks[0].limits

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.diagnosis import training_findings
+from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.collectives import hang
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import minority
@@ -65,7 +65,7 @@ def facts(rank: int, *of: ReplicaFacts, **fields: Any) -> RunFacts:
 
 def both(mine: RunFacts, other: RunFacts, *records: Collective) -> tuple[Finding, ...]:
     collectives = Collectives({0: records, 1: records})
-    return training_findings({0: mine, 1: replace(other, rank=1)}, collectives)
+    return diagnose_training({0: mine, 1: replace(other, rank=1)}, collectives).findings
 
 
 def only(found: tuple[Finding, ...]) -> tuple[Category, tuple[int, ...]]:
@@ -85,7 +85,7 @@ def pair(**fields: Any) -> tuple[RunFacts, RunFacts]:
 
 def test_replicas_that_are_equal_give_nothing() -> None:
     assert not both(facts(0, replica()), facts(1, replica()))
-    assert not training_findings({0: facts(0, replica())}, Collectives())
+    assert not diagnose_training({0: facts(0, replica())}, Collectives()).findings
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,13 @@ def optimizer(lr: float, steps: int = 4) -> dict[str, Any]:
 
 def test_another_learning_rate_is_that_ranks_doing() -> None:
     of = {r: facts(r, replica(3), **optimizer(0.5 if r == 1 else 0.1)) for r in range(3)}
-    found = training_findings(of, Collectives())
+    found = diagnose_training(of, Collectives()).findings
     assert only(found) == (Category.REPLICA_DIVERGENCE, (1,))
     assert "0.5" in found[0].cause and "0.1" in found[0].cause
     later = {r: facts(r, replica(3), **optimizer(0.1 / (r + 1), steps=r)) for r in range(3)}
-    assert not training_findings(later, Collectives()), "after other numbers of steps it may be so"
+    assert not diagnose_training(later, Collectives()).findings, (
+        "after other numbers of steps it may be so"
+    )
 
 
 def test_the_rank_whose_value_was_bad_first_is_named() -> None:
@@ -321,7 +323,7 @@ def test_facts_travel_as_json(known: RunFacts) -> None:
 @given(st.lists(_FACTS, min_size=2, max_size=3))
 def test_whatever_ranks_tell_rules_give_findings_of_their_ranks(known: list[RunFacts]) -> None:
     of = {rank: replace(each, rank=rank) for rank, each in enumerate(known)}
-    for finding in training_findings(of, Collectives()):
+    for finding in diagnose_training(of, Collectives()).findings:
         assert finding.ranks and set(finding.ranks) <= set(of)
 
 
@@ -374,7 +376,7 @@ def test_a_layer_that_was_replaced_is_not_also_said_to_be_unused() -> None:
         each = replica(unready_steps=2, unready=(unready,), outside=("1.w",))
         each = replace(each, gradients=(tensor("1.w"),))
         of = {rank: RunFacts(rank, replicas=(each,)) for rank in range(2)}
-        return [finding.category for finding in training_findings(of, Collectives({}))]
+        return [finding.category for finding in diagnose_training(of, Collectives({})).findings]
 
     assert categories("1.w") == [Category.PARAMS_OUTSIDE_DDP]
     assert categories("0.w") == [Category.UNUSED_PARAMS, Category.PARAMS_OUTSIDE_DDP]

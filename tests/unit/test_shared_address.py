@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def here() -> str:
 
 
 def test_the_same_process_has_the_same_address() -> None:
-    assert here().startswith(f"\0ddp-notebook-{os.getuid()}-")
+    assert Path(here()).parent == Path(tempfile.gettempdir(), f"ddp-notebook-{os.getuid()}")
     assert here() == here()
 
 
@@ -93,11 +94,12 @@ def test_where_processes_cannot_be_held_there_is_none(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def listener() -> Iterator[tuple[str, socket.socket]]:
-    address = f"\0ddp-notebook-test-{os.getpid()}-{time.monotonic_ns()}"
-    opened = shared_fork_server.listen(address)
-    assert opened is not None
-    with opened:
-        yield address, opened
+    with tempfile.TemporaryDirectory() as folder:  # a short name, which a socket needs
+        address = str(Path(folder, "own", "a"))
+        opened = shared_fork_server.listen(address)
+        assert opened is not None
+        with opened:
+            yield address, opened
 
 
 def test_only_one_listens(listener: tuple[str, socket.socket]) -> None:
@@ -110,6 +112,9 @@ def test_who_asks_gets_pipes_to_its_server(listener: tuple[str, socket.socket]) 
     assert server is not None
     client = shared_fork_server.accept(opened)
     assert client is not None
+    client.introduce()
+    assert server.identify() and server.pid == os.getpid(), "as the kernel tells"
+    client = client._replace(connection=os.open(os.devnull, os.O_RDONLY))
     server.stdin.write(b"command")
     server.stdin.close()
     assert os.read(client.commands, 100) == b"command"
@@ -121,8 +126,56 @@ def test_who_asks_gets_pipes_to_its_server(listener: tuple[str, socket.socket]) 
 
 
 def test_nobody_is_asked_where_nobody_listens() -> None:
-    assert shared_fork_server.request("\0ddp-notebook-test-nobody") is None
+    assert shared_fork_server.request("/nowhere/at-all") is None
+    assert shared_fork_server.request("") is None
     assert shared_fork_server.listen("") is None
+
+
+def test_the_socket_of_a_killed_server_is_taken_over(
+    listener: tuple[str, socket.socket],
+) -> None:
+    address, opened = listener
+    opened.close()  # its file stays, as when the process is killed
+    assert shared_fork_server.request(address) is None
+    again = shared_fork_server.listen(address)
+    assert again is not None
+    shared_fork_server.remove(address, shared_fork_server.file_of(address))
+    again.close()
+    assert not Path(address).parent.exists()
+
+
+def test_no_server_removes_the_socket_of_another(listener: tuple[str, socket.socket]) -> None:
+    address, opened = listener
+    ended = ListeningSocket(address, os.dup(opened.fileno()))
+    Path(address).unlink()
+    theirs = shared_fork_server.listen(address)
+    assert theirs is not None
+    ended.remove()
+    assert Path(address).exists()
+    forked = ListeningSocket(address, os.dup(theirs.fileno()))
+    forked.close()  # in a child of the server
+    forked.remove()
+    assert Path(address).exists()
+    theirs.close()
+
+
+@pytest.mark.parametrize("what", ["a folder that others can enter", "a link", "a file"])
+def test_where_others_can_put_a_socket_nobody_is_asked_and_nobody_listens(
+    what: str, listener: tuple[str, socket.socket]
+) -> None:
+    address = Path(listener[0])
+    folder = address.parent
+    match what:
+        case "a folder that others can enter":
+            folder.chmod(0o755)
+        case "a link":
+            folder.rename(folder.with_name("elsewhere"))
+            folder.symlink_to("elsewhere")
+        case _:
+            folder.rename(folder.with_name("elsewhere"))
+            folder.touch(mode=0o600)
+    assert shared_fork_server.request(str(address)) is None
+    assert shared_fork_server.listen(str(address.with_name("b"))) is None
 
 
 @pytest.fixture(params=["another user", "another container"])
@@ -156,6 +209,44 @@ def test_somebody_else_gets_no_server(
         assert shared_fork_server.accept(listener[1]) is None
     with server.stdin, server.stdout:
         assert server.answers(10) and server.stdout.read() == b"", "it knows at once"
+
+
+def test_a_server_that_does_not_show_itself_is_not_believed(
+    listener: tuple[str, socket.socket],
+) -> None:
+    """It would be killed in the end: what it says it is may be another process."""
+    server = shared_fork_server.request(listener[0])
+    client = shared_fork_server.accept(listener[1])
+    assert server is not None and client is not None
+    with server.stdin, server.stdout:
+        assert not server.identify() and server.pid == 0
+        client.close()
+
+
+ASK = """
+import sys
+from ddp_notebook.launch import shared_fork_server
+print(shared_fork_server.request(sys.argv[1]) is None)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a container here")
+@pytest.mark.parametrize("container", ["--pid", "--mount", "--ipc", "--uts", "--net"])
+def test_a_process_in_a_container_gets_no_server_and_asks_none(
+    container: str, listener: tuple[str, socket.socket]
+) -> None:
+    """With the host's files, network and user: one of its namespaces is another."""
+    asking = ["unshare", container, "--fork", sys.executable, "-c", ASK, listener[0]]
+    asked = subprocess.run(asking, capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == "True"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inside:
+        hold = "import socket, sys; s = socket.socket(fileno=0); s.connect(sys.argv[1]); s.recv(1)"
+        held = subprocess.Popen(
+            ["unshare", container, "--fork", sys.executable, "-c", hold, listener[0]], stdin=inside
+        )
+        while held.poll() is None:  # it ends when it is dropped
+            if shared_fork_server._readable(listener[1].fileno(), 0.1):
+                assert shared_fork_server.accept(listener[1]) is None
 
 
 @pytest.mark.parametrize("sent", [b"", b"?"])

@@ -3,45 +3,107 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ddp_notebook.session.processes.folder import FOLDER_PREFIX, sweep_stale_folders
+from ddp_notebook.launch import session_folder
+from ddp_notebook.launch.session_folder import (
+    FOLDER_PREFIX,
+    hold,
+    let_go,
+    make_folder,
+    sweep_stale_folders,
+)
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's temporary folder, for this test."""
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The system's temporary folder, for this test; a short one, as sockets need it."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
-def folder_of(temporary: Path, name: str, owner: str | None) -> Path:
-    made = temporary / f"{FOLDER_PREFIX}{name}"
-    made.mkdir()
-    if owner is not None:
-        (made / "owner").write_text(owner)
-    return made
-
-
-def test_a_folder_goes_when_its_owner_has_and_stays_when_not(temporary: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    stale = folder_of(temporary, "stale", f"{process.pid} 1.0")
-    other = folder_of(temporary, "reused", f"{os.getpid()} 1.0")
-    mine = folder_of(temporary, "mine", f"{os.getpid()} {psutil.Process().create_time()}")
+def test_a_folder_goes_when_all_that_held_it_have_ended(temporary: Path) -> None:
+    folder, kernel = make_folder()
+    fork_server = hold(folder)
+    for held in (kernel, fork_server):
+        sweep_stale_folders()
+        assert folder.exists()
+        let_go(held)
     sweep_stale_folders()
-    assert not stale.exists() and not other.exists()
-    assert mine.exists()
+    assert not folder.exists()
 
 
-@pytest.mark.parametrize("owner", [None, "", " ", "nobody"])
-def test_a_folder_that_is_only_just_made_is_left_alone(temporary: Path, owner: str | None) -> None:
-    made = folder_of(temporary, "new", owner)
+def test_a_folder_goes_when_its_notebook_was_killed(temporary: Path) -> None:
+    code = (
+        "import os, signal; from ddp_notebook.launch.session_folder import make_folder;"
+        "make_folder(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    killed = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = temporary.glob(f"{FOLDER_PREFIX}*")
     sweep_stale_folders()
-    assert made.exists()
+    assert not left.exists()
+
+
+def test_a_living_folder_stays_when_the_clock_was_set_or_in_another_container(
+    temporary: Path,
+) -> None:
+    """What decides is a lock: no time and no process number is compared."""
+    folder, held = make_folder()
+    os.utime(folder / "lock", (0, 0))
+    code = "from ddp_notebook.launch.session_folder import sweep_stale_folders as s; s()"
+    elsewhere = ["unshare", "--pid", "--fork"] if os.getuid() == 0 else []
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    subprocess.run([*elsewhere, sys.executable, "-c", code], env=environment, check=True)
+    assert folder.exists()
+    let_go(held)
+
+
+def _link_to_zero(folder: Path) -> None:
+    (folder / "lock").symlink_to("/dev/zero")
+
+
+def _fifo(folder: Path) -> None:
+    os.mkfifo(folder / "lock")
+
+
+def _folder(folder: Path) -> None:
+    (folder / "lock").mkdir()
+
+
+def _of_an_earlier_release(folder: Path) -> None:
+    (folder / "owner").write_text("1 1.0")
+
+
+@pytest.mark.parametrize("make", [_link_to_zero, _fifo, _folder, _of_an_earlier_release])
+def test_what_stands_in_a_folder_of_that_name_neither_blocks_nor_fills_a_notebook(
+    temporary: Path, make: Callable[[Path], None]
+) -> None:
+    folder = temporary / f"{FOLDER_PREFIX}other"
+    folder.mkdir(mode=0o700)
+    make(folder)
+    sweep_stale_folders()
+    assert folder.exists()
+
+
+def test_a_folder_that_others_can_write_to_or_that_is_a_link_is_not_opened(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, held = make_folder()
+    let_go(held)
+    linked = temporary / f"{FOLDER_PREFIX}link"
+    folder.rename(temporary / "elsewhere").chmod(0o777)
+    linked.symlink_to(temporary / "elsewhere")
+    (temporary / "elsewhere").rename(folder)
+    monkeypatch.setattr(session_folder, "_locked", lambda *args, **options: pytest.fail("opened"))
+    sweep_stale_folders()
+    assert folder.exists() and linked.is_symlink()

@@ -5,20 +5,78 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collective_cases import found, the_one
-from traces import BUSY, all_reduce, barrier, died, message, play
+from traces import BUSY, DONE, all_reduce, barrier, died, message, play
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
+from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.model import (
     Activity,
     Case,
+    Child,
     Collective,
     Collectives,
     Phase,
+    Place,
     RankReport,
+    ThreadError,
 )
 
 FOR_KEY = RankReport(0, Activity.WAITING, "key", initialized=True, key="ready")
+
+# -- a thread that raised ------------------------------------------------------------------
+
+LOADER = ThreadError("loader", "KeyError", "'shard 3'", (Place("train.py", 6, "load", "x[i]"),))
+
+
+def waits_for_thread(*, locked: bool) -> Case:
+    alone = replace(BUSY, locked=locked, in_threads=(LOADER,), doing="train.py:9")
+    return play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: alone})
+
+
+def test_a_thread_that_raised_while_its_rank_waits_for_it_for_ever_is_named() -> None:
+    finding = the_one(waits_for_thread(locked=True))
+    assert (finding.category, finding.ranks) == ("exception-on-one-rank", (1,))
+    assert finding.waiting == (0, 2)
+    assert finding.cause.startswith(
+        "its thread 'loader' raised KeyError: 'shard 3' at train.py:6 in load; the main thread"
+    )
+    alone = replace(BUSY, locked=True, in_threads=(LOADER,))
+    every = Case(tuple(replace(alone, rank=rank) for rank in (0, 1)))
+    assert found(every) == [("exception", (0, 1))], "before any collective, too"
+
+
+def test_a_thread_that_raised_is_no_mistake_where_its_rank_goes_on() -> None:
+    (late,) = diagnose_run(waits_for_thread(locked=False)).findings
+    assert late.passing and any("'loader' raised KeyError" in line for line in late.evidence)
+    assert found(play({0: [], 1: []}, {1: replace(DONE, in_threads=(LOADER,))})) == []
+
+
+def test_a_thread_that_raised_instead_of_a_collective_that_the_others_are_in() -> None:
+    step = all_reduce((5, "load"))
+    ended = {1: replace(DONE, in_threads=(LOADER,))}
+    case = play({0: [step, all_reduce(9)], 1: [all_reduce(9)], 2: [step, all_reduce(9)]}, ended)
+    assert found(case) == [("exception-on-one-rank", (1,))]
+    elsewhere = replace(LOADER, path=(Place("train.py", 2, "telemetry"),))
+    case = replace(
+        case,
+        ranks=tuple(replace(e, in_threads=(elsewhere,)) if e.in_threads else e for e in case.ranks),
+    )
+    assert found(case) == [("conditional-collective", (1,))], "it has nothing to do with it"
+
+
+def test_a_rank_that_waits_for_processes_that_it_started_is_late_and_they_are_told() -> None:
+    child = Child(4711, "sleeping", 12.0)
+    parent = replace(BUSY, doing="cell 7, line 3", children=(child,))
+    case = play({0: [barrier(5)], 1: []}, {1: parent})
+    (late,) = diagnose_run(case).findings
+    assert late.passing and late.ranks == (1,)
+    assert "with the processes that it started" in late.cause
+    assert any(
+        "4711" in line and "sleeping and has not run for 12 s" in line for line in late.evidence
+    )
+    assert "4711" in doing(parent)
+
 
 # -- a key of the store ------------------------------------------------------------------
 
@@ -35,6 +93,14 @@ def test_where_most_ranks_wait_for_the_key_it_is_the_other_who_had_to_set_it() -
     finding = the_one(case)
     assert (finding.ranks, finding.waiting) == ((0,), (1, 2))
     assert "rank 0 has finished" in finding.cause
+
+
+def test_a_loop_that_asks_for_another_value_of_a_key_is_quoted() -> None:
+    asks = replace(FOR_KEY, key_test="store.get('ready') != b'2'")
+    finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: asks}))
+    assert finding.category == "unset-key"
+    assert "another value of the store's key 'ready' (store.get('ready') != b'2')" in finding.cause
+    assert "which no rank has set" not in finding.cause
 
 
 def test_before_any_collective_the_key_is_named_too() -> None:

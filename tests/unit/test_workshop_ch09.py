@@ -58,10 +58,8 @@ def but(**changed: Any) -> Callable[[Slurm], Any]:
 
 def mapped(from_slurm: Callable[[Slurm], Any]) -> tuple[Any, Any]:
     """What the cells of the exercise pass to the check."""
-    by_rank = {
-        rank: {name: from_slurm(told[rank]) for name, told in LAYOUTS.items()} for rank in range(4)
-    }
-    return by_rank, LAYOUTS
+    made = {name: [from_slurm(task) for task in told] for name, told in LAYOUTS.items()}
+    return made, LAYOUTS
 
 
 def formula(slurm: Slurm) -> str:
@@ -131,7 +129,7 @@ def test_what_is_wrong_with_a_function_for_slurm(
         ("9.1", (2, 0), "that is rank 4"),
         ("9.2", mapped(right)[0], "leave the cells"),
         ("9.2", (mapped(right)[0], 3), "leave the cells"),
-        ("9.2", ({0: {}, 1: {}, 2: {}, 3: {}}, LAYOUTS), "nothing for the layout 'block'"),
+        ("9.2", ({"block": [{}]}, LAYOUTS), "not a dict for each task of the layout 'block'"),
         ("9.3", "127.0.0.1", "On node-b".lower()),
         ("9.3", "172.17.0.1", "node-b has this address, too"),
         ("9.3", "node-a", "none of the choices"),

@@ -56,6 +56,8 @@ def test_right_answers_pass_with_any_number_of_ranks(n: int) -> None:
         *(("6.1", (72 * n, factor)) for factor in (1 / n, round(1 / n, 3), np.float64(1 / n))),
         *(("6.2", (alike, everywhere(n, as_(odd)))) for as_ in (int, float, np.int64)),
         ("6.3", (everywhere(n, "0a1b2c3d"), shared_out(n))),
+        *(("8.1", (batch, 1e-7)) for batch in (64 // n, f" {math.ceil(64 / n)}", 64 / n // 1)),
+        *(("8.3", of(9 for _ in range(n))) for of in (list, tuple)),
     ]
     if n == 2:
         right.append(("6.2", (alike, everywhere(n, 1))))  # either differs from the other
@@ -102,6 +104,9 @@ def test_wrong_answers_do_not_pass_with_any_number_of_ranks(n: int) -> None:
         ("6.3", (mark, everywhere(n, list(range(1440)) * 2))),
         ("6.3", (mark, everywhere(n, seen[0]))),
         ("6.3", (mark, shared_out(n, epochs_differ=False))),
+        *(("8.1", (batch, 1e-7)) for batch in (64, 64 // n + 2, 64 // n - 1, 0, None)),
+        ("8.3", [*[9] * (n - 1), 10]),
+        ("8.3", [9] * (n + 1)),
     ]
     if n > 2:
         wrong.append(("6.2", (alike, everywhere(n, n - 1))))

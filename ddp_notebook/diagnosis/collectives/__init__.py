@@ -12,6 +12,6 @@ out_of_step.py    Rules: collectives that cannot be one, ranks that diverge, ref
 p2p.py            Rules about sends and receives, and about groups of some of the ranks.
 source_code.py    What the user's code says about a line: its loops, and what keeps a rank from it.
 stopped_short.py  Rules about ranks that finished too early, or run nothing, while others wait.
-threads.py        The rule for threads of one rank that use one group at the same time.
+threads.py        Rules about a rank's threads: two that use one group at once, one that raised.
 wait_graph.py     Who waits for whom: a graph of ranks, and which of them are stuck.
 """

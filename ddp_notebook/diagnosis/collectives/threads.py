@@ -1,13 +1,25 @@
-"""The rule for threads of one rank that use one group at the same time."""
+"""Rules about a rank's threads: two that use one group at the same time, one that raised."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, named, verb
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import works
-from ddp_notebook.model import Activity, Category, Collective, Finding, Phase, Ranks, name_ranks
+from ddp_notebook.diagnosis.progress import left_alone, thread_words, way_to_error, works
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Collective,
+    Finding,
+    Phase,
+    Place,
+    RankReport,
+    Ranks,
+    ThreadError,
+    name_ranks,
+)
 
 _ABORTED = (-6, 134)
 """SIGABRT: gloo ends a process whose buffer is smaller than the message that it gets."""
@@ -30,6 +42,54 @@ def concurrent_use(context: Context) -> Iterator[Finding]:
         }
         if pairs:
             yield _finding(context, several(context, group), pairs)
+
+
+def raised_in_thread(context: Context) -> Iterator[Finding]:
+    """A thread that raised, where its rank waits for it for ever, or others for what it ran.
+
+    A thread that nobody waits for may end as it likes.
+    """
+    same: dict[tuple[str, tuple[Place, ...]], list[RankReport]] = {}
+    for e in context.case.ranks:
+        error = _missed(context, e)
+        if error is not None:
+            same.setdefault((thread_words(error), error.path), []).append(e)
+    for (what, path), reports in same.items():
+        ranks = tuple(e.rank for e in reports)
+        alone = next((e for e in reports if left_alone(e)), None)
+        waits = f"; the main thread waits for ever at {alone.doing}" if alone else ""
+        everyone = len(ranks) == len(context.case.ranks)
+        yield Finding(
+            Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK,
+            ranks,
+            f"{what}{waits}",
+            "Correct the error. To have it end the cell, pass it on to the main thread: run the "
+            "code with concurrent.futures and call result().",
+            context.victims,
+            (f"{name_ranks(ranks)}: {way_to_error(path)}",) if path else (),
+        )
+
+
+def _missed(context: Context, e: RankReport) -> ThreadError | None:
+    """What ended a thread of it that somebody waits for."""
+    if left_alone(e):
+        return e.in_threads[0]
+    wanted = {(r.path[0].file, r.path[0].function) for r in _lacking(context, e) if r.path}
+    ran = ((error, error.path[0]) for error in e.in_threads if error.path)
+    return next((error for error, at in ran if (at.file, at.function) in wanted), None)
+
+
+def _lacking(context: Context, e: RankReport) -> Iterator[Collective]:
+    """What ranks that are stuck wait for it in, and what they have called and it has not."""
+    if not e.in_threads:
+        return
+    own = {call_site(record) for record in context.collectives.of.get(e.rank, ())}
+    for rank in context.graph.stuck:
+        if e.rank in context.graph.waits[rank]:
+            at = context.graph.at.get(rank)
+            for record in context.collectives.of.get(rank, ()):
+                if record is at or call_site(record) not in own:
+                    yield record
 
 
 def _went_wrong(context: Context) -> set[str]:

@@ -68,7 +68,10 @@ def _gloo_error(evidence: RankReport) -> str:
 
 
 def _at_loopback(evidence: RankReport) -> bool:
-    hosts = [ipaddress.ip_address(each.rpartition(":")[0]) for each in evidence.listens]
+    try:
+        hosts = [ipaddress.ip_address(each.rpartition(":")[0]) for each in evidence.listens]
+    except ValueError:  # a name says nothing of where it is
+        return False
     return bool(hosts) and all(host.is_loopback for host in hosts)
 
 

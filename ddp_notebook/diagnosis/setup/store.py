@@ -124,13 +124,18 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     wait = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
     place = next((f" at {e.path[-1]}" for e in waiters if e.path), "")
     where = f": {context.standing(others)}" if others else ""
+    test = next((e.key_test for e in waiters if e.key_test), "")
+    lacks = f"the store's key {key!r}, which no rank has set"
+    remedy = f"Set it before any rank waits for it: store.set({key!r}, ...)."
+    if test:
+        lacks = f"another value of the store's key {key!r} ({test}), which no rank will set"
+        remedy = "Set it to what the loop asks for before any rank asks."
     yield Finding(
         Category.UNSET_KEY,
         # Where most ranks wait for it, it is the others who had to set it.
         waiting if len(waiting) < len(others) or not others else others,
-        f"{wait}{place} for the store's key {key!r}, which no rank has set{where}",
-        f"Set it before any rank waits for it: store.set({key!r}, ...). Compare the names of the "
-        "keys, and that both sides use the same store.",
+        f"{wait}{place} for {lacks}{where}",
+        f"{remedy} Compare the names of the keys, and that both sides use the same store.",
         context.victims,
         (
             f"{wait} for the key {key!r}",

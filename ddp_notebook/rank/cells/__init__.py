@@ -9,5 +9,6 @@ runner.py         Runs cells on this rank, by the engine's own IPython, and says
 script_state.py   The process state of a script: like new, and put back afterwards.
 scripts.py        Runs a training script on this rank, as `python script.py` would under torchrun.
 shell.py          The engine's own IPython, with our ends put to it.
+threads.py        What the user's threads raised: shown, and kept for the report.
 values.py         A rank's variables, on their way to the notebook.
 """

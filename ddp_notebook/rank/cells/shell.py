@@ -11,8 +11,6 @@ import ast
 import inspect
 import linecache
 import sys
-import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +39,8 @@ class RankShell(Component):
         self.interrupted_early = False
         """An interrupt came before the cell's own code began."""
         self._name_pending = False
+        self._blank = 0
+        """Empty lines that the cell begins with, and that IPython leaves out."""
 
     def attach(self) -> None:
         """Replace what the shell writes to, once."""
@@ -144,18 +144,6 @@ class RankShell(Component):
             lines = [stb] if isinstance(stb, str) else stb
             self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))
 
-        in_thread = threading.excepthook
-
-        def forward_from_thread(error: threading.ExceptHookArgs) -> None:
-            if not self.forwarder.cell or self.forwarder.forked or error.exc_type is SystemExit:
-                in_thread(error)
-                return
-            name = error.thread.name if error.thread is not None else "?"
-            lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-            text = f"Exception in thread {name}:\n{''.join(lines)}"
-            self.forwarder.show(what=OutputKind.ERROR, text=shown(text))
-
-        threading.excepthook = forward_from_thread
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
 
@@ -167,6 +155,8 @@ class RankShell(Component):
             if not self._name_pending:
                 return code_name(raw_code, transformed, number)
             self._name_pending = False
+            lines = raw_code.splitlines()
+            self._blank = next((n for n, line in enumerate(lines) if line.strip()), 0)
             return self.file_name
 
         async def run_ast_nodes(
@@ -188,9 +178,9 @@ class RankShell(Component):
         if not nodes:
             return False
         module = cell_ast.as_module(nodes, _BEGIN_NAME, _RESULT_NAME)
-        ast.increment_lineno(module, 1)
+        ast.increment_lineno(module, 1 + self._blank)
         lines = linecache.getlines(self.file_name)
-        text = [f"{self.magic_line}\n", *lines]
+        text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
         try:
             with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):

@@ -4,6 +4,7 @@ call_sites.py  Where in the user's code a collective was issued.
 guard.py       Compares what ranks bring to a collective before it is issued.
 log_writer.py  Writes this rank's collectives into its collective log.
 observer.py    A process group around torch's own that records, checks and can pause.
+mapped_file.py Files that ranks and the session map: room reserved, opened with care.
 operations.py  The operations of a process group, and what a call is about.
 pause.py       Pauses this rank before each collective, until it is stepped.
 """

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.model import collective_log
 from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 
 ENTRIES = 1024
@@ -38,16 +38,48 @@ class Mismatch(RuntimeError):
     """What this rank brings to a collective does not match what another one brought."""
 
 
+class _Peer:
+    """Another rank's words, and where its collectives are logged.
+
+    Raises OSError, ValueError, KeyError and TypeError when `address` names no such files.
+    """
+
+    __slots__ = ("_folder", "_log", "rank", "words")
+
+    def __init__(self, folder: Path, address: Mapping[str, Any]) -> None:
+        self.rank = int(address["rank"])
+        self.words = memoryview(mapped_file.open_other(folder, address["guard"], _FILE_BYTES)).cast(
+            "Q"
+        )
+        self._folder, self._log = folder, address["log"]
+
+    def recorded(self, number: int) -> str:
+        """What it brought to its collective `number`, in words, as its collective log has it."""
+        with contextlib.suppress(OSError, ValueError):
+            log = mapped_file.open_other(self._folder, self._log, collective_log.FILE_BYTES)
+            for record in collective_log.read(log.read(), self.rank).records:
+                if record.number == number:
+                    about = (record.dtype, record.shape, record.reduce_op, record.root)
+                    at = f" at {record.place}" if record.place else ""
+                    return describe(record.operation, *about) + at
+        return "something else"
+
+
 class Guard:
-    """One rank's words for one group, and its view of the others'. `number` names its file."""
+    """One rank's words for one group, and its view of the others'. `number` names its file.
+
+    Raises OSError when there is no room for it.
+    """
 
     def __init__(self, process: RankProcess, number: int) -> None:
         path = process.folder / f"guard-{os.getpid()}-{number}"
         self._rank = process.rank
-        self._words = _mapped(path, make=True)
-        self._peers: tuple[tuple[Path, int, memoryview], ...] = ()
-        log = str(process.collective_log)
-        self._address = {"guard": str(path), "log": log, "rank": process.rank}
+        self._folder = process.folder
+        self._words = memoryview(mapped_file.make(path, _FILE_BYTES)).cast("Q")
+        # The words beside the peer: read before each collective, as a local name.
+        self._peers: tuple[tuple[memoryview, _Peer], ...] = ()
+        log = process.collective_log.name
+        self._address = {"guard": path.name, "log": log, "rank": process.rank}
         self._remove = weakref.finalize(self, path.unlink, missing_ok=True)
 
     def publish(self, store: Any, prefix: str, rank: int) -> None:
@@ -63,11 +95,10 @@ class Guard:
         for peer in _compared(rank, size):
             # With NCCL the group is made before all have arrived; who is late is not guarded.
             if store.check([_key(prefix, peer)]):
-                address = json.loads(store.get(_key(prefix, peer)))
-                with contextlib.suppress(OSError):  # on another host
-                    words = _mapped(Path(address["guard"]), make=False)
-                    peers.append((Path(address["log"]), int(address["rank"]), words))
-        self._peers = tuple(peers)
+                # It is on another host; or somebody else wrote into the store, which anybody can.
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                    peers.append(_Peer(self._folder, json.loads(store.get(_key(prefix, peer)))))
+        self._peers = tuple((peer.words, peer) for peer in peers)
 
     def check(
         self, seq_id: int, number: int, alike: int, operation: Operation, facts: Facts
@@ -82,11 +113,11 @@ class Guard:
         words = self._words
         words[at + 1] = number
         words[at] = word
-        for log, rank, theirs in self._peers:
+        for theirs, peer in self._peers:
             other = theirs[at]
             if other != word and other >> 40 == word >> 40:
-                theirs_text = _recorded(log, rank, theirs[at + 1])
-                raise Mismatch(self._explain(seq_id, operation, facts, rank, theirs_text))
+                brought = peer.recorded(theirs[at + 1])
+                raise Mismatch(self._explain(seq_id, operation, facts, peer.rank, brought))
 
     def _explain(
         self, seq_id: int, operation: Operation, facts: Facts, peer: int, theirs: str
@@ -114,27 +145,6 @@ def _compared(rank: int, size: int) -> list[int]:
     if size <= _ALL_UP_TO:
         return [peer for peer in range(size) if peer != rank]
     return sorted({0, (rank - 1) % size, (rank + 1) % size} - {rank})
-
-
-def _mapped(path: Path, *, make: bool) -> memoryview:
-    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if make else 0), 0o600)
-    try:
-        if make:
-            os.ftruncate(descriptor, _FILE_BYTES)
-        return memoryview(mmap.mmap(descriptor, _FILE_BYTES)).cast("Q")
-    finally:
-        os.close(descriptor)
-
-
-def _recorded(log: Path, rank: int, number: int) -> str:
-    """What another rank brought, in words, as its collective log has it."""
-    with contextlib.suppress(OSError, ValueError):
-        for record in collective_log.read(log.read_bytes(), rank).records:
-            if record.number == number:
-                about = (record.dtype, record.shape, record.reduce_op, record.root)
-                at = f" at {record.place}" if record.place else ""
-                return describe(record.operation, *about) + at
-    return "something else"
 
 
 def describe(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import mmap
-import os
 import struct
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.model import Phase, collective_log
+from ddp_notebook.rank.collectives import mapped_file
 
 _PHASE = {phase: number for number, phase in enumerate(collective_log.PHASES)}
 _DONE = _PHASE[Phase.DONE]
@@ -34,15 +33,13 @@ _MOST_TEXTS = 0xFFFF
 
 
 class LogWriter:
-    """One file, of one run at a time, mapped by this rank and the session."""
+    """One file, of one run at a time, mapped by this rank and the session.
+
+    Raises OSError when there is no room for it.
+    """
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(descriptor, collective_log.FILE_BYTES)
-            self._map = mmap.mmap(descriptor, collective_log.FILE_BYTES)
-        finally:
-            os.close(descriptor)
+        self._map = mapped_file.make(path, collective_log.FILE_BYTES)
         self._words = memoryview(self._map).cast("Q")
         self._pack = _RECORD.pack_into
         self.begin(0)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.model import DEFAULT_GROUP, Part, Phase
+from ddp_notebook.model import DEFAULT_GROUP, Limited, Part, Phase
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.boot import RankProcess
@@ -85,7 +85,11 @@ class Observer(Component):
 
     def attach(self) -> None:
         """Have every group that is made from now on observed, if torch has not changed."""
-        self.log = self._file = LogWriter(self.process.collective_log)
+        try:
+            self.log = self._file = LogWriter(self.process.collective_log)
+        except OSError as error:
+            self.disable(error)
+            self._say_limited("Collectives are not recorded, nor compared", error)
         self._group_type = _group_type(self)
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
@@ -158,7 +162,17 @@ class Observer(Component):
 
     def new_guard(self) -> Guard | None:
         """A guard for a group that is about to be made; None while nothing is recorded."""
-        return None if self.log is None else Guard(self.process, next(self._guard_numbers))
+        if self.log is None:
+            return None
+        try:
+            return Guard(self.process, next(self._guard_numbers))
+        except OSError as error:
+            self._say_limited("Collectives of a group are not compared before they are sent", error)
+            return None
+
+    def _say_limited(self, what: str, error: OSError) -> None:
+        why = f"no room in {self.process.folder} ({error.strerror})"
+        self.process.events.emit(Limited, text=f"{what}: {why}.")
 
     def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
         """The observed group around `inner`, which torch has just made of `new`."""

@@ -6,7 +6,7 @@ data_workers.py  The workers of the DataLoader that the main thread waits for.
 facts.py         Versions, backends and the environment, for `%ddp_doctor`.
 frames.py        Frames told apart and described in words a user knows.
 host.py          On which host, and in which network, the main thread is.
-polled_file.py   The file that the user's code waits for in a loop.
+polling.py       What the user's code waits for in a loop: a file, a key, a collective.
 process.py       This process as the system sees it.
 reachability.py  Whom this rank can reach, and what names resolve to.
 safe_repr.py     Values as short texts, made without running any of their code.

@@ -16,6 +16,9 @@ from pathlib import Path
 _FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX = _FUTEX_OF.get(platform.machine(), -1)
 """The number of the system call in which a thread waits for a lock; -1 where it is not known."""
+_PRIVATE = 128
+"""Of a futex: only threads of the same process can wake who waits for it."""
+_NO_LIMIT = 0
 _LOOK_AT_BYTES = 1024
 """Of its stack: what stands between the system call and who waits takes some 300."""
 _LOOK_AT_CALLERS = 3
@@ -31,6 +34,21 @@ def in_torch(native_id: int) -> bool | None:
     """
     names = _callers(native_id)
     return sum(name.startswith(_TORCHS) for name in names) * 2 > len(names) if names else None
+
+
+def for_ever(native_id: int) -> bool:
+    """True of a thread that waits without a limit for a lock that a thread of ours must release."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return waits_for_ever(Path(f"/proc/self/task/{native_id}"))
+    return False
+
+
+def waits_for_ever(task: Path) -> bool:
+    """The same of any thread, by its folder in /proc. Raises OSError, ValueError, IndexError."""
+    number, *call = (task / "syscall").read_text().split()
+    if int(number) != FUTEX:
+        return False
+    return bool(int(call[1], 16) & _PRIVATE) and int(call[3], 16) == _NO_LIMIT
 
 
 def _callers(native_id: int) -> list[str]:

@@ -26,12 +26,13 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells.raised import place_of
+from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect import host
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.polled_file import polled_file
+from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
 from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
 from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
@@ -61,6 +62,7 @@ class Reporter:
         resolver: Resolver,
         reachability: Reachability,
         data_workers: DataWorkers,
+        thread_errors: ThreadErrors,
         summary: RunSummary,
     ) -> None:
         self._rank = process.rank
@@ -74,6 +76,7 @@ class Reporter:
         self._resolver = resolver
         self._reachability = reachability
         self._data_workers = data_workers
+        self._thread_errors = thread_errors
         self._summary = summary
 
     def report(self) -> RankReport:
@@ -104,6 +107,9 @@ class Reporter:
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
             workers=() if inside else self._data_workers.owing(stack),
+            children=() if inside else self._data_workers.started(stack),
+            in_threads=self._thread_errors.of_run,
+            locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path),
             host=calls.host or host.host(),
@@ -111,12 +117,13 @@ class Reporter:
             versions=versions(),
             addresses=addresses,
             listens=self._listens(inside, arguments),
-            runnable=runnable,
+            runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
             waits_for=wait.record,
             key=wait.key,
+            key_test=wait.test,
             run=self._observer.run,
             replicas=self._summary.counts(),
         )

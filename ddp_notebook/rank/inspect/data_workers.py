@@ -18,20 +18,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-from ddp_notebook.model import Place, Worker
+from ddp_notebook.model import Child, Place, Worker
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect.blocked import FUTEX
+from ddp_notebook.rank.inspect.blocked import FUTEX, waits_for_ever
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 from ddp_notebook.rank.torch_private import Loading
 
 _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
 _ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
 """The numbers of the system calls in which a thread waits to be connected to."""
-_PRIVATE = 128
-"""Of a futex: only threads of the same process can wake who waits for it."""
-_NO_LIMIT = 0
 _STACK_AFTER_S = 1.0
 _WRITTEN_WITHIN_S, _LOOK_EVERY_S = 0.2, 0.005
 _LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -70,6 +67,16 @@ class DataWorkers(Component):
             self._ran.clear()
             self._places.clear()
         return tuple(self._worker(loading, pid) for pid in loading.owing)
+
+    def started(self, frames: Iterable[FrameType]) -> tuple[Child, ...]:
+        """The processes that the user started, for whose end these frames of the main thread wait.
+
+        None for those of the user's own subprocess: only what multiprocessing or torch spawned.
+        """
+        return tuple(
+            Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
+            for pid in _joined(frames)
+        )
 
     def _worker(self, loading: Loading, pid: int) -> Worker:
         still_s = self._still_s(pid)
@@ -146,6 +153,28 @@ def end(frames: Iterable[FrameType]) -> int:
     return ended
 
 
+def _joined(frames: Iterable[FrameType]) -> tuple[int, ...]:
+    """The pids of the processes whose end these frames wait for."""
+    for frame in frames:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        names = frame.f_locals if where in _JOINS else {}
+        if "self" in names:
+            of = getattr(names["self"], "processes", None) or (names["self"],)
+            pids = (getattr(process, "pid", None) for process in of)
+            return tuple(pid for pid in pids if isinstance(pid, int))
+    return ()
+
+
+_JOINS = (("torch.multiprocessing.spawn", "join"), ("multiprocessing.process", "join"))
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk",
+    "T": "stopped",
+    "t": "stopped",
+    "Z": "ended",
+}
+
 # -- /proc ----------------------------------------------------------------------------
 
 
@@ -168,11 +197,9 @@ def _waits_for_ever(pid: int) -> bool:
     locked = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            number, *call = (task / "syscall").read_text().split()
-            if int(number) in _ACCEPT:
+            if int((task / "syscall").read_text().split()[0]) in _ACCEPT:
                 continue
-            flags, limit = int(call[1], 16), int(call[3], 16)
-            if int(number) != FUTEX or not flags & _PRIVATE or limit != _NO_LIMIT:
+            if not waits_for_ever(task):
                 return False
             locked += 1
     except (OSError, ValueError, IndexError):  # it ended, runs just now, or may not be read

@@ -21,6 +21,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.inspect import blocked, frames, store_keys
 from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.polling import Polled, polled
 from ddp_notebook.rank.main_thread import MainThread
 
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
@@ -37,6 +38,10 @@ class Wait(NamedTuple):
     """The number of the collective, where it is known which of several it is."""
     key: str = ""
     """The key of a store that somebody has to set."""
+    test: str = ""
+    """What a loop asks of the key, where not only whether it is there."""
+    polls: bool = False
+    """It asks in a loop of the user's, and may use the CPU for it."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Waiting:
         self._main_thread = main_thread
         self._gate = gate
         self._observer = observer
+        self._user_code = user_code
         self._is_users = user_code.is_users
 
     def activity(self, inside: str) -> Activity:
@@ -98,12 +104,37 @@ class Waiting:
         thread = threading.main_thread()
         for _ in range(_MOST_THREADS):
             frame = current.get(thread.ident or 0)
-            other = _waits_for_thread(frames.frames_of(frame), current)
+            stack = frames.frames_of(frame)
+            other = _waits_for_thread(stack, current) or self._held_up_by(thread, current)
             if other is None:
                 break
             thread = other
         frame = current.get(thread.ident or 0)
         return Awaited(thread, frame, _instruction(frame))
+
+    def _held_up_by(
+        self, thread: threading.Thread, current: dict[int, FrameType]
+    ) -> threading.Thread | None:
+        """A thread in a collective, where the main one waits without a limit for a lock of its own.
+
+        That is so where all threads that could release it are in collectives themselves.
+        """
+        if thread is not threading.main_thread() or not _is_locked(os.getpid()):
+            return None
+        others = _at_work(current)
+        stuck = all(
+            self._inside_torch(frames.frames_of(current.get(each.ident or 0))) for each in others
+        )
+        return others[0] if others and stuck else None
+
+    def locked(self, awaited: Awaited) -> bool:
+        """True where the main thread waits for ever for a lock that no thread is left to release.
+
+        One in torch does not count: torch's own threads release it.
+        """
+        if not awaited.is_main or not _is_locked(awaited.native_id):
+            return False
+        return not _at_work(sys._current_frames()) and not awaited.has_moved
 
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """What it waits in; `runnable` when it uses the CPU."""
@@ -111,6 +142,11 @@ class Waiting:
         inside = self._main_thread.waiting_in or self._inside_torch(stack)
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
+        asked = polled(awaited.frame, self._user_code) if awaited.is_main else Polled()
+        if asked.key:
+            return Wait("key", key=asked.key, test=asked.test, polls=True)
+        if asked.collective and self._observer.waits_for() is not None:
+            return Wait("collective", polls=True)
         if runnable:
             return Wait()
         key = store_keys.awaited(frames.chain(awaited.frame))
@@ -179,6 +215,34 @@ def _waits_for_thread(
             future, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
             return _who_computes(future, current) if limit is None else None
     return None
+
+
+def _is_locked(native_id: int) -> bool:
+    """True of a thread that waits without a limit for a lock, and not in torch."""
+    return blocked.in_torch(native_id) is False and blocked.for_ever(native_id)
+
+
+def _at_work(current: dict[int, FrameType]) -> list[threading.Thread]:
+    """The threads but the main one that are in more than waiting for work, or for a time."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread()
+        and (
+            isinstance(thread, threading.Timer)
+            or any(
+                not str(frame.f_globals.get("__name__", "")).startswith(_IDLE)
+                for frame in frames.chain(current.get(thread.ident or 0))
+            )
+        )
+    ]
+
+
+_IDLE = (
+    *("threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread"),
+    *("ipykernel", "ipyparallel", "zmq", "tornado", "IPython", "traitlets", "ddp_notebook"),
+)
+"""Modules of threads that wait for work, and of those that run beside the user's code."""
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:

@@ -21,6 +21,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.process_groups import end_sessions
+from ddp_notebook.launch.session_folder import let_go, make_folder, sweep_stale_folders
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
@@ -34,7 +35,6 @@ from ddp_notebook.model import (
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.processes.deaths import deaths
-from ddp_notebook.session.processes.folder import make_folder, sweep_stale_folders, write_owner
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.store import StoreProcess
 from ddp_notebook.session.record import Record
@@ -61,7 +61,7 @@ class Processes:
         self.options = options
         self.devices = devices
         self.record = record
-        self.folder = make_folder()
+        self.folder, self._held = make_folder()
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
@@ -75,7 +75,6 @@ class Processes:
         self._oom_kills: int | None = None
         """How many processes the kernel had killed for lack of memory when something began."""
         fork_server.own(str(self.folder))
-        write_owner(self.folder, fork_server.pid or os.getpid())
         self.output_folder.mkdir(mode=0o700)
         self.logs = CollectiveLogs(self.output_folder)
         """The collective logs of the ranks."""
@@ -111,7 +110,6 @@ class Processes:
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
             self._await_torch()
-            write_owner(self.folder, self.fork_server.pid)
         self.cluster.start()
         self._await_torch()
         if self.options.init_method != "file":
@@ -250,7 +248,16 @@ class Processes:
     # -- the end -----------------------------------------------------------------------
 
     def stop(self, ranks: Ranks) -> None:
-        """End the processes of `ranks`."""
+        """End the processes of `ranks`, to be launched again.
+
+        Raises SetupFailed when the session's folder was removed: new ones would not be heard.
+        """
+        if not self.folder.is_dir():
+            raise SetupFailed(
+                f"The session's temporary folder {self.folder} is gone: another program removed "
+                "it, perhaps one that cleans temporary files. No rank was ended. Start again: "
+                "%ddp_init --replace"
+            )
         for rank in ranks:
             self.cluster.stop(rank)
 
@@ -269,6 +276,7 @@ class Processes:
         self.receiver.close()
         self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        let_go(self._held)
         return stays
 
     @staticmethod

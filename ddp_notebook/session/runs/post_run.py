@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis import training_findings
+from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
@@ -30,11 +30,11 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
     facts = gather_facts(cluster, run.ranks, run.cell)
     if set(facts) != set(run.ranks):
         return None  # of some ranks alone little can be compared
-    findings = training_findings(facts, Collectives())
-    if findings:  # what ranks have averaged by hand is no mistake; records take longer to read
+    diagnosis = diagnose_training(facts, Collectives())
+    if diagnosis.findings:  # what ranks averaged by hand is no mistake; records are read slowly
         collectives = logs.read(run.ranks, run.cell)
-        findings = training_findings(facts, collectives)
-    return Diagnosis(findings, None, len(run.ranks)) if findings else None
+        diagnosis = diagnose_training(facts, collectives)
+    return diagnosis if diagnosis.findings or diagnosis.notes else None
 
 
 def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunFacts]:

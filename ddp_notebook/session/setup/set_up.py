@@ -110,7 +110,7 @@ class SetUp:
             processes = self._pool.open(options, devices, mode)
             self.bring_up = BringUp(processes, self._record)
             processes.start()
-        except (DDPError, OSError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
             failed = self.status()
             self._pool.close("The ranks could not be started.")
             self._record.note(ended="set-up did not finish.", loading=None)
@@ -353,8 +353,8 @@ def _why_not_started(error: BaseException) -> str:
     what = str(error)
     if isinstance(error, KeyboardInterrupt):
         what = "Set-up was interrupted."
-    elif isinstance(error, OSError):
-        what = f"The ranks could not be started: {error}."
+    elif not isinstance(error, DDPError):
+        what = f"The ranks could not be started: {type(error).__name__}: {error}."
     return f"{what}\nNothing is left running. Try again with %ddp_init."
 
 

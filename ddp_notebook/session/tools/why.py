@@ -146,7 +146,7 @@ class Why:
         wrong_result = post_run.examine(current.run, current.cluster, current.logs)
         if wrong_result is None:
             return diagnosis
-        return replace(diagnosis, findings=wrong_result.findings)
+        return replace(diagnosis, findings=wrong_result.findings, notes=wrong_result.notes)
 
 
 _AT_WORK = (Status.RUNNING, Status.SETTING_UP)

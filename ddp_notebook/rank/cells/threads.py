@@ -1,0 +1,49 @@
+"""What the user's threads raised: shown like what the cell raises, and kept for the report."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+
+from ddp_notebook.model import OutputKind, ThreadError
+from ddp_notebook.rank.cells.output import OutputForwarder
+from ddp_notebook.rank.cells.raised import frames_of, message_of, place_of, shown
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect.frames import UserCode
+
+_MOST = 4
+
+
+class ThreadErrors(Component):
+    """Errors that ended threads in the run that goes on, or was the last; the first few."""
+
+    def __init__(self, forwarder: OutputForwarder, user_code: UserCode) -> None:
+        self.of_run: tuple[ThreadError, ...] = ()
+        self._forwarder = forwarder
+        self._user_code = user_code
+
+    def attach(self) -> None:
+        """Once: Python tells of a thread that an error ended."""
+        otherwise = threading.excepthook
+
+        def forward_from_thread(error: threading.ExceptHookArgs) -> None:
+            forwarder = self._forwarder
+            if not forwarder.cell or forwarder.forked or error.exc_type is SystemExit:
+                otherwise(error)
+                return
+            name = error.thread.name if error.thread is not None else "?"
+            lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
+            text = f"Exception in thread {name}:\n{''.join(lines)}"
+            forwarder.show(what=OutputKind.ERROR, text=shown(text))
+            if error.exc_value is not None and len(self.of_run) < _MOST:
+                self.of_run = (*self.of_run, self._told(name, error.exc_value))
+
+        threading.excepthook = forward_from_thread
+
+    def run_begins(self, run: Run) -> None:
+        """Threads of the last run may go on; what ended them then does not count any more."""
+        self.of_run = ()
+
+    def _told(self, thread: str, error: BaseException) -> ThreadError:
+        path = tuple(map(place_of, frames_of(error, self._user_code)))
+        return ThreadError(thread[:60], type(error).__name__, message_of(error), path)

@@ -1,0 +1,63 @@
+"""A start that fails says why at once, leaves nothing, and the next one works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.testing import processes_of
+
+ONE = InitOptions(world_size=1, device="cpu")
+AT_ONCE_S = 10.0
+"""On a quiet machine; without the news of an exit it was one to three minutes."""
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    made = Session()
+    yield made
+    made.shutdown()
+
+
+def test_a_controller_that_dies_while_it_starts_is_named_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = ForkServerClient.spawn
+
+    def killed(self: ForkServerClient, *args: Any, **options: Any) -> int:
+        pid = spawn(self, *args, **options)
+        monkeypatch.undo()  # the controller is the first; the next start is left alone
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    monkeypatch.setattr(ForkServerClient, "spawn", killed)
+    began_s = time.monotonic()
+    with pytest.raises(SetupFailed, match=r"controller ended, killed by SIGKILL\.") as caught:
+        session.init(ONE)
+    assert time.monotonic() - began_s < scaled_for_load(AT_ONCE_S)
+    assert "Try again with %ddp_init" in str(caught.value)
+    assert session.init(ONE).snapshot.ready
+
+
+def test_a_long_name_of_the_temporary_folder_is_no_obstacle(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket's path has room for about a hundred bytes."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert session.init(ONE).snapshot.ready
+    folder = processes_of(session).folder
+    session.shutdown()
+    assert not folder.exists() and not list(long.iterdir())

@@ -1,0 +1,89 @@
+"""What a loop of the user's waits for, read off its source: a key, a collective, or nothing."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.polling import Polled, polled
+
+STORE = dist.HashStore()
+
+
+def asked(source: str, line: int = 3, **names: Any) -> Polled:
+    """What is polled where a cell is at this line, its magic the first."""
+    text = f"%%ddp\n{textwrap.dedent(source).strip()}\n"
+    name = "<ddp cell 7>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    frame: Any = SimpleNamespace(
+        f_code=SimpleNamespace(co_filename=name),
+        f_lineno=line,
+        f_globals={},
+        f_locals={"store": STORE, **names},
+        f_back=None,
+    )
+    return polled(frame, UserCode())
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while not store.check(['ready']):\n    time.sleep(1)",
+        "while not store.check([key]): time.sleep(1); n += 1",
+        "while not gate.store.check([f'{key}']):\n    print('waiting')",
+        "while True:\n    if store.check(['ready']):\n        break\n    time.sleep(0.1)",
+    ],
+)
+def test_a_loop_that_only_asks_whether_a_key_is_there_waits_for_it(loop: str) -> None:
+    found = asked(loop, 2, key="ready", gate=SimpleNamespace(store=STORE))
+    assert found == Polled(key="ready")
+
+
+@pytest.mark.parametrize(
+    ("loop", "test"),
+    [
+        ("while store.check(['ready']): pass", "store.check(['ready'])"),
+        ("while store.get('ready') != b'2': pass", "store.get('ready') != b'2'"),
+        ("while int(store.add('ready', 0)) < 3: sleep(1)", "int(store.add('ready', 0)) < 3"),
+    ],
+)
+def test_a_loop_that_asks_for_more_than_that_is_quoted(loop: str, test: str) -> None:
+    assert asked(loop, 2) == Polled("ready", test)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while not work.is_completed():\n    pass",
+        "while not all(w.is_completed() for w in works):\n    time.sleep(0.01)",
+        "while True:\n    if work.is_completed():\n        return\n    sleep(1)",
+    ],
+)
+def test_a_loop_that_asks_whether_a_collective_is_done_waits_for_it(loop: str) -> None:
+    assert asked(loop, 2) == Polled(collective=True)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while not store.check(['stop']):\n    train_step()",
+        "while not store.check(['ready']) and time.time() < deadline:\n    sleep(1)",
+        "while not store.check(['ready']) and n < 100:\n    n += 1",
+        "while not store.check(['ready']):\n    if time.time() > end:\n        raise TimeoutError",
+        "for _ in range(100):\n    if store.check(['ready']):\n        break",
+        "while not work.is_completed():\n    x = x @ x.tanh()",
+        "while not work.is_completed() and not done:\n    pass",
+        "while not cache.check(['ready']):\n    sleep(1)",
+        "while True:\n    if store.check(['stop']):\n        break\n    loss = step()",
+        "while not ready():\n    sleep(1)",
+        "while (:",
+    ],
+)
+def test_a_loop_that_does_more_or_ends_by_itself_is_left_alone(loop: str) -> None:
+    assert asked(loop, 2, cache=SimpleNamespace()) == Polled()
