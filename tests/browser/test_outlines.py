@@ -33,7 +33,8 @@ def test_a_board_has_the_outline_that_is_saved(lab: Lab, chromium: str, tmp_path
 
         board.press("continue")
         board.await_roles("ready", "ready")
-        expect(board.answer).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        answer = board.el.get_by_role("tab", name="Step", selected=True)
+        expect(answer).to_be_visible(timeout=SHOWN_WITHIN_MS)
         check("ready", lambda: outline(board.el))
 
         notebook.start(HANG)
