@@ -2,15 +2,14 @@
 
 What is used: sending a message to an engine's control channel, which it answers while it runs a
 cell; sending a message to the hub to forget an engine whose process is known to be gone
-(ipyparallel itself would find out by missed heartbeats, half a minute later); the table of the
-engines' names; and `_output_futures`, where a client keeps what belongs to a message until the
-engine says that it is idle again, which ours do not say after a cell.
+(ipyparallel itself would find out by missed heartbeats, half a minute later); and the table of the
+engines' names.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ipyparallel as ipp
@@ -49,16 +48,3 @@ def unregister(client: Any, rank: int) -> None:
     """Have the hub forget the engine of `rank`, so that its id is free at once."""
     if rank in client.ids and has_private_api(client):
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
-
-
-def keeps_outputs(client: Any) -> bool:
-    """True when `forget_outputs` has something to work on."""
-    return hasattr(client, "_output_futures")
-
-
-def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:
-    """Do not keep what belongs to these messages until an engine says that it is idle again."""
-    for message_id in message_ids:
-        output = getattr(client, "_output_futures", {}).get(message_id)
-        if output is not None and not output.done():
-            output.set_result(None)

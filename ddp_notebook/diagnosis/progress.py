@@ -41,7 +41,7 @@ def works(e: RankReport) -> bool:
 
 
 def left_alone(e: RankReport) -> bool:
-    """True of a rank that waits for a lock of its own that a thread of it had to release: it raised.
+    """True of a rank that waits for a lock that a thread of its own had to release, which raised.
 
     No thread is left that could.
     """

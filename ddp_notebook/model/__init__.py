@@ -67,7 +67,6 @@ from ddp_notebook.model.events import (
     encode_events,
 )
 from ddp_notebook.model.ranks import (
-    QUIET,
     Ranks,
     cut,
     format_bytes,
@@ -161,7 +160,6 @@ __all__ = [
     "OutputKind",
     "Progress",
     "Pulse",
-    "QUIET",
     "RankExited",
     "RankSpawned",
     "RankStack",

@@ -1,8 +1,9 @@
 """Every remote call, once: what the session can have a rank do or answer, with its types.
 
-A `Call` runs on the rank's main thread and is pickled. A `Question` is answered by the engine's
-control thread, also while the main thread is blocked, and is JSON. `runtime.py` says which
-function answers each. The notebook kernel imports this: no torch here.
+A `Call` runs on the rank's main thread and is pickled. An `Order` runs there too, is JSON and has
+no answer: events say what came of it. A `Question` is answered by the engine's control thread,
+also while the main thread is blocked, and is JSON. `runtime.py` says which function answers each.
+The notebook kernel imports this: no torch here.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ class Call(Generic[Request, Answer]):
     """A call to the main thread. `name` is what goes over the wire."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Generic[Request]):
+    """Something to run on the main thread. The type says how `model.codec` reads its JSON."""
+
+    name: str
+    request: type[Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +150,11 @@ class Script:
     """Of a module that is run by its name, as `python -m` does; None for a script."""
 
 
-RUN_CELL: Call[Cell, None] = Call("run cell")
+RUN_CELL = Order("run cell", Cell)
 """Run a cell without top-level `await`, to its end; events say how it ended."""
-START_CELL: Call[Cell, None] = Call("start cell")
+START_CELL = Order("start cell", Cell)
 """Start a cell with top-level `await` in the engine's own loop; returns at once."""
-RUN_SCRIPT: Call[Script, None] = Call("run script")
+RUN_SCRIPT = Order("run script", Script)
 """Run a script to its end; events say how it ended."""
 
 

@@ -1,33 +1,13 @@
 """Every use of ipykernel's and IPython's private API inside a rank, each checked and tested.
 
-Without it a cell is a little slower, and a rank cannot be asked anything while it is blocked.
+Without it an interrupted cell takes longer to end, and a rank cannot be asked anything while it
+is blocked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from ddp_notebook.model import QUIET
-
-
-def keep_quiet(kernel: Any) -> bool:
-    """Have `kernel` not publish busy and idle for messages labelled QUIET; False if it cannot.
-
-    Events tell the session of a cell's begin and end. Nobody reads these messages, but each goes
-    through the controller to the notebook: a tenth of the time that a short cell takes.
-    """
-    publish = getattr(kernel, "_publish_status", None)
-    if publish is None or not hasattr(kernel, "get_parent"):
-        return False
-
-    def publish_status(status: str, channel: str = "shell", *args: Any, **options: Any) -> None:
-        if channel == "shell" and _is_quiet(kernel.get_parent("shell")):
-            return
-        publish(status, channel, *args, **options)
-
-    kernel._publish_status = publish_status
-    return True
 
 
 def keep_no_tracebacks(shell: Any) -> bool:
@@ -65,8 +45,3 @@ def answer(
 
     handlers[request] = handle
     return True
-
-
-def _is_quiet(message: Any) -> bool:
-    metadata = message.get("metadata") if isinstance(message, dict) else None
-    return isinstance(metadata, dict) and metadata.get("label") == QUIET

@@ -36,6 +36,7 @@ from ddp_notebook.rank.inspect.stacks import Stacks
 from ddp_notebook.rank.inspect.store_keys import StoreKeys
 from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.rescue import Rescue
@@ -98,6 +99,7 @@ class RankRuntime:
                 LostInterrupts(forwarder),
                 Keyboard(shell, user_code),
                 self.handlers,
+                Orders(process.orders, self.handlers.carry_out),
                 gate,
                 init_calls,
                 observer,
@@ -119,6 +121,7 @@ class RankRuntime:
         self.stacks = Stacks(process, main_thread, waiting, user_code, self.runner)
         self.variables = Variables(process, waiting, user_code, self.runner, shell)
         self._answer_calls()
+        self._take_orders()
         self._answer_questions()
 
     def _make_set_up(self) -> SetUp:
@@ -176,9 +179,6 @@ class RankRuntime:
         on(calls.BRING_UP, self.set_up.bring_up)
         on(calls.PREPARE, self.set_up.prepare)
         on(calls.ADVANCE, self.set_up.advance)
-        on(calls.RUN_CELL, self.runner.run)
-        on(calls.START_CELL, self.runner.start)
-        on(calls.RUN_SCRIPT, self.scripts.run)
         on(calls.GET_VALUE, values.get)
         construction = self.ddp_construction
         on(calls.DESCRIBE, construction.describe)
@@ -194,6 +194,12 @@ class RankRuntime:
         on(calls.PREPARE_STEPS, self.steps_bench.prepare)
         on(calls.MEASURE_STEPS, self.steps_bench.measure)
         on(calls.FORGET_STEPS, self.steps_bench.forget)
+
+    def _take_orders(self) -> None:
+        on = self.handlers.on_order
+        on(calls.RUN_CELL, self.runner.run)
+        on(calls.START_CELL, self.runner.start)
+        on(calls.RUN_SCRIPT, self.scripts.run)
 
     def _answer_questions(self) -> None:
         on = self.handlers.on_question

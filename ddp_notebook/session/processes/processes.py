@@ -15,6 +15,7 @@ from ddp_notebook.cluster.cluster import (
     RankCluster,
 )
 from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.client import ForkServerClient
@@ -79,8 +80,9 @@ class Processes:
         self.logs = CollectiveLogs(self.output_folder)
         """The collective logs of the ranks."""
         self.receiver = EventReceiver(self.folder, record.add)
+        self.orders = OrderSender(self.folder, self.receiver.key)
         self.cluster: RankCluster = IPyParallelCluster(
-            fork_server, self.folder, self._exited, options.world_size
+            fork_server, self.folder, self.orders, self._exited, options.world_size
         )
         fork_server.on_lost(self._fork_server_lost)
 
@@ -159,7 +161,8 @@ class Processes:
         environment = rank_environment(rank, options.world_size, options.threads, extra)
         light = {
             "rank": rank,
-            "url": self.receiver.url,
+            "events": self.receiver.url,
+            "orders": self.orders.url,
             "key": self.receiver.key,
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
@@ -274,6 +277,7 @@ class Processes:
         if not stays:
             self.fork_server.close()
         self.receiver.close()
+        self.orders.close()
         self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)
