@@ -62,7 +62,10 @@ def place_of(frame: Frame) -> Place:
 
 
 def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackType | None:
-    """A traceback without frames of ours; of an error that is ours, up to the user's last line."""
+    """A traceback without frames of ours; of an error that is ours, up to the user's last line.
+
+    Of a very deep one the frames in the middle are left out.
+    """
     chain = []
     while trace is not None:
         chain.append(trace)
@@ -72,8 +75,10 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     if not users:
         return chain[0] if chain else None
     end = users[-1] + 1 if files[-1].startswith(_OURS) else len(chain)
+    frames = [chain[at] for at in range(end) if not files[at].startswith(_OURS)]
     kept: TracebackType | None = None
-    for each in reversed([chain[at] for at in range(end) if not files[at].startswith(_OURS)]):
+    # Formatting the thousands of an endless recursion takes seconds, and they are alike.
+    for each in reversed([*frames[:_MOST_FRAMES], *frames[_MOST_FRAMES:][-_MOST_FRAMES:]]):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
 
