@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from IPython.core import guarded_eval
 from ipykernel import ipkernel
+from IPython.core import guarded_eval
 
 
 def list_no_modules() -> bool:
