@@ -95,8 +95,8 @@ class Sources:
             own = {name for loop in loops for name in _targets(loop)}
             ways = [*_ways_around(loops[0], place.line)]
             ways += [way for outer in loops[1:] for way in _breaks(outer)]
-            test, line = next((way for way in ways if self._differs(place, way[0], own)), (None, 0))
-            return self._as_condition(place, test, line) if test is not None else None
+            way = next((way for way in ways if self._differs(place, way[0], own)), None)
+            return self._as_condition(place, *way) if way is not None else None
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:

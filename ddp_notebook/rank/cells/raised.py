@@ -12,6 +12,8 @@ from types import TracebackType
 from ddp_notebook.model import Frame, Place
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 
+_MOST_FRAMES = 30
+"""At the top and at the bottom of a traceback."""
 MOST_CHARACTERS = 30_000
 """Of a traceback; its middle is left out."""
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
