@@ -104,6 +104,7 @@ RULES: tuple[Rule, ...] = (
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
     Rule(p2p.unmatched_messages, When.RUN_STUCK),
     Rule(p2p.new_group_not_by_all, When.RUN_STUCK),
+    Rule(p2p.other_groups, When.RUN_STUCK),
     Rule(p2p.opposite_groups, When.RUN_STUCK),
     Rule(out_of_step.stragglers, When.RUN),
     # Ranks that wait in set-up, and those that they wait for.

@@ -184,6 +184,10 @@ class RankReport:
     """The most memory that a process which ended had in use; 0 where unknown."""
     oom_kills: int = -1
     """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
+    makes: tuple[int, ...] = ()
+    """Whom the group has that it is making: what it gave to `new_group`; empty for all."""
+    makes_s: float = 0.0
+    """For how many seconds it has been seen to make that one."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

@@ -21,6 +21,8 @@ from torch.distributed import distributed_c10d
 
 STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
 """Functions of `torch.distributed.rendezvous` that a rank is in while it reaches the store."""
+NEW_GROUP_FUNCTIONS = ("_new_group_with_tag", "new_group")
+"""Functions whose `ranks` are those of the group that they make."""
 GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
 """Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
 

@@ -62,6 +62,7 @@ def test_exit_in_a_module_that_a_cell_calls_ends_the_cell(ranks2: Session) -> No
         "__import__('pdb').set_trace()",
         "__import__('pdb').Pdb().set_trace()",
         "__import__('IPython.core.debugger').core.debugger.set_trace()",
+        "__import__('IPython').embed()",
     ],
 )
 def test_a_breakpoint_says_once_what_to_use_and_the_cell_continues(

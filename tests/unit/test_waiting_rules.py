@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from collective_cases import found, the_one
-from traces import BUSY, DONE, all_reduce, barrier, died, message, play
+from traces import BUSY, DONE, all_reduce, barrier, died, message, op, play
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
@@ -227,3 +227,47 @@ def test_threads_that_take_turns_are_no_finding() -> None:
     waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
     one = [in_thread(1, 0, 10, 20, 5), in_thread(2, 1, 30, 40, 6), in_thread(1, 2, 50, 0, 5)]
     assert not found(case_of({0: one, 1: one}, *waits))
+
+
+# -- groups that ranks make at the same time -------------------------------------------------
+
+
+def making(*members: tuple[int, ...], seconds: float = 6.0) -> Case:
+    rank = RankReport(0, Activity.WAITING, "process-group", entered=1, left=1, initialized=True)
+    at = (Place("train.py", 16),)
+    return Case(
+        tuple(
+            replace(rank, rank=number, makes=those, makes_s=seconds, path=at)
+            for number, those in enumerate(members)
+        )
+    )
+
+
+def test_ranks_that_make_groups_of_other_ranks_for_long_are_told() -> None:
+    finding = the_one(making((0, 2), (1, 3), (0, 2), (0, 3)))
+    assert (finding.category, finding.ranks) == ("subgroup-misuse", (1, 3))
+    finding = the_one(making((0, 1), (0, 1), (0, 2)))
+    assert (finding.ranks, finding.waiting) == ((2,), (0, 1))
+    assert "train.py:16: rank 2 makes one of ranks 0,2" in finding.cause
+
+
+def test_ranks_that_make_groups_of_their_own_or_only_for_a_moment_are_left_alone() -> None:
+    assert found(making((0, 1), (0, 1), (2, 3), (2, 3))) == []
+    assert found(making((0, 1), (0, 1), (0, 2), seconds=0.5)) == []
+    assert found(making((0, 1, 2), (0, 1, 2), (0, 1, 2))) == []
+
+
+def test_a_rank_that_gloo_ended_for_a_message_that_is_too_large_is_no_mystery() -> None:
+    words = "op.nbytes. 320 vs 192. Received data size doesn't match expected size. Is there"
+    step = op("all_to_all_single", 33)
+    case = play({0: [step, barrier(40)], 1: [step], 2: [step, barrier(40)]}, {1: died(-6)})
+    of = dict(case.collectives.of)
+    of[1] = (replace(of[1][0], phase=Phase.ISSUED, done_ns=0),)
+    ranks = tuple(replace(e, last_words=words) if e.rank == 1 else e for e in case.ranks)
+    case = replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == ("shape-mismatch", (0, 1, 2))
+    assert "rank 1 got 320 bytes" in finding.cause and "192 at most" in finding.cause
+    assert finding.commands == ("%ddp_restart --ranks 1",)
+    mute = tuple(replace(e, last_words="") for e in ranks)
+    assert found(replace(case, ranks=mute)) == [("rank-died", (1,))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import called, numbered, verb
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered, verb
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -37,7 +38,10 @@ def ended(context: Context) -> Iterator[Finding]:
     first = [e for e in gone if e.rank not in dragged]
     ranks = tuple(e.rank for e in first)
     died = [e for e in first if e.activity is Activity.DEAD]
-    findings = list(deaths(context.case, died, context.victims, partial(_last, context)))
+    too_much = list(_got_too_much(context, died))
+    known = {rank for finding in too_much for rank in finding.ranks}
+    died = [e for e in died if e.rank not in known]
+    findings = too_much + list(deaths(context.case, died, context.victims, partial(_last, context)))
     refused = {e.rank for e in first if e.error_type == _REFUSED}
     findings += _refused(context, refused)
     for finding in torch_errors.all_but(context.case, Category.ENV_INVALID):
@@ -45,6 +49,34 @@ def ended(context: Context) -> Iterator[Finding]:
         if own:
             findings.append(_with_waiters(context, replace(finding, ranks=own)))
     yield from sorted(findings, key=partial(_time, context))
+
+
+_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
+"""The last words of a process that gloo ends."""
+
+
+def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
+    """Ranks that gloo ended since another sent more than they expected: one of both is wrong."""
+    for e in died:
+        sizes, last = _TOO_MUCH.search(e.last_words), last_record(context, e.rank)
+        if sizes is None or last is None or last.over:
+            continue
+        there = {
+            rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
+        }
+        ranks = tuple(sorted(rank for rank, each in there.items() if each is not None))
+        remedy = f"%ddp_restart --ranks {e.rank}"
+        yield Finding(
+            Category.SHAPE_MISMATCH,
+            ranks,
+            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
+            f"expects {sizes[2]} at most: for that gloo ended its process",
+            "Compare what each rank sends there with what the other expects: the split sizes, "
+            f"the shapes. Bring it back: {remedy}",
+            context.victims,
+            tuple(fact((rank,), each) for rank, each in there.items() if each is not None),
+            commands=(remedy,),
+        )
 
 
 _REFUSED = "Mismatch"

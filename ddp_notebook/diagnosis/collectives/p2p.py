@@ -249,6 +249,34 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     )
 
 
+_MAKES_S = 5.0
+"""Ranks that make groups one after the other are in different ones for a moment."""
+
+
+def other_groups(context: Context) -> Iterator[Finding]:
+    """Ranks that are all in `new_group`, and make groups of other ranks: none of them is done."""
+    ranks = context.case.ranks
+    if not ranks or not all(wait_graph.in_new_group(e) and e.makes_s >= _MAKES_S for e in ranks):
+        return
+    of = {e.rank: e.makes for e in ranks}
+    disagree = any(of.get(rank, e.makes) != e.makes for e in ranks for rank in e.makes)
+    sides = sorted(alike(of), key=lambda side: -len(side[0]))
+    if len(sides) < 2 or not all(members for _, members in sides) or not disagree:
+        return
+    outvoted = len(sides[0][0]) > len(sides[1][0])
+    culprits = tuple(sorted(rank for those, _ in sides[outvoted:] for rank in those))
+    place = next((f" at {e.path[-1]}" for e in ranks if e.path), "")
+    made = [f"{verb(those, 'makes', 'make')} one of {name_ranks(m)}" for those, m in sides[::-1]]
+    yield Finding(
+        Category.SUBGROUP_MISUSE,
+        culprits,
+        f"they make other groups at the same time{place}: {'; '.join(made)}",
+        f"{_SAME_LISTS} A DeviceMesh makes them of its tensor of ranks: give it one on all ranks.",
+        tuple(e.rank for e in ranks if e.rank not in culprits),
+        tuple(f"{name_ranks(those)}: new_group of {name_ranks(m)}" for those, m in sides),
+    )
+
+
 def opposite_groups(context: Context) -> Iterator[Finding]:
     """Ranks that wait for each other in collectives of different groups: a ring."""
     at = context.graph.at

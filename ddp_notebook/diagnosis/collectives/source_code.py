@@ -84,10 +84,10 @@ class Sources:
         one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
         around it, a `break`.
         """
-        for place, test in self._tests(record):
-            varies = self._names[place.file].varies(test.test)
-            if test.filters and varies is Varies.BY_RANK:
-                return self._as_condition(place, test.test, test.line, test.shown)
+        for place, each in self._tests(record):
+            varies = self._names[place.file].varies(each.test)
+            if each.filters and varies is Varies.BY_RANK:
+                return self._as_condition(place, each.test, each.line, each.shown)
         for place in reversed(record.path):
             loops = self._loops(place)
             if not loops:

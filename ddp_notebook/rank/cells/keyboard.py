@@ -13,7 +13,9 @@ import warnings
 from types import FrameType
 from typing import Any, NoReturn
 
+import IPython
 from IPython.core.autocall import ZMQExitAutocall
+from IPython.terminal import embed as embedding
 
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect import frames
@@ -58,6 +60,7 @@ class Keyboard(Component):
         # Every debugger of Python's and IPython's is one of these, and so is torch's.
         bdb.Bdb.set_trace = _set_trace_of(self)  # type: ignore[method-assign]
         pdb.Pdb.cmdloop = _command_loop_of(self)  # type: ignore[method-assign]
+        IPython.embed = embedding.embed = self._on_embed
         builtins.input = self._on_input
         getpass.getpass = self._on_getpass
 
@@ -90,6 +93,9 @@ class Keyboard(Component):
     def _on_breakpoint(self, *_: object, **__: object) -> None:
         if os.environ.get("PYTHONBREAKPOINT") != "0":
             self.say_once("breakpoint() does not stop a rank, and the code continued.", _LOOK)
+
+    def _on_embed(self, *_: object, **__: object) -> None:
+        self.say_once("IPython.embed() does not stop a rank, and the code continued.", _LOOK)
 
     def on_set_trace(self) -> None:
         """A debugger was to stop at the caller's line."""
