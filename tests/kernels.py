@@ -278,6 +278,6 @@ def text_of_all(messages: Sequence[Mapping[str, Any]]) -> str:
         text = text_of(message) + ("" if message["msg_type"] == "stream" else "\n")
         if message["msg_type"] == "update_display_data":
             parts = [(i, text if i == shown_as else old) for i, old in parts]
-        elif text.strip("\n") or message["msg_type"] == "stream":
+        else:
             parts.append((shown_as, text))
-    return "".join(text for _, text in parts)
+    return "".join(text for shown_as, text in parts if text != "\n" or not shown_as)

@@ -14,7 +14,7 @@ class Board:
         self.el = where.locator(".ddpb").last
         self.rows = self.el.locator(".ddpb-row")
         self.finding = self.el.locator("section.ddpb-finding")
-        self.answer = self.el.locator(".ddpb-answer").first
+        self.answer = self.el.locator(".ddpb-answer, .ddpb-in-stack").first
         self.timeline = self.el.locator(".ddpb-canvas canvas")
 
     def press(self, name: str) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from boards import Board
 from labs import Lab, opened
 from outlines import check, contrasts, outline
@@ -32,7 +33,8 @@ def test_a_board_has_the_outline_that_is_saved(lab: Lab, browser: Browser, tmp_p
 
         board.press("continue")
         board.await_roles("ready", "ready")
-        expect(board.answer).to_be_visible()
+        answer = board.el.get_by_role("tab", name="Step", selected=True)
+        expect(answer).to_be_visible()
         check("ready", lambda: outline(board.el))
 
         notebook.start(HANG)
@@ -46,8 +48,17 @@ def test_a_board_has_the_outline_that_is_saved(lab: Lab, browser: Browser, tmp_p
         check("saved-run", lambda: outline(replay.el))
 
         check("light-theme", lambda: contrasts(board.el))
+        assert barriers(notebook.page) == []
         choose_theme(notebook.page, "JupyterLab Dark")
         check("dark-theme", lambda: contrasts(board.el))
+        assert barriers(notebook.page) == []
+
+
+def barriers(page: Page) -> list[str]:
+    """What axe-core finds in the boards: its rule, and the element's own text."""
+    page.locator(".ddpb-notes").evaluate_all("all => all.forEach((each) => (each.open = true))")
+    found = Axe().run(page, context=".ddpb").response["violations"]
+    return [f"{each['id']}: {node['html']}" for each in found for node in each["nodes"]]
 
 
 def choose_theme(page: Page, name: str) -> None:
