@@ -60,6 +60,16 @@ def servers() -> Iterator[Any]:
         yield make
 
 
+@pytest.fixture
+def without_torch(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fork servers that find no torch and are ready sooner: what is tested is who forks whom."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "torch.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(folder)
+
+
 def ready(server: ForkServerClient) -> ForkServerClient:
     server.ready.result(READY_WITHIN_S)
     return server
@@ -89,6 +99,7 @@ def test_the_second_has_what_the_first_has_loaded_without_loading_it(
     assert "TypeError" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_one_that_a_new_one_would_differ_from_is_not_used_again(
     servers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -102,6 +113,7 @@ def test_one_that_a_new_one_would_differ_from_is_not_used_again(
     assert server.equals_a_new_one()
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_each_has_its_own_end(servers: Any, tmp_path: Path) -> None:
     first = ready(servers())
     second = ready(servers())
@@ -115,6 +127,7 @@ def test_each_has_its_own_end(servers: Any, tmp_path: Path) -> None:
     assert not is_alive(second.pid) and is_alive(third.pid)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_when_the_first_is_gone_another_one_is_asked(servers: Any) -> None:
     first = ready(servers())
     second = ready(servers())
@@ -126,6 +139,7 @@ def test_when_the_first_is_gone_another_one_is_asked(servers: Any) -> None:
     assert psutil.Process(third.pid).ppid() == second.pid
 
 
+@pytest.mark.usefixtures("without_torch")
 @pytest.mark.parametrize("how", ["it is stopped", "it is killed"])
 def test_when_who_is_asked_does_not_answer_a_server_is_started(
     how: str, servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +162,7 @@ def test_when_who_is_asked_does_not_answer_a_server_is_started(
         os.kill(first.pid, signal.SIGCONT)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_one_that_is_closed_before_it_is_there_leaves_nothing(servers: Any) -> None:
     first = servers()
     second = servers()
@@ -157,6 +172,7 @@ def test_one_that_is_closed_before_it_is_there_leaves_nothing(servers: Any) -> N
     assert is_alive(ready(first).pid)
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_it_ends_with_its_notebook_also_when_a_child_of_that_holds_its_pipes(
     servers: Any, tmp_path: Path
 ) -> None:
