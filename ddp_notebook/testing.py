@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import plan_devices
 from ddp_notebook.model import Event, Ranks, RankSpawned
-from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Question, Request
+from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.processes.processes import Processes
@@ -66,7 +66,9 @@ class FakeCluster:
     answers: dict[str, Mapping[int, Any]] = field(default_factory=dict)
     """By the name of a call or a question: rank to answer."""
     tells: Tell = lambda rank, request: ()
-    """What ranks do that are told to run something, besides replying."""
+    """What ranks do that are told to run something."""
+    unreachable: Ranks = ()
+    """Ranks that nothing can be sent to."""
     signalled: Tell = lambda rank, number: ()
     """What ranks do that get a signal, by its number."""
     meanwhile: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -102,14 +104,13 @@ class FakeCluster:
             self.record.add(tuple(self.calls[call.name](rank, request(rank))))
         return sent
 
-    def tell(
-        self, ranks: Ranks, call: Call[Request, Answer], request: Request
-    ) -> dict[int, Callable[[], bool]]:
-        """Every rank replies, and does what `tells` says."""
-        self.sent.append((ranks, call.name))
+    def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
+        """Every rank that can be reached does what `tells` says."""
+        self.sent.append((ranks, order.name))
         for rank in ranks:
-            self.record.add(tuple(self.tells(rank, request)))
-        return {rank: lambda: True for rank in ranks}
+            if rank not in self.unreachable:
+                self.record.add(tuple(self.tells(rank, request)))
+        return tuple(rank for rank in ranks if rank in self.unreachable)
 
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float

@@ -6,6 +6,7 @@ A button is the magic's text, so that what a person learns from the board is wha
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
 
-_MAX_ANSWERS = 3
+_MAX_ANSWERS = 4
 """Answers that stay on the board."""
 
 
@@ -62,6 +63,12 @@ class Buttons:
         self._changed()
         threading.Thread(target=self._do, args=(magic,), name="ddp-button", daemon=True).start()
 
+    def close(self, number: object) -> None:
+        """The user wants to see the answer of this number no more."""
+        with self._lock:
+            self.answers = tuple(other for other in self.answers if other["number"] != number)
+        self._changed()
+
     def _do(self, magic: str) -> None:
         try:
             self._answer(magic, self._act(magic), ok=True)
@@ -72,7 +79,16 @@ class Buttons:
         with self._lock:
             self.busy = tuple(other for other in self.busy if other != magic)
             self._count += 1  # the number shows an answer as new, also when its text is the same
-            answer = {"number": self._count, "magic": magic, "text": text, "ok": ok}
+            run = self._session.current
+            answer = {
+                "number": self._count,
+                "magic": magic,
+                "text": text,
+                "ok": ok,
+                "at": time.strftime("%H:%M:%S"),
+                "of": run.title if run is not None else "",
+                "begun": self._session.begun,
+            }
             others = tuple(other for other in self.answers if other["magic"] != magic)
             self.answers = (answer, *others)[:_MAX_ANSWERS]
         self._changed()

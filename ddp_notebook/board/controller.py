@@ -13,6 +13,7 @@ from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.past import Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
+from ddp_notebook.board.tabs import TabFeed
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
@@ -99,6 +100,7 @@ class LiveBoard:
         self._timeline: Timeline | None = None
         self._past = Past()
         self._epoch_ns = time.monotonic_ns()
+        self._tabs = TabFeed(session, self._tell_tab)
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._questions: dict[str, Mapping[str, Any]] = {}
@@ -215,6 +217,7 @@ class LiveBoard:
             self._draw(board, facts)
             self._send_slices(self._timeline)
             self._answer()
+        self._tabs.turn(self._source.key())
 
     def _draw(self, board: Board, facts: BoardFacts) -> None:
         """Set what the widget shows."""
@@ -248,6 +251,10 @@ class LiveBoard:
             self._sent_s = now_s
             self._widget.tell(message, self._now_us())
 
+    def _tell_tab(self, values: Mapping[str, Any]) -> None:
+        """Tell pages what a tab shows; nothing of it is saved in the notebook."""
+        self._widget.tell({"kind": "state", "values": values}, self._now_us())
+
     def _pressed(self) -> None:
         """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
         with self._lock:
@@ -256,7 +263,8 @@ class LiveBoard:
         self.nudge()
 
     def _show_buttons(self) -> None:
-        answers = [model.answer_json(answer) for answer in self._buttons.answers]
+        begun = self._session.begun
+        answers = [model.answer_json(answer, begun) for answer in self._buttons.answers]
         self._widget.draw(self._now_us(), busy=list(self._buttons.busy), answers=answers)
 
     def _now_us(self) -> int:
@@ -268,8 +276,13 @@ class LiveBoard:
         """A page sent a message; any thread, and nothing here takes long."""
         kind = content.get("kind")
         self._watched_until_s = time.monotonic() + _WATCHED_S
+        self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
             self._buttons.press(str(content.get("magic", "")))
+        elif kind == "close":
+            self._buttons.close(content.get("number"))
+        elif kind == "watch":
+            self._wake.set()
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):
             self._questions[str(kind)] = content
             if self._closed:

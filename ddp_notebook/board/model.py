@@ -250,11 +250,13 @@ CHOOSE_RANKS = "choose the ranks to restart: click them"
 """Not all of them by one click: their variables would be gone."""
 
 
-def answer_json(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a button gave, as text of bounded length."""
+def answer_json(answer: Mapping[str, Any], begun: int) -> dict[str, Any]:
+    """What a button gave, as text of bounded length; old once another run has begun."""
     text = strip_ansi(str(answer["text"]))
     cut = len(text) > _MOST_ANSWER_CHARACTERS
-    return {**answer, "text": text[:_MOST_ANSWER_CHARACTERS] + ("\n… (cut)" if cut else "")}
+    shown = {name: value for name, value in answer.items() if name != "begun"}
+    shown["old"] = answer["begun"] != begun
+    return {**shown, "text": text[:_MOST_ANSWER_CHARACTERS] + ("\n… (cut)" if cut else "")}
 
 
 _MOST_ANSWER_CHARACTERS = 20_000

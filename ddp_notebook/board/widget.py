@@ -9,6 +9,7 @@ ended, as the text around it is of then; what is drawn later is told to the page
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,15 +18,26 @@ from typing import Any
 import anywidget
 import traitlets
 
+from ddp_notebook.board.line.running_line import RunningLine
 from ddp_notebook.board.model import STAGES
+
+__all__ = ["BoardWidget", "RunningLine"]
 
 _PAGE = Path(__file__).parent / "page"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
+_COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
+_INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
+
+
 def _joined(kind: str) -> str:
-    """The files of the page as one, by name: nothing in one of them runs before all are read."""
-    return "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
+    """The files of the page as one, by name: nothing in one of them runs before all are read.
+
+    Without the comments that have lines of their own, and indentation: a page has no use for them.
+    """
+    text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
+    return _INDENTATION.sub("", _COMMENTS.sub("", text))
 
 
 class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]

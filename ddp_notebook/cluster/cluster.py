@@ -22,19 +22,18 @@ from ddp_notebook.cluster.ipyparallel_private import (
     ask_engine,
     check_private_api,
     engine_name,
-    forget_outputs,
     has_private_api,
-    keeps_outputs,
     unregister,
 )
 from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
+from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import QUIET, Ranks, codec
-from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Question, Request
+from ddp_notebook.model import Ranks, codec
+from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.state.descriptions import exit_text
 
 ExitCallback = Callable[[int, int, int], None]
@@ -59,6 +58,7 @@ _ENGINE_ARGS = [
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
     "--IPEngine.timeout=600",
+    "--HistoryManager.enabled=False",  # no database: a thread, and a file that ranks would share
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
 _POLL_S = 0.002
@@ -102,13 +102,8 @@ class RankCluster(Protocol):
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
 
-    def tell(
-        self, ranks: Ranks, call: Call[Request, Answer], request: Request
-    ) -> dict[int, Callable[[], bool]]:
-        """Call ranks with one request for all of them; per rank, whether it replied.
-
-        The answer is not to be had: events say what came of it.
-        """
+    def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
+        """Give ranks one order; those that could not be reached. Events say what came of it."""
 
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
@@ -138,12 +133,16 @@ class IPyParallelCluster:
     """One ipyparallel cluster: engine id == rank, also after a rank was restarted."""
 
     def __init__(
-        self, fork_server: ForkServerClient, folder: Path, on_exit: ExitCallback, world_size: int
+        self,
+        fork_server: ForkServerClient,
+        folder: Path,
+        orders: OrderSender,
+        on_exit: ExitCallback,
     ) -> None:
         self._fork_server = fork_server
         self._folder = folder
+        self._orders = orders
         self._on_exit = on_exit
-        self._world_size = world_size
         self._closing = False
         self._ended: Future[str] = Future()
         """Why nothing answers any more: the controller has ended, or the session closes."""
@@ -267,22 +266,9 @@ class IPyParallelCluster:
         self._last_reply.update(answers)
         return answers
 
-    def tell(
-        self, ranks: Ranks, call: Call[Request, Answer], request: Request
-    ) -> dict[int, Callable[[], bool]]:
-        """Call ranks, with one of ipyparallel's results for all of them."""
-        client = self._client
-        answer = self._quiet_view(ranks).apply_async(child.call, *_on_rank(call, request))
-        self._last_reply.update(dict.fromkeys(ranks, answer))
-        forget_outputs(client, answer.msg_ids)
-
-        def replied(message_id: str) -> bool:
-            return message_id not in client.outstanding
-
-        return {
-            rank: partial(replied, message_id)
-            for rank, message_id in zip(ranks, answer.msg_ids, strict=True)
-        }
+    def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
+        """Give ranks one order, past ipyparallel: its way is longer than a short cell."""
+        return self._orders.send({rank: self._pids[rank] for rank in ranks}, order, request)
 
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
@@ -335,15 +321,6 @@ class IPyParallelCluster:
         if ranks not in self._views:
             self._views[ranks] = self._client[ranks if isinstance(ranks, int) else list(ranks)]
         return self._views[ranks]
-
-    def _quiet_view(self, ranks: Ranks) -> Any:
-        """A view whose messages are labelled for `rank.engine_private`: no busy and idle."""
-        key = ("quiet", ranks)
-        if key not in self._views:
-            view = self._views[key] = self._client[list(ranks)]
-            if keeps_outputs(self._client):
-                view.label = QUIET
-        return self._views[key]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import secrets
 import threading
@@ -16,8 +15,17 @@ import zmq
 
 from ddp_notebook.model import Event, EventsLost, decode_events
 from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.rank.events import signature
 
 _POLL_MS = 200
+
+
+def bind(socket: Any, path: Path) -> str:
+    """Have ranks connect to `socket`: where that can be, at `path`, in this user's own folder."""
+    if zmq.has("ipc"):
+        socket.bind(f"ipc://{path}")
+        return f"ipc://{path}"
+    return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
 
 
 class EventReceiver:
@@ -36,13 +44,7 @@ class EventReceiver:
         self._context: Any = zmq.Context()
         self._socket: Any = self._context.socket(zmq.PULL)
         self._socket.rcvhwm = 0
-        if zmq.has("ipc"):
-            # In the session's folder, which is this user's alone.
-            self.url = f"ipc://{folder / 'events.sock'}"
-            self._socket.bind(self.url)
-        else:
-            port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-            self.url = f"tcp://127.0.0.1:{port}"
+        self.url = bind(self._socket, folder / "events.sock")
         self._thread = threading.Thread(target=self._listen, name="ddp-receiver", daemon=True)
         self._thread.start()
 
@@ -72,9 +74,8 @@ class EventReceiver:
     def _read(self, frames: list[bytes]) -> list[Event]:
         if len(frames) != 2:
             return []
-        signature, payload = frames
-        expected = hashlib.blake2b(payload, key=self._key_bytes).digest()
-        if not hmac.compare_digest(signature, expected):
+        signed, payload = frames
+        if not hmac.compare_digest(signed, signature(payload, self._key_bytes)):
             return []
         now_ns = time.monotonic_ns()
         try:

@@ -3,14 +3,14 @@
 What is used: sending a message to an engine's control channel, which it answers while it runs a
 cell; sending a message to the hub to forget an engine whose process is known to be gone
 (ipyparallel itself would find out by missed heartbeats, half a minute later); the table of the
-engines' names; and `_output_futures`, where a client keeps what belongs to a message until the
-engine says that it is idle again, which ours do not say after a cell.
+engines' names; and the class whose object its controller starts as the heart monitor.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import ipyparallel as ipp
@@ -51,14 +51,19 @@ def unregister(client: Any, rank: int) -> None:
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
 
 
-def keeps_outputs(client: Any) -> bool:
-    """True when `forget_outputs` has something to work on."""
-    return hasattr(client, "_output_futures")
+class _Heart(threading.Thread):
+    """The controller's heart monitor as a thread: as a process it takes 20 MB."""
+
+    def terminate(self) -> None:
+        """It ends with the controller."""
 
 
-def forget_outputs(client: Any, message_ids: Sequence[str]) -> None:
-    """Do not keep what belongs to these messages until an engine says that it is idle again."""
-    for message_id in message_ids:
-        output = getattr(client, "_output_futures", {}).get(message_id)
-        if output is not None and not output.done():
-            output.set_result(None)
+def keep_heart_in_process() -> None:
+    """Have a controller that is made from now on start its heart monitor as a thread.
+
+    It has a loop and sockets of its own anyway. Without this private API it is a child process.
+    """
+    from ipyparallel.controller import app
+
+    if hasattr(app, "Process"):
+        app.Process = _Heart

@@ -10,7 +10,7 @@ diagnosis.py       Findings: what is wrong with a job, whose doing it is, and wh
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and what to
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
 ranks.py           Rank sets, and how they, sizes and long texts are written for a person.
-stacks.py          Where ranks are: the Python stack of each, and all of them as one tree.
+stacks.py          Where ranks are and what they have there: stacks as one tree, variables as on
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
 state.py           What events add up to: the state of each rank, of the session, and its output.
 training.py        What a rank knows of its training when a run is over: replicas, optimizers, s
@@ -67,7 +67,6 @@ from ddp_notebook.model.events import (
     encode_events,
 )
 from ddp_notebook.model.ranks import (
-    QUIET,
     Ranks,
     cut,
     format_bytes,
@@ -81,7 +80,16 @@ from ddp_notebook.model.stacks import (
     Frame,
     Local,
     RankStack,
+    RankVariables,
+    Scope,
     StackTree,
+    TensorFacts,
+    Unread,
+    Variable,
+    VariableCell,
+    VariableRow,
+    VariableSection,
+    VariableTable,
 )
 from ddp_notebook.model.stages import Stage, StepRow, StepTable
 from ddp_notebook.model.state import (
@@ -152,11 +160,19 @@ __all__ = [
     "OutputKind",
     "Progress",
     "Pulse",
-    "QUIET",
     "RankExited",
     "RankSpawned",
     "RankStack",
     "RankState",
+    "RankVariables",
+    "Scope",
+    "TensorFacts",
+    "Unread",
+    "Variable",
+    "VariableCell",
+    "VariableRow",
+    "VariableSection",
+    "VariableTable",
     "Ranks",
     "SESSION",
     "Snapshot",

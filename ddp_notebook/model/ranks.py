@@ -9,9 +9,6 @@ from typing import TypeAlias
 Ranks: TypeAlias = tuple[int, ...]
 """A rank set: sorted, without repeats. Written ``0``, ``0,2``, ``1-3`` or ``all``."""
 
-QUIET = "ddp_notebook quiet"
-"""Label of messages to an engine of whose begin and end it need not tell the world."""
-
 _RANK_PART = re.compile(r"(\d+)(?:-(\d+))?")
 
 

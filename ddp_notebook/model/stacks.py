@@ -1,4 +1,4 @@
-"""Where ranks are: the Python stack of each, and all of them as one tree."""
+"""Where ranks are and what they have there: stacks as one tree, variables as one table."""
 
 from __future__ import annotations
 
@@ -124,3 +124,147 @@ def _of_rank(frame: Frame, rank: int) -> Frame:
         frame.library,
         tuple(own),
     )
+
+
+# -- variables --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What is known of a tensor's values. `read` of them were looked at; 0 of one not read.
+
+    `mean`, `least` and `most` are of those that are numbers; None where there is none. `digest`
+    tells values apart, empty unless all were read. `sample` has some of them, at the same places
+    on every rank where the tensor has this shape; None in it is NaN or infinite.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    read: int = field(default=0, metadata=OMIT_DEFAULT)
+    mean: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    least: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    most: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    nans: int = field(default=0, metadata=OMIT_DEFAULT)
+    digest: str = field(default="", metadata=OMIT_DEFAULT)
+    sample: tuple[float | None, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of one rank. `text` is its value, short; of a tensor empty.
+
+    `number` is the value of one. `digest` tells values apart that have the same text.
+    """
+
+    name: str
+    text: str = field(default="", metadata=OMIT_DEFAULT)
+    number: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    tensor: TensorFacts | None = field(default=None, metadata=OMIT_DEFAULT)
+    digest: str = field(default="", metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Variables of one function that has not returned, or the global ones, in order.
+
+    `function` is empty for global ones. `file` is as in a `Frame`; empty for the notebook's cells.
+    """
+
+    function: str
+    file: str
+    variables: tuple[Variable, ...]
+    left_out: int = field(default=0, metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class RankVariables:
+    """What a rank tells of its variables, those of the innermost function first.
+
+    `busy`: it ran meanwhile, so that what is in its tensors was not read.
+    """
+
+    rank: int
+    scopes: tuple[Scope, ...]
+    busy: bool = field(default=False, metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class VariableCell:
+    """A value, and the ranks that have it. `note` says how far it is from that of most ranks.
+
+    `absent`: there is no such variable on these ranks. `odd`: most ranks have another value.
+    `unknown`: too little of it was read to say whether it is equal to another.
+    """
+
+    ranks: Ranks
+    text: str
+    note: str = field(default="", metadata=OMIT_DEFAULT)
+    absent: bool = field(default=False, metadata=OMIT_DEFAULT)
+    odd: bool = field(default=False, metadata=OMIT_DEFAULT)
+    unknown: bool = field(default=False, metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRow:
+    """A variable on all ranks of its section: one cell when it is equal on all of them.
+
+    `summary`: of numbers that differ, their range and mean.
+    """
+
+    name: str
+    cells: tuple[VariableCell, ...]
+    summary: str = field(default="", metadata=OMIT_DEFAULT)
+
+    @property
+    def differs(self) -> bool:
+        """True when not all ranks have the same value, as far as is known."""
+        return sum(not cell.unknown for cell in self.cells) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSection:
+    """The variables of one function, or the global ones, of the ranks that have such."""
+
+    title: str
+    ranks: Ranks
+    rows: tuple[VariableRow, ...]
+    left_out: int = field(default=0, metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Ranks of which something is not known, and why."""
+
+    ranks: Ranks
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class VariableTable:
+    """What `%ddp_vars` returns: variables by name and rank, equal values folded."""
+
+    sections: tuple[VariableSection, ...] = ()
+    unread: tuple[Unread, ...] = ()
+    world_size: int = 0
+
+    def row(self, name: str) -> VariableRow:
+        """The row of a variable, the innermost of that name. Raises KeyError."""
+        for section in self.sections:
+            for row in section.rows:
+                if row.name == name:
+                    return row
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as a JSON object; `json.dumps` takes it as it is."""
+        wire: dict[str, Any] = codec.encode(self)
+        return wire

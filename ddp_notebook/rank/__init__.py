@@ -6,13 +6,15 @@ calls.py           Every remote call, once, with its request and its answer.
 cells/             Cells and scripts run on a rank, and their output.
 collectives/       Collectives observed, checked before they are sent, paused and recorded.
 component.py       The life cycle of the runtime's components.
-control.py         Answers calls and questions by their names.
+control.py         Answers calls, orders and questions by name.
 engine_private.py  Every use of ipykernel's and IPython's private API inside a rank.
 events.py          The event sender.
 inspect/           What a rank says about itself when it is asked.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
+orders.py          Takes the session's orders to run something.
 runtime.py         The owner of all that lives on a rank; which function answers what.
 setup/             torch.distributed brought up one stage at a time, and freed again.
 torch_private.py   Every use of torch's private API, each checked before use.
 training/          What a rank knows of the training that runs on it.
+variables/         What a rank tells of its variables.
 """

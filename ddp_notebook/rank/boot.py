@@ -13,8 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_notebook.launch.preload import loaded
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.orders import OrderSocket
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that computes keeps Python's lock from others that want it (5 ms by default).
@@ -31,6 +33,7 @@ class RankProcess:
 
     rank: int
     events: EventSender
+    orders: OrderSocket
     log: Path
     """The file behind the process's own stdout and stderr."""
     folder: Path
@@ -49,8 +52,8 @@ _LONGEST_FOLDER_BYTES = 70
 """multiprocessing's sockets have to fit behind it: a socket's path has about a hundred bytes."""
 
 
-def start(rank: int, url: str, key: str, log: str, output_folder: str) -> None:
-    """Start the event sender and say that the rank was launched.
+def start(rank: int, events: str, orders: str, key: str, log: str, output_folder: str) -> None:
+    """Start the event sender and say that the rank was launched; `events`, `orders` are addresses.
 
     `log` is the file behind this process's own stdout and stderr, `output_folder` the folder for
     output that is too long to send.
@@ -59,8 +62,8 @@ def start(rank: int, url: str, key: str, log: str, output_folder: str) -> None:
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     keep_temporary_files_in(folder.parent)
-    modules = frozenset(name.partition(".")[0] for name in sys.modules)
-    _process = RankProcess(rank, EventSender(rank, url, key), Path(log), folder, modules)
+    sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
+    _process = RankProcess(rank, sender, socket_, Path(log), folder, loaded())
     _process.events.emit(
         StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname()
     )

@@ -1,8 +1,9 @@
 """Every remote call, once: what the session can have a rank do or answer, with its types.
 
-A `Call` runs on the rank's main thread and is pickled. A `Question` is answered by the engine's
-control thread, also while the main thread is blocked, and is JSON. `runtime.py` says which
-function answers each. The notebook kernel imports this: no torch here.
+A `Call` runs on the rank's main thread and is pickled. An `Order` runs there too, is JSON and has
+no answer: events say what came of it. A `Question` is answered by the engine's control thread,
+also while the main thread is blocked, and is JSON. `runtime.py` says which function answers each.
+The notebook kernel imports this: no torch here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from ddp_notebook.model import Probe, RankReport, RankStack, RunFacts, Stage
+from ddp_notebook.model import Probe, RankReport, RankStack, RankVariables, RunFacts, Stage
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
 Request = TypeVar("Request")
@@ -28,6 +29,14 @@ class Call(Generic[Request, Answer]):
     """A call to the main thread. `name` is what goes over the wire."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Generic[Request]):
+    """Something to run on the main thread. The type says how `model.codec` reads its JSON."""
+
+    name: str
+    request: type[Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +150,11 @@ class Script:
     """Of a module that is run by its name, as `python -m` does; None for a script."""
 
 
-RUN_CELL: Call[Cell, None] = Call("run cell")
+RUN_CELL = Order("run cell", Cell)
 """Run a cell without top-level `await`, to its end; events say how it ended."""
-START_CELL: Call[Cell, None] = Call("start cell")
+START_CELL = Order("start cell", Cell)
 """Start a cell with top-level `await` in the engine's own loop; returns at once."""
-RUN_SCRIPT: Call[Script, None] = Call("run script")
+RUN_SCRIPT = Order("run script", Script)
 """Run a script to its end; events say how it ended."""
 
 
@@ -181,6 +190,44 @@ class Value:
 GET_VALUE: Call[Variable, Value] = Call("get value")
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a cell that is being written, for Tab."""
+
+    code: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """What may stand in place of the code from `start` to the cursor: texts, and their types."""
+
+    start: int
+    texts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An expression that somebody asks about, and how much is to be told: IPython's terms."""
+
+    name: str
+    detail: int = 0
+    leave_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Signature, docstring and more of an object as a MIME bundle; empty: there is no such."""
+
+    bundle: Mapping[str, str] = field(default_factory=dict)
+
+
+COMPLETE: Call[Cursor, Completions] = Call("complete")
+"""What the rank's IPython would complete, without Jedi."""
+INSPECT: Call[Named, Inspection] = Call("inspect")
+"""What the rank's IPython knows of an object."""
+
+
 # -- what a rank knows ---------------------------------------------------------------------
 
 
@@ -206,6 +253,13 @@ class StackRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class VariablesRequest:
+    """The variables of these names; all when there are none."""
+
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SoftwareFacts:
     """Versions, backends, the environment: see `inspect.facts`."""
 
@@ -218,6 +272,8 @@ REACH = Question("reach", Targets, Reached)
 """Which other ranks it can connect to."""
 STACK = Question("stack", StackRequest, RankStack)
 """Where its main thread is."""
+VARIABLES = Question("variables", VariablesRequest, RankVariables)
+"""What its variables are."""
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
 """What it trained in the run that is over. Only when nothing runs."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)

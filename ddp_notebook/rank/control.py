@@ -1,4 +1,4 @@
-"""Answers calls and questions by their names: one function for each, with its types checked.
+"""Answers calls, orders and questions by name: one function for each, with its types checked.
 
 Questions are answered on the engine's control thread, whatever the main thread is doing.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_notebook.model import codec
 from ddp_notebook.rank import engine_private
-from ddp_notebook.rank.calls import Answer, Call, Question, Request
+from ddp_notebook.rank.calls import Answer, Call, Order, Question, Request
 from ddp_notebook.rank.component import Component
 
 REQUEST = "ddp_ask_request"
@@ -23,6 +23,7 @@ class Handlers(Component):
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._calls: dict[str, Callable[[Any], Any]] = {}
+        self._orders: dict[str, Callable[[Any], None]] = {}
         self._questions: dict[str, Callable[[Any], Any]] = {}
 
     def attach(self) -> None:
@@ -32,6 +33,10 @@ class Handlers(Component):
     def on_call(self, call: Call[Request, Answer], function: Callable[[Request], Answer]) -> None:
         """`function` answers `call`."""
         self._calls[call.name] = function
+
+    def on_order(self, order: Order[Request], function: Callable[[Request], None]) -> None:
+        """`function` carries out `order`."""
+        self._orders[order.name] = lambda about: function(codec.decode(order.request, about))
 
     def on_question(
         self, question: Question[Request, Answer], function: Callable[[Request], Answer]
@@ -46,6 +51,10 @@ class Handlers(Component):
     def call(self, name: str, request: Any) -> Any:
         """Answer a call. Raises what its function raises."""
         return self._calls[name](request)
+
+    def carry_out(self, order: str, request: Any) -> None:
+        """Carry out an order; events say what comes of it."""
+        self._orders[order](request)
 
     def answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to `question` as JSON, or ``{"error": why}``."""

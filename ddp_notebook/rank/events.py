@@ -28,6 +28,11 @@ _LINGER_MS = 500
 _E = TypeVar("_E", bound=Event)
 
 
+def signature(payload: bytes, key: bytes) -> bytes:
+    """What proves that a message is from somebody who has the session's key."""
+    return hashlib.blake2b(payload, key=key).digest()
+
+
 class EventSender:
     """Sends this rank's events. One per process; `emit` may be called from any thread.
 
@@ -132,9 +137,9 @@ class EventSender:
             if not events or self._socket.closed:
                 return
             payload = encode_events(events)
-            signature = hashlib.blake2b(payload, key=self._key).digest()
             with contextlib.suppress(zmq.Again):
-                self._socket.send_multipart([signature, payload], flags=zmq.NOBLOCK)
+                frames = [signature(payload, self._key), payload]
+                self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
         with self._flushed:
             self._sent_seq = events[-1].seq
             self._flushed.notify_all()

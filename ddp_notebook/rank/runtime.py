@@ -17,6 +17,7 @@ from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.cells.keyboard import Keyboard
+from ddp_notebook.rank.cells.names import Names
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
 from ddp_notebook.rank.cells.scripts import ScriptRunner
@@ -36,6 +37,7 @@ from ddp_notebook.rank.inspect.stacks import Stacks
 from ddp_notebook.rank.inspect.store_keys import StoreKeys
 from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.rescue import Rescue
@@ -48,6 +50,7 @@ from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.hooks import TrainingHooks
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.variables.scopes import Variables
 
 
 class RankRuntime:
@@ -82,6 +85,7 @@ class RankRuntime:
 
         self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
         self.shell = RankShell(shell, forwarder, user_code)
+        self.names = names = Names(shell)
         self.thread_errors = ThreadErrors(forwarder, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.handlers = Handlers(getattr(shell, "kernel", None))
@@ -96,7 +100,9 @@ class RankRuntime:
                 self.thread_errors,
                 LostInterrupts(forwarder),
                 Keyboard(shell, user_code),
+                names,
                 self.handlers,
+                Orders(process.orders, self.handlers.carry_out),
                 gate,
                 init_calls,
                 observer,
@@ -116,7 +122,9 @@ class RankRuntime:
         waiting = Waiting(main_thread, gate, observer, user_code)
         self.reporter = self._make_reporter(waiting)
         self.stacks = Stacks(process, main_thread, waiting, user_code, self.runner)
+        self.variables = Variables(process, waiting, user_code, self.runner, shell)
         self._answer_calls()
+        self._take_orders()
         self._answer_questions()
 
     def _make_set_up(self) -> SetUp:
@@ -174,10 +182,9 @@ class RankRuntime:
         on(calls.BRING_UP, self.set_up.bring_up)
         on(calls.PREPARE, self.set_up.prepare)
         on(calls.ADVANCE, self.set_up.advance)
-        on(calls.RUN_CELL, self.runner.run)
-        on(calls.START_CELL, self.runner.start)
-        on(calls.RUN_SCRIPT, self.scripts.run)
         on(calls.GET_VALUE, values.get)
+        on(calls.COMPLETE, self.names.complete)
+        on(calls.INSPECT, self.names.inspect)
         construction = self.ddp_construction
         on(calls.DESCRIBE, construction.describe)
         on(calls.COMPARE, construction.compare)
@@ -193,12 +200,19 @@ class RankRuntime:
         on(calls.MEASURE_STEPS, self.steps_bench.measure)
         on(calls.FORGET_STEPS, self.steps_bench.forget)
 
+    def _take_orders(self) -> None:
+        on = self.handlers.on_order
+        on(calls.RUN_CELL, self.runner.run)
+        on(calls.START_CELL, self.runner.start)
+        on(calls.RUN_SCRIPT, self.scripts.run)
+
     def _answer_questions(self) -> None:
         on = self.handlers.on_question
         on(calls.REPORT, lambda _: self.reporter.report())
         on(calls.FREE, lambda _: self.rescue.free())
         on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
         on(calls.STACK, self.stacks.stack)
+        on(calls.VARIABLES, self.variables.variables)
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))

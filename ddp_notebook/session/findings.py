@@ -56,12 +56,15 @@ class LastFindings:
     """What was found in the last run or set-up; of runs that went on beside each other, in all."""
 
     def __init__(self) -> None:
+        self.begun = 0
+        """How many runs and set-ups have begun."""
         self._kept: list[Found] = []
         self._lock = threading.Lock()
 
     def begin(self, found: Found) -> None:
         """A run or a set-up begins: what was found in those that are over is of the past."""
         with self._lock:
+            self.begun += 1
             self._kept = [other for other in self._kept if not other.run.over]
             self._kept.append(found)
 

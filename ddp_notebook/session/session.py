@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.plan import Plan
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
-    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable
+    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
+    from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.detached import Detached
+    from ddp_notebook.session.runs.past import PastRun
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
@@ -59,7 +61,7 @@ class Session:
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
         self._scripts = Scripts(self.pool, self._runs, self._set_up)
-        self._construction = DdpConstruction(self.record, self.pool, self._runs)
+        self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
@@ -154,6 +156,16 @@ class Session:
         return current.run if current is not None else None
 
     @property
+    def past(self) -> Sequence[PastRun]:
+        """The last runs of the session, how each ended and what was found; the newest last."""
+        return self._runs.past.runs
+
+    @property
+    def begun(self) -> int:
+        """How many runs and set-ups have begun: what was said of an earlier one may be old."""
+        return self._findings.begun
+
+    @property
     def detached(self) -> Detached | None:
         """The run that was detached last."""
         return self._runs.detached
@@ -199,6 +211,10 @@ class Session:
     def step_table(self) -> StepTable:
         """Where the ranks stand in set-up."""
         return self._stepping.table()
+
+    def paused_table(self, run: CellRun) -> StepTable:
+        """Before which collectives the ranks of `run` are paused."""
+        return self._runs.paused_table(run)
 
     def output(self, rank: int, log: bool = False) -> str:
         """What `rank` wrote in its last cell, which may still run; all of it when that was too
@@ -316,6 +332,15 @@ class Session:
         """
         return self._where.where(ranks, locals)
 
+    def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
+        """The variables of `ranks` (all by default) as one table; with `names`, those alone.
+
+        From any thread, any time: of the function that a rank is in, and the global ones. Nothing
+        of the user's code runs for it. Raises UsageMistake for a rank or name that does not exist,
+        NoSession, SessionLost.
+        """
+        return self._values.variables(names, ranks)
+
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.
 
@@ -342,6 +367,17 @@ class Session:
         Raises UsageMistake when a rank has no such variable or it cannot be sent.
         """
         return self._values.pull(name, ranks, keep_tensors=keep_tensors)
+
+    def complete(self, code: str, at: int, ranks: Ranks | None = None) -> Completions | None:
+        """What Tab may make of `code` at the cursor, by the first of `ranks` that is idle.
+
+        None where none is, or it takes long. So it is with `describe`.
+        """
+        return self._values.complete(code, at, ranks)
+
+    def describe(self, named: Named, ranks: Ranks | None = None) -> Inspection | None:
+        """Signature, docstring and more of an object on the first of `ranks` that is idle."""
+        return self._values.describe(named, ranks)
 
     # -- tools ---------------------------------------------------------------------------
 

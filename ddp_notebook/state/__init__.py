@@ -8,4 +8,5 @@ output.py            The ranks' output: what each wrote so far, and which ranks 
 setup_table.py       Which stage of set-up each rank is in, and who waits for whom.
 stack_locations.py   The lines of the user's code in which ranks are, each with the code around it.
 stack_tree.py        The stacks of all ranks as one tree, which branches where they differ.
+variable_table.py    The variables of all ranks as one table: equal values are one cell.
 """

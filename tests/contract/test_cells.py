@@ -62,6 +62,12 @@ def test_magics_and_the_shell_work_on_ranks(ranks4: Session) -> None:
     assert got[-1] == "'two'"
 
 
+def test_a_loop_for_windows_is_refused_and_the_rank_takes_the_next_cell(ranks4: Session) -> None:
+    (said,) = outputs(ranks4, "%gui tk")[0, 1, 2, 3]
+    assert "A rank has no windows" in said
+    assert outputs(ranks4, "%gui asyncio\nprint('here')") == {(0, 1, 2, 3): ["here\n"]}
+
+
 def test_top_level_await_works_on_ranks(ranks4: Session) -> None:
     source = "import asyncio\nasync def f():\n    return rank\nawait asyncio.sleep(0)\nawait f()"
     assert outputs(ranks4, source, ranks=(0, 1)) == {(0,): ["0"], (1,): ["1"]}

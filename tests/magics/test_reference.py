@@ -97,6 +97,7 @@ class Answers:
 
     running = True
     current = None
+    begun = 0
     record = Session().record
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
+from ddp_notebook.board.widget import BoardWidget
 
 PAGE = Path(ddp_notebook.__file__).parent / "board" / "page"
 TESTS = Path(__file__).parents[1] / "js"
@@ -39,7 +40,7 @@ def test_the_pure_functions_pass_their_own_tests() -> None:
 
 
 def test_script_and_style_are_small_and_load_nothing() -> None:
-    script, style = joined("js"), joined("css")
+    script, style = BoardWidget._esm, BoardWidget._css
     assert len(script.encode()) + len(style.encode()) < MOST_BYTES
     assert not re.search(r"\bimport\b\s*[({\"'*]|\bimport \w+ from", script)
     links = re.findall(r"https?://[^\s\"'`]+", script + style)

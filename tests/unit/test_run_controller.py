@@ -210,14 +210,15 @@ def test_what_fails_for_another_reason_is_raised_and_the_ranks_are_released(
     assert not setting.controller.state.claimed
 
 
-def test_a_message_that_the_engine_dropped_is_sent_once_more_and_then_lost(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_cannot_be_reached_did_not_run_it_and_nobody_waits_for_it(
+    setting: Setting,
 ) -> None:
-    monkeypatch.setattr(controlling, "_SEND_AGAIN_AFTER_S", 0.05)
-    setting.ranks_do(lambda rank: (started(0), finished(0)) if rank == 0 else ())
+    setting.cluster.unreachable = (1,)
+    setting.ranks_do(lambda rank: (started(rank), finished(rank)))
     error = setting.see_through().error
-    assert [ranks for ranks, _ in setting.cluster.sent] == [BOTH, (1,)]
-    assert str(error) == "rank 1 did not run the cell: the message was lost; rank 0 finished."
+    assert str(error) == (
+        "rank 1 did not run it: the process could not be reached; rank 0 finished."
+    )
 
 
 def test_a_detached_run_is_stopped_as_an_interrupt_stops_it(setting: Setting) -> None:

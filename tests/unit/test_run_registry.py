@@ -16,7 +16,7 @@ from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.runs.controller import Replies, RunController, RunState
+from ddp_notebook.session.runs.controller import RunController, RunState
 from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.registry import RunRegistry
@@ -75,8 +75,8 @@ class Nothing:
 
     launch = LaunchParameters()
 
-    def send(self, ranks: Ranks) -> Replies:
-        return {}
+    def send(self, ranks: Ranks) -> Ranks:
+        return ()
 
     def end(self, controller: RunController) -> CellResult:
         return controller.run.result()
@@ -85,7 +85,7 @@ class Nothing:
 class Broken(Nothing):
     """Work that cannot be sent."""
 
-    def send(self, ranks: Ranks) -> Replies:
+    def send(self, ranks: Ranks) -> Ranks:
         raise ValueError("broken")
 
 

@@ -10,7 +10,7 @@ look.py         `%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_ste
 ranks.py        `%ddp_init`, `%ddp_restart`, `%ddp_abort`, `%ddp_shutdown`: from start to end.
 run.py          `%%ddp`, `%ddp_run`, `%ddp_wait`: a cell or a script on the ranks.
 tour.py         `%ddp_tour`: five things to try.
-values.py       `%ddp_push`, `%ddp_pull`, `%ddp_output`: between the notebook and the ranks.
+values.py       `%ddp_vars`, `%ddp_push`, `%ddp_pull`, `%ddp_output`: variables and output.
 """
 
 from ddp_notebook.magics.verb import Verb
@@ -29,6 +29,7 @@ VERBS: tuple[Verb, ...] = (
     ranks.ABORT,
     ranks.RESTART,
     ranks.SHUTDOWN,
+    values.VARS,
     values.PUSH,
     values.PULL,
     values.OUTPUT,

@@ -1,4 +1,4 @@
-"""`%ddp_push`, `%ddp_pull`, `%ddp_output`: what moves between the notebook and the ranks."""
+"""`%ddp_vars`, `%ddp_push`, `%ddp_pull`, `%ddp_output`: variables and output of the ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,34 @@ from typing import Any
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files, variables
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.tab.completers import files, variables
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.model import name_ranks
+from ddp_notebook.model import VariableTable, name_ranks
+
+
+def _vars(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
+    table = ui.session.variables(args.names, chosen_ranks(ui.session, args))
+    return value_or_json(ui, args, table)
+
+
+VARS = Verb(
+    "ddp_vars",
+    about="Show the variables of the ranks in one table, at any time: equal values once, what "
+    "differs between ranks with ≠. Of ranks that are blocked also those of the function that they "
+    "are in. Runs none of your code. Returns a VariableTable.",
+    examples=(
+        ("%ddp_vars", "all of them"),
+        ("%ddp_vars loss lr --ranks 0,2", "two of them, on two ranks"),
+    ),
+    run=_vars,
+    options=(
+        options.ranks("show those of these ranks only"),
+        Option("names", "variables of the ranks", nargs="*"),
+        options.JSON,
+    ),
+)
 
 
 def _push(ui: NotebookUi, args: argparse.Namespace) -> None:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from IPython.core.error import UsageError
+
 from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.cells import cell_ast, progress_bars
@@ -24,6 +26,7 @@ from ddp_notebook.rank.inspect.frames import UserCode
 
 _RESULT_NAME = "__ddp_result__"
 _BEGIN_NAME = "__ddp_begin__"
+_WITH_WINDOWS = ("gtk", "osx", "qt", "tk", "wx")
 
 
 class RankShell(Component):
@@ -48,8 +51,8 @@ class RankShell(Component):
         self._replace_displays()
         self._replace_tracebacks()
         self._replace_compiler()
+        self._refuse_windows()
         progress_bars.prefer_text()
-        engine_private.keep_quiet(getattr(self.shell, "kernel", None))
         engine_private.keep_no_tracebacks(self.shell)
         for name, function in self._helpers():
             self.shell.user_ns_hidden[name] = None
@@ -146,6 +149,19 @@ class RankShell(Component):
 
         self.shell.showtraceback = show_unless_interrupted
         self.shell._showtraceback = forward_traceback
+
+    def _refuse_windows(self) -> None:
+        """A window's event loop would run in place of the engine's, and the rank hear no more."""
+        enable: Callable[..., Any] = self.shell.enable_gui
+
+        def enable_gui(gui: str | None = None) -> Any:
+            if (gui or "").startswith(_WITH_WINDOWS):
+                raise UsageError(
+                    f"A rank has no windows, so not {gui!r} either: %matplotlib inline"
+                )
+            return enable(gui)
+
+        self.shell.enable_gui = enable_gui
 
     def _replace_compiler(self) -> None:
         compiler, run_nodes = self.shell.compile, self.shell.run_ast_nodes

@@ -46,6 +46,11 @@ def class_name(value: Any) -> str:
     return str(_NAME_OF(type(value)))[:_LONGEST_STRING]
 
 
+def inherits(value: Any, base: type) -> bool:
+    """Whether its class is `base` or below; what its class or metaclass says does not count."""
+    return base in _MRO_OF(type(value))
+
+
 def _text(value: Any, depth: int) -> str:
     kind = type(value)
     if kind is int:

@@ -33,13 +33,13 @@ _MOST_FRAMES = 2 * _HALF
 _MOST_LOCALS = 24
 _LONGEST_SOURCE = 100
 _LONGEST_FILE = 160
-_LONGEST_NAME = 60
+LONGEST_NAME = 60
 _LONGEST_TEXT = 300
 _ASIDE, _PER_FRAME, _PER_LOCAL = 1000, 70, 24
 """Bytes for what stands beside the frames, beside the locals of each, and around a local."""
 _FRAME_AND_HERE = 3
 """References to a dict that only its frame has beside the function that looks at it."""
-_NOT_SHOWN = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
+NOT_SHOWN = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
 """What a module's own names are mostly bound to: imports and definitions."""
 
 
@@ -127,9 +127,9 @@ class Stacks:
         return Frame(
             file=f"cell {cell[1]}" if cell else name[-_LONGEST_FILE:],
             line=line,
-            function=code.co_qualname.rpartition(".<locals>.")[2][-_LONGEST_NAME:],
+            function=code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:],
             source=_source(name, line),
-            module=_module(frame)[:_LONGEST_NAME],
+            module=_module(frame)[:LONGEST_NAME],
             library=not self._user_code.is_users(name),
         )
 
@@ -141,17 +141,21 @@ class Stacks:
 
 
 def variables_of(frame: FrameType, *, keep: bool) -> tuple[Local, ...]:
-    """The variables of a frame; `keep` when a debugger holds it."""
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        variables = _of_function(frame, keep=keep or frame.f_trace is not None)
-    else:
-        variables = _of_module(frame)
+    """The variables of a frame, as short texts; `keep` when a debugger holds it."""
+    variables = values_of(frame, keep=keep)
     shown = [
-        Local(name[:_LONGEST_NAME], safe_repr.of(value)) for name, value in variables[:_MOST_LOCALS]
+        Local(name[:LONGEST_NAME], safe_repr.of(value)) for name, value in variables[:_MOST_LOCALS]
     ]
     if len(variables) > _MOST_LOCALS:
         shown.append(Local("…", f"{len(variables) - _MOST_LOCALS} more"))
     return tuple(shown)
+
+
+def values_of(frame: FrameType, *, keep: bool) -> list[tuple[str, Any]]:
+    """The variables of a frame, in order; `keep` when a debugger holds it."""
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return _of_function(frame, keep=keep or frame.f_trace is not None)
+    return _of_module(frame)
 
 
 def _module(frame: FrameType) -> str:
@@ -175,7 +179,7 @@ def _of_module(frame: FrameType) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in spoken_of
-        if not name.startswith("_") and not issubclass(type(value), _NOT_SHOWN)
+        if not name.startswith("_") and not issubclass(type(value), NOT_SHOWN)
     ]
 
 

@@ -15,6 +15,7 @@ from ddp_notebook.cluster.cluster import (
     RankCluster,
 )
 from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.client import ForkServerClient
@@ -79,8 +80,9 @@ class Processes:
         self.logs = CollectiveLogs(self.output_folder)
         """The collective logs of the ranks."""
         self.receiver = EventReceiver(self.folder, record.add)
+        self.orders = OrderSender(self.folder, self.receiver.key)
         self.cluster: RankCluster = IPyParallelCluster(
-            fork_server, self.folder, self._exited, options.world_size
+            fork_server, self.folder, self.orders, self._exited
         )
         fork_server.on_lost(self._fork_server_lost)
 
@@ -149,6 +151,28 @@ class Processes:
                 self.stop(ranks)
                 self.launch(ranks)
 
+    def why_not_kept(self, options: InitOptions) -> str:
+        """Why no rank could have `options` in its process; empty when some can."""
+        if other := options.other_kind(self.options):
+            return f"{' and '.join(other)} changes what a process is"
+        if not self.fork_server.equals_a_new_one():
+            return "packages, files, the environment or the module path have changed"
+        return ""
+
+    def adopt(self, options: InitOptions) -> None:
+        """Go on with other options; the store moves where they say another place."""
+        moved = not options.same_store(self.options)
+        self.options = options
+        if moved and options.init_method != "file":
+            self.open_store()
+
+    def resize(self, ranks: Ranks, devices: DevicePlan) -> None:
+        """As many ranks as the options say: `ranks` stay, others are new. Raises SetupFailed."""
+        self.devices = devices
+        everyone = range(self.options.world_size)
+        self.record.resize(self.options.world_size, backend=devices.backend)
+        self.launch(tuple(rank for rank in everyone if rank not in ranks))
+
     def _launch_one(self, rank: int) -> None:
         options = self.options
         extra = dict(self.devices.environment[rank])
@@ -159,7 +183,8 @@ class Processes:
         environment = rank_environment(rank, options.world_size, options.threads, extra)
         light = {
             "rank": rank,
-            "url": self.receiver.url,
+            "events": self.receiver.url,
+            "orders": self.orders.url,
             "key": self.receiver.key,
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
@@ -274,6 +299,7 @@ class Processes:
         if not stays:
             self.fork_server.close()
         self.receiver.close()
+        self.orders.close()
         self.logs.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)

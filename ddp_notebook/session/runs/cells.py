@@ -13,7 +13,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
-from ddp_notebook.session.runs.controller import Replies, RunController
+from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
@@ -81,12 +81,12 @@ class CellWork:
     """It has a top-level `await`."""
     launch = LaunchParameters()
 
-    def send(self, ranks: Ranks) -> Replies:
-        """Send the cell to `ranks`."""
+    def send(self, ranks: Ranks) -> Ranks:
+        """Send the cell to `ranks`; those that could not be reached."""
         run = self.run
         request = calls.Cell(run.cell, run.number, self.magic_line, self.source, run.pausing)
-        call = calls.START_CELL if self.is_async else calls.RUN_CELL
-        return self.cluster.tell(ranks, call, request)
+        order = calls.START_CELL if self.is_async else calls.RUN_CELL
+        return self.cluster.tell(ranks, order, request)
 
     def end(self, controller: RunController) -> CellResult:
         """How the cell ended, with a diagnosis where it failed or computed something wrong."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.session.findings import Found
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 _STOP_WITHIN_S = 0.7
 """How long interrupted ranks may take to stop before control returns without them."""
-_SEND_AGAIN_AFTER_S = 2.0
-
-Replies = dict[int, Callable[[], bool]]
-"""Of each rank that something was sent to: whether it replied."""
 
 
 class RunState(enum.Enum):
@@ -88,8 +84,8 @@ class Work(Protocol):
     def launch(self) -> LaunchParameters:
         """What the ranks were launched with, as far as it is the run's own."""
 
-    def send(self, ranks: Ranks) -> Replies:
-        """Send it to `ranks`."""
+    def send(self, ranks: Ranks) -> Ranks:
+        """Send it to `ranks`; those that could not be reached."""
 
     def end(self, controller: RunController) -> CellResult:
         """How it ended, once no rank is in it."""
@@ -141,7 +137,7 @@ class RunController:
         """Keep what the last look found, if it still is so: freed ranks do not tell."""
         detector = self.run.detector
         seen = detector.latest if detector is not None else None
-        if seen is None or not seen.wrong or self.found.diagnosis is not None:
+        if seen is None or not seen.findings or self.found.diagnosis is not None:
             return
         now = diagnose_run(self.look())
         if [(f.category, f.ranks) for f in now.findings] == [
@@ -258,8 +254,8 @@ class RunController:
             self._keep(result.diagnosis)
         elif result.error is None and run.done:
             self.found.nothing()
-        elif self.found.diagnosis is None:
-            own = (*failures.died(run.died), *failures.raised(run.finished.values(), run.ranks))
+        elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
+            own = (*deaths.died(run.died), *failures.raised(run.finished.values(), run.ranks))
             if own:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 
@@ -270,18 +266,13 @@ class RunController:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
 
     def _wait(self, work: Work, interrupted: Callable[[], bool]) -> Diagnosis | None:
-        """Wait until no rank is in it, or it is stuck (the diagnosis) or interrupted.
-
-        A reply without a start means that the engine dropped the message (it does after an
-        interrupt, with status ok). It is sent once more; a rank that drops it again is lost.
-        """
+        """Wait until no rank is in it, or it is stuck (the diagnosis) or interrupted."""
         run = self.run
         detector = run.detector = None if run.pausing else self._detector()
         with quick_switches():
-            replies = {} if self._sent else work.send(run.ranks)
-            self._sent = True
-            sent_s = dict.fromkeys(replies, time.monotonic())
-            sent_again: set[int] = set()
+            if not self._sent:
+                self._sent = True
+                run.lost.update(work.send(run.ranks))
             while not run.over.wait(LOOK_EVERY_S) and not run.done:
                 diagnosis = detector.turn() if detector is not None else None
                 if diagnosis is not None and not self._patient:
@@ -290,20 +281,7 @@ class RunController:
                     self._keep(diagnosis)
                 if interrupted():
                     return None
-                for rank in self._dropped(replies, sent_s):
-                    if rank in sent_again:
-                        run.lost.add(rank)
-                    else:
-                        sent_again.add(rank)
-                        sent_s[rank] = time.monotonic()
-                        replies.update(work.send((rank,)))
         return None
-
-    def _dropped(self, replies: Replies, sent_s: dict[int, float]) -> list[int]:
-        """Ranks that replied a while ago and did not begin."""
-        late_s = time.monotonic() - _SEND_AGAIN_AFTER_S
-        waited_for = set(self.run.pending) - self.run.started
-        return [r for r in replies if r in waited_for and sent_s[r] <= late_s and replies[r]()]
 
     def _detector(self) -> StallDetector:
         """Looks for ranks that are stuck; asks no rank while they issue collectives or print."""

@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Event, Ranks, name_ranks
+from ddp_notebook.model import Event, Ranks, StepTable, name_ranks
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
 from ddp_notebook.session.runs.collective_steps import Settling, paused_ranks, table
 from ddp_notebook.session.runs.controller import RunController, RunState, Work
 from ddp_notebook.session.runs.detached import Detached
+from ddp_notebook.session.runs.past import PastRuns
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class RunRegistry:
         self._record = record
         self._findings = findings
         self._pool = pool
+        self.past = PastRuns()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         pool.before_close(self.lose_all)
@@ -52,9 +54,15 @@ class RunRegistry:
         busy = (c for c in reversed(self.controllers) if not c.run.done)
         return next(busy, self.controllers[-1] if self.controllers else None)
 
+    def paused_table(self, run: CellRun) -> StepTable:
+        """`Session.paused_table`."""
+        logs = next((c.logs for c in self.controllers if c.run is run), None)
+        return table(run, logs) if logs is not None else StepTable("", ())
+
     def reset(self) -> None:
         """Forget all runs: the ranks are new ones."""
         self.controllers, self.detached = [], None
+        self.past.clear()
 
     # -- claims --------------------------------------------------------------------------
 
@@ -165,6 +173,7 @@ class RunRegistry:
         """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
         controller.carry_out(work, patient=patient)
         self._findings.begin(controller.found)
+        self.past.begin(controller.run, controller.found)
         if started is not None:
             started(controller.run)
         if not detach and not controller.run.pausing:

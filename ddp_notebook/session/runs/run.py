@@ -248,8 +248,8 @@ class CellRun:
     def error(self) -> DDPError | None:
         """How it failed on the ranks that are not in it any more; None when it did not."""
         lines = [*self._deaths(), *self._exceptions()]
-        if self.lost:
-            lines.append(f"{name_ranks(self.lost)} did not run the cell: the message was lost")
+        if lost := self.lost - self.died.keys():
+            lines.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
         if not lines:
             return None
         failed = {r for r, f in self.finished.items() if f.outcome != "ok"}

@@ -19,7 +19,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import Settings
 from ddp_notebook.session.runs import post_run
-from ddp_notebook.session.runs.controller import Replies, RunController
+from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
@@ -147,8 +147,8 @@ class ScriptWork:
             lambda: store == "rank0" or processes.script_store_alive,
         )
 
-    def send(self, ranks: Ranks) -> Replies:
-        """Send the script to `ranks`."""
+    def send(self, ranks: Ranks) -> Ranks:
+        """Send the script to `ranks`; those that could not be reached."""
         request = calls.Script(
             cell=self._run.cell,
             number=self._run.number,

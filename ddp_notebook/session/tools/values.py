@@ -1,15 +1,19 @@
-"""Variables on the ranks, set and fetched; and what a rank wrote."""
+"""Variables on the ranks: set, fetched, completed, described; and what a rank wrote."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.model import Ranks, Status, Unread, VariableTable, name_ranks
 from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.guards import check_name, check_ranks
+from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _TIMEOUT_S = 60.0
+_QUICK_S = 0.3
+"""Who presses Tab waits no longer, and the kernel does nothing else meanwhile."""
+_ASK_TIMEOUT_S = 2.0
+_BUSY = "busy: the values of its tensors are read when it stands"
 
 
 class Values:
@@ -28,6 +36,8 @@ class Values:
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._owed: Future[Any] | None = None
+        """The answer of the rank that was asked last, which may never come."""
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """`Session.push`."""
@@ -65,6 +75,56 @@ class Values:
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
         return values
 
+    def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
+        """`Session.complete`."""
+        return self._ask_quickly(ranks, calls.COMPLETE, calls.Cursor(code, at))
+
+    def describe(self, named: calls.Named, ranks: Ranks | None) -> calls.Inspection | None:
+        """`Session.describe`."""
+        return self._ask_quickly(ranks, calls.INSPECT, named)
+
+    def _ask_quickly(
+        self, ranks: Ranks | None, call: calls.Call[calls.Request, calls.Answer], request: Any
+    ) -> calls.Answer | None:
+        """What the first idle rank answers; None without one, or when it takes long."""
+        owed, processes = self._owed, self._pool.processes
+        if processes is None or (owed is not None and not owed.done()):
+            return None
+        rank = self._first_idle(ranks)
+        if rank is None:
+            return None
+        self._owed = answer = processes.cluster.call((rank,), call, lambda _: request)[rank]
+        try:
+            return processes.cluster.value_of(answer, _QUICK_S)
+        except UsageMistake:
+            return None
+
+    def _first_idle(self, ranks: Ranks | None) -> int | None:
+        for rank in range(self._record.snapshot.world_size) if ranks is None else ranks:
+            with contextlib.suppress(UsageMistake):
+                return self._runs.idle((rank,), "Tab")[0]
+        return None
+
+    def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
+        """`Session.variables`."""
+        cluster = self._pool.need("%ddp_vars").cluster
+        snapshot = self._record.snapshot
+        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+        check_ranks(members, snapshot)
+        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        request = calls.VariablesRequest(tuple(names))
+        answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
+        told = {r: each for r, each in answers.items() if not isinstance(each, CannotAnswer)}
+        reasons = {
+            "dead": set(members) - set(alive),
+            "does not answer": set(alive) - told.keys(),
+            _BUSY: {rank for rank, each in told.items() if each.busy},
+        }
+        unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
+        table = variable_table.fold(told.values(), unread, snapshot.world_size)
+        _check_known(names, table, tuple(told))
+        return table
+
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""
         processes = self._pool.need("%ddp_output")
@@ -77,6 +137,14 @@ class Values:
         if log or run is None:
             return text or ""
         return with_tracebacks(run.written(rank) if text is None else text, run, rank)
+
+
+def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:
+    """Raises UsageMistake when a name is on none of `ranks`, which answered."""
+    known = {row.name for section in table.sections for row in section.rows}
+    missing = [name for name in names if name not in known]
+    if missing and ranks:
+        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.")
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:

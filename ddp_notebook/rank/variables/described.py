@@ -1,0 +1,128 @@
+"""One variable: numbers, tensors, models, optimizers; anything else as a short text.
+
+Nothing of the user's is run: what a model or an optimizer holds is read from where torch's own
+base class keeps it, and not by its methods.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import Variable
+from ddp_notebook.rank.inspect import safe_repr
+from ddp_notebook.rank.variables.tensors import TensorReader, sample
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
+_MOST_MODULES = 2_000
+_MOST_SAMPLED = 200
+"""Parameters of a model that are compared between ranks, by a few values of each."""
+_LARGEST = 2**53
+"""Whole numbers above are not exact as a float."""
+_MOST_GROUPS = 3
+
+
+def describe(name: str, value: Any, reader: TensorReader) -> Variable:
+    """A variable of this `name`. Raises nothing."""
+    try:
+        return _described(name, value, reader)
+    except Exception:  # noqa: BLE001  # it may change while it is looked at
+        return Variable(name, safe_repr.of(value))
+
+
+def _described(name: str, value: Any, reader: TensorReader) -> Variable:
+    kind = type(value)
+    if kind in (int, float):
+        return Variable(name, safe_repr.of(value), _number(value))
+    if kind in _TENSORS:
+        return Variable(name, tensor=reader.facts(value))
+    if safe_repr.inherits(value, torch.nn.Module):
+        return _module(name, value)
+    if safe_repr.inherits(value, torch.optim.Optimizer):
+        return Variable(name, _optimizer(value))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+        return Variable(name, tensor=reader.array_facts(value))
+    if numpy is not None and kind in (numpy.float64, numpy.float32, numpy.int64, numpy.int32):
+        return _described(name, value.item(), reader)
+    return Variable(name, safe_repr.of(value))
+
+
+def _number(value: float) -> float | None:
+    """As a float; None for what is none, or no exact one."""
+    exact = abs(value) < _LARGEST or type(value) is float
+    return float(value) if exact and not math.isnan(value) else None
+
+
+# -- models --------------------------------------------------------------------------------
+
+
+def _module(name: str, module: Any) -> Variable:
+    """A model: its class, how many parameters, whether it trains."""
+    parameters = list(_parameters(module))
+    count = sum(parameter.numel() for parameter in parameters)
+    mode = "train" if _ATTRIBUTES_OF(module).get("training") is True else "eval"
+    return Variable(name, f"{_class(module)}, {count:,} parameters, {mode}", digest=_of(parameters))
+
+
+def _class(module: Any) -> str:
+    """Its class, and of a DDP object that of the model in it."""
+    own = safe_repr.class_name(module)
+    inner = _ATTRIBUTES_OF(module).get("_modules", {}).get("module")
+    wrapped = type(module) is torch.nn.parallel.DistributedDataParallel and inner is not None
+    return f"DDP({safe_repr.class_name(inner)})" if wrapped else own
+
+
+def _parameters(module: Any) -> Iterator[torch.Tensor]:
+    """Its parameters and those of the modules in it, each once."""
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting and len(seen) < _MOST_MODULES:
+        attributes = _ATTRIBUTES_OF(waiting.pop())
+        for parameter in list(attributes.get("_parameters", {}).values()):
+            if type(parameter) in _TENSORS and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+        for inner in list(attributes.get("_modules", {}).values()):
+            if safe_repr.inherits(inner, torch.nn.Module) and id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+
+
+def _of(parameters: list[torch.Tensor]) -> str:
+    """What tells these parameters from those of another rank; equal for most that are equal.
+
+    Some values of the first ones. Empty where they cannot be read: on a GPU, in parts.
+    """
+    crc = 0
+    for parameter in parameters[:_MOST_SAMPLED]:
+        flat = parameter.detach()
+        held = flat.untyped_storage().nbytes() >= flat.numel() * flat.element_size()
+        if flat.device.type != "cpu" or not flat.is_contiguous() or not held:
+            return ""
+        crc = zlib.crc32(repr(sample(flat.view(-1))).encode(), crc)
+    return f"{crc:08x}"
+
+
+# -- optimizers ----------------------------------------------------------------------------
+
+
+def _optimizer(optimizer: Any) -> str:
+    """An optimizer: its class, and the learning rate of each group of parameters."""
+    attributes = torch.optim.Optimizer.__dict__["__dict__"].__get__(optimizer)
+    groups = [group for group in attributes.get("param_groups", ()) if type(group) is dict]
+    rates = list(dict.fromkeys(_rate(group.get("lr")) for group in groups))
+    more = f", … of {len(rates)}" if len(rates) > _MOST_GROUPS else ""
+    shown = ", ".join(rates[:_MOST_GROUPS])
+    return f"{safe_repr.class_name(optimizer)}, lr {shown or '?'}{more}"
+
+
+def _rate(rate: Any) -> str:
+    is_tensor = type(rate) in _TENSORS and rate.device.type == "cpu" and rate.numel() == 1
+    return f"{rate.item():.6g}" if is_tensor else safe_repr.of(rate)

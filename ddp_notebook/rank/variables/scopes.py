@@ -1,0 +1,138 @@
+"""Which variables there are: of the function that the main thread is in, and global ones.
+
+Called on the engine's control thread: nothing here waits, imports, or runs code of the user's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+from ddp_notebook.model import Activity, RankVariables, Scope, Variable, codec
+from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.calls import VariablesRequest
+from ddp_notebook.rank.cells.runner import CellRunner
+from ddp_notebook.rank.inspect import frames as stack_frames
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.process import is_runnable
+from ddp_notebook.rank.inspect.stacks import LONGEST_NAME, NOT_SHOWN, values_of
+from ddp_notebook.rank.inspect.waiting import Waiting
+from ddp_notebook.rank.variables.described import describe
+from ddp_notebook.rank.variables.tensors import TensorReader
+
+MOST_BYTES = 60_000
+"""Of a rank's answer, as JSON."""
+MOST_VARIABLES = 100
+"""Of one scope; the newest."""
+_ASIDE = 500
+_IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
+
+
+class Variables:
+    """Tells this rank's variables, while its main thread goes on. `shell` is IPython's."""
+
+    def __init__(
+        self,
+        process: RankProcess,
+        waiting: Waiting,
+        user_code: UserCode,
+        runner: CellRunner,
+        shell: Any,
+    ) -> None:
+        self._rank = process.rank
+        self._waiting = waiting
+        self._user_code = user_code
+        self._runner = runner
+        self._shell = shell
+
+    def variables(self, request: VariablesRequest) -> RankVariables:
+        """This rank's variables, in at most `MOST_BYTES` as JSON."""
+        awaited = self._waiting.awaited()
+        stack = awaited.stack
+        inside = self._waiting.wait(awaited, is_runnable()).inside
+        frame = self._innermost(stack)
+        busy = self._waiting.activity(inside) is Activity.BUSY and frame is not None
+        reader = TensorReader(values=not busy)
+        room = _Room()
+        scopes = []
+        if frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            traced = any(f.f_globals.get("__name__") == "bdb" for f in stack)
+            local = [each for each in values_of(frame, keep=traced) if _is_shown(*each)]
+            scopes.append(self._scope(_function(frame), _file(frame), local, request, reader, room))
+        names = frame.f_globals if frame is not None else self._shell.user_ns
+        file = "" if names is self._shell.user_ns or frame is None else _file(frame)
+        scopes.append(self._scope("", file, self._global(names), request, reader, room))
+        return RankVariables(self._rank, tuple(scopes), busy)
+
+    def _innermost(self, stack: list[FrameType]) -> FrameType | None:
+        """The user's innermost frame; None when none of the user's code runs."""
+        frame, _ = self._user_code.innermost(stack)
+        if frame is None:
+            awaiting = list(stack_frames.task_frames(self._runner.task))
+            frame, _ = self._user_code.innermost(awaiting[::-1])
+        return frame
+
+    def _global(self, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """What the user has bound, but imports and definitions: what `%who` would list."""
+        hidden = self._shell.user_ns_hidden
+        return [
+            (name, value)
+            for name, value in list(names.items())
+            if _is_shown(name, value)
+            and name not in _IPYTHONS
+            and value is not hidden.get(name, _NONE)
+        ]
+
+    @staticmethod
+    def _scope(
+        function: str,
+        file: str,
+        values: list[tuple[str, Any]],
+        request: VariablesRequest,
+        reader: TensorReader,
+        room: _Room,
+    ) -> Scope:
+        if request.names:
+            values = [each for each in values if each[0] in request.names]
+        newest = values[-MOST_VARIABLES:]
+        kept = room.take(describe(name[:LONGEST_NAME], value, reader) for name, value in newest)
+        return Scope(function, file, kept, len(values) - len(kept))
+
+
+_NONE = object()
+
+
+class _Room:
+    """How many bytes the answer may still grow by."""
+
+    def __init__(self) -> None:
+        self._left = MOST_BYTES - _ASIDE
+
+    def take(self, variables: Iterable[Variable]) -> tuple[Variable, ...]:
+        """The first of them, as many as there is room for."""
+        kept = []
+        for variable in variables:
+            self._left -= len(json.dumps(codec.encode(variable))) + 2
+            if self._left < 0:
+                break
+            kept.append(variable)
+        return tuple(kept)
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    """Whether it is a variable and no definition, import or name of Python's or IPython's own."""
+    return type(name) is str and name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
+
+
+def _function(frame: FrameType) -> str:
+    return frame.f_code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:]
+
+
+def _file(frame: FrameType) -> str:
+    """The file that the frame's code is in, or ``cell 3``."""
+    name = frame.f_code.co_filename
+    cell = stack_frames.CELL_NAME.fullmatch(name)
+    return f"cell {cell[1]}" if cell else name.rpartition("/")[2][-LONGEST_NAME:]

@@ -1,0 +1,135 @@
+"""The values of tensors in a few numbers.
+
+Only memory of the host is read, while the main thread stands: reading a GPU's would wait for what
+the GPU is at, which may be the collective that hangs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import TensorFacts
+
+SECONDS = 0.02
+"""Of CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
+more."""
+_WHOLE = 2**20
+"""Values of a tensor that is read to its end; of a larger one a part is."""
+_PART = 2**15
+_CHUNK = 2**15
+"""Values at a time: so many are read by one thread, in some 0.1 ms."""
+_SAMPLE = 16
+_LONGEST_SHAPE = 8
+
+
+class TensorReader:
+    """Reads tensors until its time is up; of those after that it tells what they are."""
+
+    def __init__(self, values: bool = True, seconds: float = SECONDS) -> None:
+        """Without `values` nothing is read: the main thread may change or free them meanwhile."""
+        self._seconds = seconds if values else 0.0
+        self._began_s = time.thread_time()
+
+    def _is_time_up(self, size: int) -> bool:
+        seconds = self._seconds if size > _CHUNK else 2 * self._seconds
+        return not seconds or time.thread_time() - self._began_s > seconds
+
+    def facts(self, tensor: torch.Tensor) -> TensorFacts:
+        """What is known of `tensor`, which is of torch's own type. Raises what torch raises."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        facts = TensorFacts(tuple(tensor.shape), dtype, str(tensor.device))
+        if not facts.size or len(facts.shape) > _LONGEST_SHAPE or self._is_time_up(facts.size):
+            return facts
+        flat = _flat(tensor.detach())
+        return facts if flat is None else self._read(facts, flat)
+
+    def array_facts(self, array: Any) -> TensorFacts:
+        """The same of an array of NumPy's own type."""
+        dtype, shape = array.dtype, tuple(map(int, array.shape))
+        facts = TensorFacts(shape, str(dtype), "numpy")
+        readable = dtype.kind in "fiub" and dtype.isnative and array.flags.writeable
+        if not readable or not array.size:
+            return facts
+        return replace(self.facts(torch.from_numpy(array)), dtype=str(dtype), device="numpy")
+
+    def _read(self, facts: TensorFacts, flat: torch.Tensor) -> TensorFacts:
+        """`facts` with the values in `flat`, which has one dimension."""
+        size = flat.numel()
+        part = flat if size <= _WHOLE else flat[:: -(-size // _PART)]
+        sums = _Sums()
+        for begin in range(0, part.numel(), _CHUNK):
+            if begin and self._is_time_up(size):
+                break
+            sums.add(part[begin : begin + _CHUNK])
+        return replace(
+            facts,
+            read=sums.read,
+            mean=sums.mean,
+            least=_short(min(sums.ends)) if sums.ends else None,
+            most=_short(max(sums.ends)) if sums.ends else None,
+            nans=sums.nans,
+            digest=f"{sums.crc:08x}" if sums.read == size else "",
+            sample=sample(flat),
+        )
+
+
+class _Sums:
+    """What the values of a tensor add up to, part by part."""
+
+    def __init__(self) -> None:
+        self.read = self.nans = self.crc = 0
+        self.ends: list[float] = []
+        self._total = 0.0
+
+    def add(self, chunk: torch.Tensor) -> None:
+        """Add some values, of one dimension."""
+        self.crc = zlib.crc32(chunk.contiguous().view(torch.uint8).numpy().data, self.crc)
+        wide = chunk.to(torch.float64)
+        is_nan = wide.isnan()
+        nans = int(is_nan.sum())
+        numbers = wide[~is_nan] if nans else wide
+        self.read, self.nans = self.read + chunk.numel(), self.nans + nans
+        if numbers.numel():
+            least, most = torch.aminmax(numbers)
+            self.ends += [float(least), float(most)]
+            self._total += float(numbers.sum())
+
+    @property
+    def mean(self) -> float | None:
+        """Of those that are numbers; None for none, and for infinities of both signs."""
+        none = not self.ends or math.isnan(self._total)
+        return None if none else _short(self._total / (self.read - self.nans))
+
+
+def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
+    """Some values of a tensor of one dimension, at places that depend on its length alone."""
+    some = flat[:: max(1, -(-flat.numel() // _SAMPLE))].to(torch.float64).tolist()
+    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+    """`tensor` in one dimension; None for one whose values cannot be read here.
+
+    A shard of FSDP may have given its memory back, and looks as it did before.
+    """
+    on_host = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not on_host or tensor.is_complex() or tensor.is_quantized:
+        return None
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed_bytes = (tensor.storage_offset() + extent) * tensor.element_size()
+    if tensor.untyped_storage().nbytes() < needed_bytes:
+        return None
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
+
+
+def _short(number: float) -> float:
+    """As exact as a float32, in as few characters."""
+    return float(f"{number:.8g}")

@@ -1,0 +1,82 @@
+"""The runs of a session, one after another: how each ended, and what was found wrong."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_notebook.model import Ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.findings import Found
+    from ddp_notebook.session.runs.run import CellRun
+
+MOST_RUNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run in a few words. `exits` says how ranks left it; `pending` are in it.
+
+    `began` is a time of day in seconds since the epoch. `headline` is what was found wrong, and
+    `category` of which kind; empty for nothing.
+    """
+
+    title: str
+    number: int
+    ranks: Ranks
+    began: float
+    duration_s: float
+    exits: Mapping[str, Ranks]
+    pending: Ranks = ()
+    headline: str = ""
+    category: str = ""
+
+
+class PastRuns:
+    """The last runs of a session, the newest last. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._runs: deque[PastRun | Callable[[], PastRun]] = deque(maxlen=MOST_RUNS)
+
+    def begin(self, run: CellRun, found: Found) -> None:
+        """A run begins. Of those that are over only words are kept."""
+        began = time.time()
+        kept = [self._settled(each) for each in self._runs]
+        self._runs = deque([*kept, lambda: _past(run, found, began)], maxlen=MOST_RUNS)
+
+    def clear(self) -> None:
+        """A session begins."""
+        self._runs = deque(maxlen=MOST_RUNS)
+
+    @staticmethod
+    def _settled(past: PastRun | Callable[[], PastRun]) -> PastRun | Callable[[], PastRun]:
+        if isinstance(past, PastRun):
+            return past
+        now = past()
+        return past if now.pending else now
+
+    @property
+    def runs(self) -> tuple[PastRun, ...]:
+        """As they are now."""
+        return tuple(each if isinstance(each, PastRun) else each() for each in self._runs)
+
+
+def _past(run: CellRun, found: Found, began: float) -> PastRun:
+    left_ns, pending, diagnosis = run.left_ns, run.pending, found.diagnosis
+    findings = diagnosis.findings if diagnosis is not None else ()
+    end_s = time.monotonic() if pending or not left_ns else max(left_ns.values()) / 1e9
+    return PastRun(
+        run.title,
+        run.cell,
+        run.ranks,
+        began,
+        max(0.0, end_s - run.began_s),
+        run.exits,
+        pending,
+        diagnosis.headline if diagnosis is not None and findings else "",
+        findings[0].category.value if findings else "",
+    )

@@ -1,0 +1,182 @@
+"""The variables of all ranks as one table: equal values are one cell.
+
+Where they differ, it is said by how much: from a strict majority, else from the first rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ddp_notebook.model import (
+    Ranks,
+    RankVariables,
+    Scope,
+    TensorFacts,
+    Unread,
+    Variable,
+    VariableCell,
+    VariableRow,
+    VariableSection,
+    VariableTable,
+)
+
+_MOST_SHOWN = 4
+"""A tensor of so many values is shown with all of them."""
+
+
+def fold(
+    answers: Iterable[RankVariables], unread: Sequence[Unread] = (), world_size: int = 0
+) -> VariableTable:
+    """The table of what ranks told, of which no two may be the same; the functions come first."""
+    scopes: dict[tuple[str, str], dict[int, Scope]] = {}
+    for answer in sorted(answers, key=lambda answer: answer.rank):
+        for scope in answer.scopes:
+            scopes.setdefault((scope.function, scope.file), {})[answer.rank] = scope
+    in_order = sorted(scopes.items(), key=lambda item: not item[0][0])
+    sections = (_section(*names, of_ranks) for names, of_ranks in in_order)
+    return VariableTable(tuple(sections), tuple(unread), world_size)
+
+
+def _section(function: str, file: str, scopes: Mapping[int, Scope]) -> VariableSection:
+    values: dict[str, dict[int, Variable]] = {}
+    for rank, scope in scopes.items():
+        for variable in scope.variables:
+            values.setdefault(variable.name, {})[rank] = variable
+    ranks = tuple(scopes)
+    if function:
+        title = f"variables of {function} ({file})"
+    else:
+        title = f"global variables of {file}" if file else "global variables"
+    left_out = max(scope.left_out for scope in scopes.values())
+    rows = tuple(row(name, of_ranks, ranks) for name, of_ranks in values.items())
+    return VariableSection(title, ranks, rows, left_out)
+
+
+def row(name: str, values: Mapping[int, Variable], ranks: Ranks) -> VariableRow:
+    """A variable on `ranks`; those that are not in `values` have none of this name."""
+    comparable = _comparable(values)
+    groups: dict[object, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(_key(comparable.get(rank)), []).append(rank)
+    known = {key: members for key, members in groups.items() if not _is_unknown(key, groups)}
+    largest = max(known.values(), key=len)
+    has_majority = 2 * len(largest) > len(ranks)
+    base = largest if has_majority else next(iter(known.values()))
+    cells = []
+    for key, members in groups.items():
+        value = comparable.get(members[0])
+        cell = VariableCell(tuple(members), _text(members, comparable), absent=value is None)
+        if key not in known:
+            cell = replace(cell, unknown=True)
+        elif members is not base:
+            other = comparable.get(base[0])
+            cell = replace(cell, note=_difference(value, other), odd=has_majority)
+        cells.append(cell)
+    summary = _summary(comparable) if len(known) > 1 else ""
+    return VariableRow(name, tuple(cells), summary)
+
+
+# -- which are equal -----------------------------------------------------------------------
+
+
+def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
+    """`values` without what is known of some ranks only."""
+    if all(value.digest or value.tensor for value in values.values()):
+        return values
+    return {rank: replace(value, digest="") for rank, value in values.items()}
+
+
+def _key(value: Variable | None) -> object:
+    """Equal for values that count as equal. Which GPU a tensor is on is a rank's own."""
+    if value is None:
+        return None
+    if value.tensor is None:
+        return value.text, value.digest
+    return replace(value.tensor, device=_kind(value.tensor))
+
+
+def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:
+    """Whether it may be equal to another: a tensor of the same shape, whose values were not read.
+
+    So is one that was read in part, where there was no time for more, beside one that was read
+    whole.
+    """
+    if not isinstance(key, TensorFacts) or key.read == key.size:
+        return False
+    alike = [other for other in groups if isinstance(other, TensorFacts) and _alike(key, other)]
+    return key.read < max(other.read for other in alike)
+
+
+def _alike(one: TensorFacts, other: TensorFacts) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def _kind(tensor: TensorFacts) -> str:
+    return tensor.device.partition(":")[0]
+
+
+# -- in words ------------------------------------------------------------------------------
+
+
+def _text(members: Sequence[int], values: Mapping[int, Variable]) -> str:
+    value = values.get(members[0])
+    if value is None:
+        return ""
+    if value.tensor is None:
+        return value.text
+    devices = {each.tensor.device for rank in members if (each := values[rank]).tensor}
+    device = value.tensor.device if len(devices) == 1 else _kind(value.tensor)
+    return tensor_text(replace(value.tensor, device=device))
+
+
+def tensor_text(tensor: TensorFacts) -> str:
+    """A tensor in a line: type, shape, device, and what is known of its values."""
+    what = f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}] {tensor.device}"
+    if not tensor.read:
+        return f"{what}, values not read" if tensor.size else what
+    nans = f", {tensor.nans:,} NaN" if tensor.nans else ""
+    numbers = [number for number in tensor.sample if number is not None]
+    if tensor.size <= _MOST_SHOWN and len(numbers) == tensor.size:
+        return f"{what}: {', '.join(f'{number:.6g}' for number in numbers)}"
+    mean = f", mean {tensor.mean:.4g}" if tensor.mean is not None else ""
+    part = f" of {tensor.read:,} of its values" if tensor.read < tensor.size else ""
+    return f"{what}{mean}{nans}{part}"
+
+
+def _difference(value: Variable | None, other: Variable | None) -> str:
+    """How far a value is from the other; empty where the two texts say enough."""
+    if value is None or other is None:
+        return ""
+    if value.tensor is not None and other.tensor is not None:
+        return _tensor_difference(value.tensor, other.tensor)
+    if value.number is not None and other.number is not None:
+        return f"difference {abs(value.number - other.number):.4g}"
+    return "other parameter values" if value.text == other.text else ""
+
+
+def _tensor_difference(one: TensorFacts, base: TensorFacts) -> str:
+    if one.shape != base.shape or not (one.read and base.read):
+        return ""
+    pairs = zip(one.sample, base.sample, strict=False)
+    far = [abs(a - b) for a, b in pairs if a is not None and b is not None and a != b]
+    if one.nans != base.nans and not far:
+        return ""
+    if not far:
+        return "other values"
+    if one.size <= len(one.sample):
+        return f"max difference {max(far):.4g}"
+    return f"max difference {max(far):.4g} or more"
+
+
+def _summary(values: Mapping[int, Variable]) -> str:
+    """The range and mean of numbers, and of tensors of one value; empty for anything else."""
+    numbers = []
+    for value in values.values():
+        single = value.tensor is not None and value.tensor.size == 1
+        number = value.tensor.mean if value.tensor is not None and single else value.number
+        if number is None:
+            return ""
+        numbers.append(number)
+    mean = sum(numbers) / len(numbers)
+    return f"min {min(numbers):.4g}, mean {mean:.4g}, max {max(numbers):.4g}"

@@ -1,0 +1,94 @@
+"""The variables of ranks as a table: text, and HTML."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ddp_notebook.model import (
+    Unread,
+    VariableCell,
+    VariableRow,
+    VariableSection,
+    VariableTable,
+    format_ranks,
+    name_ranks,
+)
+from ddp_notebook.views import markup
+from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.paragraphs import WIDTH, indented, view
+from ddp_notebook.views.table import Cell, Column, Row, Table
+
+NONE = "There are no variables."
+_ABSENT = "—"
+_COLUMNS = (
+    Column("variable", widest=24, always=True, names_row=True),
+    Column("≠", widest=2),
+    Column("ranks", widest=18, rank_set=True, always=True),
+    Column("value", fills=True, always=True, most_lines=3),
+)
+
+
+def text(t: VariableTable) -> str:
+    """A table for the variables of each function, then the global ones."""
+    parts = [f"{_heading(each)}\n{_table(each).text()}" for each in t.sections if each.rows]
+    parts += [indented(line, "") for line in _notes(t)]
+    return "\n\n".join(parts) or NONE
+
+
+def html(t: VariableTable) -> str:
+    """The same as HTML: no scripts, every value escaped."""
+    parts = []
+    for section in t.sections:
+        if section.rows:
+            heading = escape(_heading(section), quote=False)
+            parts.append(f'<div style="font-weight: 600; margin: 8px 0 4px">{heading}</div>')
+            parts.append(_table(section).html())
+    style = f"margin: 8px 0 0; {markup.MUTED}"
+    notes = (f'<div style="{style}">{escape(line, quote=False)}</div>' for line in _notes(t))
+    return view([*parts, *notes] if parts or t.unread else [NONE])
+
+
+def _heading(section: VariableSection) -> str:
+    title = plain(section.title)
+    return f"{title[:1].upper()}{title[1:]}, {name_ranks(section.ranks)}"
+
+
+def _table(section: VariableSection) -> Table:
+    return Table(_COLUMNS, [line for row in section.rows for line in _rows(row)], WIDTH)
+
+
+def _rows(row: VariableRow) -> list[Row]:
+    """A line for each value; only the first is named."""
+    lines = []
+    for index, cell in enumerate(row.cells):
+        first = index == 0
+        cells = (
+            Cell(plain(row.name) if first else ""),
+            Cell("≠" if first and row.differs else ""),
+            Cell(format_ranks(cell.ranks)),
+            Cell(value_words(cell)),
+        )
+        lines.append(Row(cells, markup.WARN if cell.odd else ""))
+    if row.summary:
+        lines.append(Row((Cell(""), Cell(""), Cell(""), Cell(row.summary))))
+    return lines
+
+
+def value_words(cell: VariableCell) -> str:
+    """A value, and how far it is from that of the others."""
+    words = _ABSENT if cell.absent else plain(cell.text)
+    return f"{words} ({cell.note})" if cell.note else words
+
+
+def _notes(t: VariableTable) -> list[str]:
+    left_out = [
+        f"{plain(each.title)}: {each.left_out:,} more are left out; %ddp_vars NAME shows one"
+        for each in t.sections
+        if each.left_out
+    ]
+    return [*map(unread_words, t.unread), *left_out]
+
+
+def unread_words(unread: Unread) -> str:
+    """Of which ranks something is not known, and why."""
+    return f"{name_ranks(unread.ranks)}: {plain(unread.why)}"

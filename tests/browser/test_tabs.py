@@ -1,0 +1,109 @@
+"""The tabs of the live board in a real browser: stacks, variables, output, runs, answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from boards import Board
+from labs import SHOWN_WITHIN_MS, Lab, opened
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.timeout(240)
+
+HOSTILE = "<img src=x onerror=window.hurt=1>"
+VALUES = f"""%%ddp
+import sys
+lr = 0.01 if rank == 2 else 0.1
+name = "{HOSTILE}"
+x = torch.arange(4.0)
+print("{HOSTILE}", "learning rate", lr)
+for n in range(50):
+    print(f"\\r{{n}}/50", end="", file=sys.stderr, flush=True)"""
+HANG = """%%ddp
+def step(batch):
+    loss = batch.sum()
+    if rank == 1:
+        dist.recv(batch, 0)
+    dist.all_reduce(loss)
+step(torch.ones(3))"""
+
+
+@pytest.mark.parametrize("place", ["lab/tree", "notebooks"], ids=["lab", "notebook7"])
+def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
+    lab: Lab, chromium: str, tmp_path: Path, place: str
+) -> None:
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, "%%ddp\ny = 1"]
+    with opened(lab, chromium, cells, tmp_path / "last.png", place) as notebook:
+        page = notebook.page
+        notebook.run(0)
+        board = Board(notebook.run(1))
+        board.await_roles("ready", "ready", "ready")
+        panel = board.el.get_by_role("tabpanel")
+        tab = lambda name: board.el.get_by_role("tab", name=name)  # noqa: E731
+        notebook.run(2)
+
+        tab("Variables").click()
+        row = panel.locator("tr", has_text="lr")
+        expect(row).to_contain_text("≠", timeout=SHOWN_WITHIN_MS)
+        expect(row.locator("td")).to_have_text(["0.1", "0.01difference 0.09"])
+        expect(row.locator(".ddpb-odd")).to_have_count(1)
+        expect(panel.locator("tr", has_text="name").last).to_contain_text(HOSTILE)
+        expect(panel.locator("tr", has_text="float32 [4] cpu: 0, 1, 2, 3")).to_have_count(1)
+        panel.get_by_role("checkbox").check()
+        expect(panel.locator("tbody tr")).to_have_count(1)
+        panel.get_by_role("checkbox").uncheck()
+        page.screenshot(path=tmp_path / "variables.png")
+
+        tab("Variables").press("ArrowRight")
+        expect(tab("Console")).to_be_focused()
+        expect(panel).to_contain_text("learning rate 0.01", timeout=SHOWN_WITHIN_MS)
+        expect(panel.locator("pre").first).to_contain_text("49/50")
+        expect(panel.locator("pre").first).not_to_contain_text("48/50")
+        expect(panel.locator("summary b")).to_have_text(["ranks 0-1", "rank 2"])
+        panel.get_by_role("searchbox").fill("LEARNING")
+        expect(panel.get_by_role("status")).to_have_text("2 lines")
+        panel.get_by_role("combobox").select_option("2")
+        expect(panel.locator("mark")).to_have_text(["learning"])
+        page.screenshot(path=tmp_path / "console.png")
+
+        notebook.start(3)
+        expect(board.finding).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        tab("Stack").click()
+        link = panel.get_by_role("button", name="cell 4:5")
+        expect(link).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(panel.locator("figcaption b")).to_have_text(["ranks 0,2", "rank 1"])
+        expect(panel).to_contain_text("waits in all_reduce")
+        page.screenshot(path=tmp_path / "stack.png")
+        link.click()
+        mark = notebook.cells.nth(3).locator(".ddpb-line-mark")
+        expect(mark).to_be_visible()
+        line = notebook.cells.nth(3).locator(".cm-line").nth(4)
+        assert abs((mark.bounding_box() or {})["y"] - (line.bounding_box() or {})["y"]) < 3
+        page.screenshot(path=tmp_path / "marked.png")
+        tab("Variables").click()
+        expect(panel.locator("caption").first).to_have_text("Variables of step (cell 4)")
+        expect(panel.locator("tr", has_text="batch")).to_contain_text("float32 [3] cpu: 1, 1, 1")
+        height = (panel.bounding_box() or {})["height"]
+
+        board.press("why")
+        expect(tab("Why")).to_have_attribute("aria-selected", "true", timeout=SHOWN_WITHIN_MS)
+        expect(panel).to_contain_text("%ddp_why")
+        page.screenshot(path=tmp_path / "why.png")
+        expect(notebook.prompt(3)).to_have_text("[4]:", timeout=SHOWN_WITHIN_MS)
+        board.press("abort")
+        expect(tab("Abort")).to_have_attribute("aria-selected", "true", timeout=SHOWN_WITHIN_MS)
+        board.await_roles("ready", "ready", "ready")
+        notebook.run(4)
+        expect(tab("Why")).to_contain_text("old")
+        tab("Why").click()
+        expect(panel).to_contain_text("old: another run has begun since")
+        panel.get_by_role("button", name="Close Why").click()
+        expect(tab("Why")).to_have_count(0)
+        tab("History").click()
+        expect(panel.locator("tbody tr")).to_have_count(3, timeout=SHOWN_WITHIN_MS)
+        expect(panel.locator("tbody tr").nth(1)).to_contain_text("cell 4")
+        expect(panel.locator("tbody tr").nth(1)).to_contain_text("interrupted")
+        assert (panel.bounding_box() or {})["height"] == height
+        page.screenshot(path=tmp_path / "history.png")
+        assert page.evaluate("window.hurt") is None

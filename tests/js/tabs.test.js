@@ -1,0 +1,37 @@
+// The tabs' pure functions: names of lines, equal neighbours, what is searched for, where answers go.
+
+import assert from "node:assert/strict";
+import { readFileSync, readdirSync } from "node:fs";
+import { test } from "node:test";
+
+const folder = new URL("../../ddp_notebook/board/page/", import.meta.url);
+const files = readdirSync(folder).filter((name) => name.endsWith(".js")).sort();
+const source = files.map((name) => readFileSync(new URL(name, folder))).join("\n");
+const board = await import(`data:text/javascript;base64,${Buffer.from(source).toString("base64")}`);
+
+test("a line of a cell is known by its name, one of a file is not a cell's", () => {
+  assert.deepEqual(board.siteOf("cell 5:4 in step"), { cell: 5, line: 4 });
+  assert.equal(board.siteOf("train.py:41 in step"), null);
+});
+
+test("neighbours with the same value are one cell of the table", () => {
+  const [same, odd] = [{ ranks: "0-1,3", text: "0.1" }, { ranks: "2", text: "0.01" }];
+  assert.deepEqual(board.spans([0, 1, 2, 3], [same, odd]), [[0, 2, same], [2, 1, odd], [3, 1, same]]);
+  const all = { ranks: "0-3", text: "1" };
+  assert.deepEqual(board.spans([0, 1, 2, 3], [all]), [[0, 4, all]]);
+});
+
+test("what is searched for is found whatever its case, and the text stays the same", () => {
+  for (const [text, query, hits] of [["Loss 0.5, loss 0.4", "loss", 2], ["aaa", "aa", 1], ["abc", "", 0], ["abc", "x", 0]]) {
+    const parts = board.found(text, query);
+    assert.equal(parts.map(([part]) => part).join(""), text);
+    assert.equal(parts.filter(([, hit]) => hit).length, hits);
+  }
+});
+
+test("an answer has a tab of its own, but for what a tab shows better", () => {
+  assert.equal(board.tabOf({ magic: "%ddp_where", ok: true, number: 3 }), "stack");
+  assert.equal(board.tabOf({ magic: "%ddp_where", ok: false, number: 3 }), "answer-3");
+  assert.equal(board.tabOf({ magic: "%ddp_step --to end", ok: true, number: 4 }), "answer-4");
+  assert.deepEqual(["%ddp_why", "%ddp_step --to end", "interrupt the cell"].map(board.labelOf), ["Why", "Step", "Answer"]);
+});

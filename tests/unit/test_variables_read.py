@@ -1,0 +1,123 @@
+"""What a rank tells of its variables: in bounded time, and without running their code."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ddp_notebook.model import Variable
+from ddp_notebook.rank.variables.described import describe
+from ddp_notebook.rank.variables.tensors import TensorReader
+
+
+def of(value: object, values: bool = True) -> Variable:
+    return describe("x", value, TensorReader(values))
+
+
+def test_a_tensor_is_told_by_shape_type_mean_and_its_nans() -> None:
+    facts = of(torch.tensor([[1.0, 3.0], [math.nan, 5.0]])).tensor
+    assert facts is not None
+    assert (facts.shape, facts.dtype, facts.device) == ((2, 2), "float32", "cpu")
+    assert (facts.read, facts.nans, facts.mean, facts.least, facts.most) == (4, 1, 3.0, 1.0, 5.0)
+    assert facts.sample == (1.0, 3.0, None, 5.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(6).reshape(2, 3).t(),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.nn.Parameter(torch.zeros(3)),
+        np.arange(4.0),
+    ],
+    ids=["transposed", "bfloat16", "bool", "parameter", "numpy"],
+)
+def test_values_of_any_plain_type_are_read(value: object) -> None:
+    facts = of(value).tensor
+    assert facts is not None and facts.read == facts.size and facts.digest
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(3, device="meta"),
+        torch.ones(3).to_sparse(),
+        torch.ones(3, dtype=torch.complex64),
+        torch.zeros(0),
+        np.array(["a"]),
+    ],
+    ids=["meta", "sparse", "complex", "empty", "texts"],
+)
+def test_what_cannot_be_read_is_described_and_not_read(value: object) -> None:
+    facts = of(value).tensor
+    assert facts is not None and not facts.read and facts.mean is None
+
+
+def test_a_shard_whose_memory_was_given_back_is_not_touched() -> None:
+    shard = torch.ones(1000)
+    shard.untyped_storage().resize_(0)
+    assert of(shard).tensor.read == 0  # type: ignore[union-attr]
+
+
+def test_a_rank_that_runs_has_no_tensor_read() -> None:
+    assert of(torch.ones(3), values=False).tensor.read == 0  # type: ignore[union-attr]
+
+
+def test_large_tensors_are_read_in_part_and_all_of_them_within_50_ms() -> None:
+    large = [torch.ones(3_000_000) for _ in range(20)]
+    reader = TensorReader()
+    began_s = time.thread_time()
+    read = [describe("x", each, reader).tensor for each in large]
+    assert time.thread_time() - began_s < 0.05
+    first = read[0]
+    assert first is not None and 0 < first.read < first.size and not first.digest
+    assert first.mean == 1.0
+
+
+class Hostile(torch.nn.Module):
+    """All that a class can say for itself raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 1)
+        self.ready = True
+
+    def __getattribute__(self, name: str) -> object:
+        if "ready" in object.__getattribute__(self, "__dict__"):
+            raise RuntimeError(f"{name} was read")
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("written out")
+
+
+def test_a_model_is_told_without_calling_it() -> None:
+    assert of(Hostile()).text == "Hostile, 4 parameters, train"
+    tied = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    tied[1].weight = tied[0].weight
+    assert of(tied.eval()).text == "Sequential, 4 parameters, eval"
+
+
+def test_models_differ_when_a_parameter_does() -> None:
+    torch.manual_seed(0)
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    assert of(one).digest != of(other).digest
+    other.load_state_dict(one.state_dict())
+    assert of(one).digest == of(other).digest != ""
+
+
+def test_an_optimizer_shows_its_learning_rates() -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([{"params": [net.weight]}, {"params": [net.bias], "lr": 0.5}], 0.1)
+    assert of(optimizer).text == "SGD, lr 0.1, 0.5"
+
+
+def test_numbers_have_a_value_and_all_else_a_short_text() -> None:
+    assert (of(0.5).number, of(7).number, of(np.float64(0.25)).number) == (0.5, 7.0, 0.25)
+    assert of(True).number is None and of(2**60).number is None and of(math.nan).number is None
+    assert of([1, "a"]).text == "[1, 'a']"
