@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ipykernel import ipkernel
+from IPython.core import guarded_eval
 
 
 def list_no_modules() -> bool:
@@ -42,6 +43,23 @@ def keep_no_tracebacks(shell: Any) -> bool:
         return {"ename": name, "evalue": text, "traceback": []}
 
     shell._format_exception_for_storage = nothing
+    return True
+
+
+def complete_inside(kind: type) -> bool:
+    """Have Tab look into attributes of `kind` (`model.layer1.`); False if it cannot.
+
+    IPython does not touch what has a `__getattr__` of its own, which may run anything. That of
+    `kind` is known to do nothing but look. Properties stay untouched.
+    """
+    policies = getattr(guarded_eval, "EVALUATION_POLICIES", None)
+    limited = policies.get("limited") if isinstance(policies, dict) else None
+    allowed = getattr(limited, "allowed_getattr", None)
+    if not isinstance(allowed, set):
+        return False
+    allowed.add(kind)
+    for name in ("_getattr_methods", "_getattribute_methods"):  # made of the set, once
+        limited.__dict__.pop(name, None)
     return True
 
 

@@ -59,7 +59,7 @@ def start_ranks(
     try:
         with ui.progress():
             board = ui.session.init(wanted, replace=replace)
-        return ui.session.step_table() if wanted.step else board
+        return _stepped(ui) if wanted.step else board
     except SetupFailed as failure:
         ui.board.close(failure.board)
         if failure.diagnosis is not None and failure.diagnosis.findings:
@@ -70,6 +70,15 @@ def start_ranks(
         raise
     finally:
         ui.board.nudge()
+
+
+def _stepped(ui: NotebookUi) -> StepTable:
+    """Where the ranks are; in a notebook the cell goes on to show it."""
+    table = ui.session.step_table()
+    if ui.output.is_live:
+        ui.runs.follow_set_up(table)
+        ui.displays.shown_already(table)
+    return table
 
 
 INIT = Verb(

@@ -186,6 +186,7 @@ class SetUp:
                 else:
                     self._bring_up(bring_up, options, interrupted)
         except KeyboardInterrupt:
+            self._keep_interrupted(bring_up)
             replaced = self.free(bring_up.everyone)
             fate = _not_unblocked(replaced) if replaced else "They keep their variables."
             raise SetupFailed(
@@ -204,6 +205,14 @@ class SetUp:
             found = Found(SET_UP)
             found.take(diagnosis)
             self._findings.begin(found)
+
+    def _keep_interrupted(self, bring_up: BringUp) -> None:
+        """Keep what was wrong when the user interrupted it; freed ranks do not tell."""
+        now = bring_up.diagnose()
+        unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
+        found = Found(SET_UP)
+        found.take(replace(now, unsure=unsure))
+        self._findings.begin(found)
 
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
