@@ -157,6 +157,8 @@ class Processes:
             return f"{' and '.join(other)} changes what a process is"
         if not self.fork_server.equals_a_new_one():
             return "packages, files, the environment or the module path have changed"
+        if not self.output_folder.exists():
+            return "the session's temporary folder was removed"
         return ""
 
     def adopt(self, options: InitOptions) -> None:
