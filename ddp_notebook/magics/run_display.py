@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from ddp_notebook.errors import CellInterrupted, DDPError, Stuck
+from ddp_notebook.errors import DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.magics.live_run import Lines, LiveRun
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
@@ -240,12 +240,10 @@ def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
     if elapsed_s < 1 or (result.pending and error is None):
         return ""
     if isinstance(error, Stuck):
-        word = "stuck, as seen"
-    elif isinstance(error, CellInterrupted):
-        word = "interrupted"
-    else:
-        word = "finished" if error is None else "failed"
-    return f"{word} {'in' if error is None else 'after'} {elapsed_s:.1f} s"
+        return f"no rank makes progress, after {elapsed_s:.1f} s"
+    if error is not None:
+        return f"did not finish; it ran for {elapsed_s:.1f} s"
+    return f"finished in {elapsed_s:.1f} s"
 
 
 def _timeless(table: StepTable) -> StepTable:
