@@ -240,12 +240,12 @@ class Kernel:
 
 
 @contextlib.contextmanager
-def warm_kernels() -> Iterator[None]:
+def warm_kernels(environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """Kernels that start meanwhile load no torch: another notebook of this user has it loaded.
 
-    A test of a cold start gives its kernel another environment.
+    Those with the same environment. A test of a cold start gives its kernel another one.
     """
-    with Kernel() as kernel:
+    with Kernel(environment) as kernel:
         pids = {kernel.pid, kernel.warm()}
         support.warm.update(pids)
         try:

@@ -37,7 +37,7 @@ _session_key = attrgetter(
 """What is shown of the session beside its ranks, its age apart."""
 
 
-def _ended_badly(run: CellRun | None) -> bool:
+def ended_badly(run: CellRun | None) -> bool:
     """Whether a run may have ended with a fault; of ranks that were freed nothing is to be told."""
     ended = run.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
@@ -142,7 +142,7 @@ class BoardSource:
             return False
         if self._session.measuring is not None:
             return False  # what is asked would be measured too
-        return not snapshot.ready or _ended_badly(self._session.current)
+        return not snapshot.ready or ended_badly(self._session.current)
 
     def _long_still(self, snapshot: Snapshot) -> bool:
         in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)

@@ -166,16 +166,6 @@ def text(d: Diagnosis) -> str:
     return "\n\n".join([*parts, doing] if doing else parts)
 
 
-def one_line(d: Diagnosis) -> str:
-    """The headline and the remedy, for an exception's message."""
-    headline = plain(d.headline)
-    remedy = plain(d.findings[0].remedy) if d.findings else ""
-    if not remedy:
-        return headline
-    end = "" if headline.endswith((".", "!", "?")) else "."
-    return f"{headline}{end} {WHAT_TO_DO.capitalize()}: {remedy}"
-
-
 def _calm_text(d: Diagnosis) -> str:
     return indented(plain(d.headline), f"{CALM if d.proven else PASSING} ")
 

@@ -1,50 +1,98 @@
-"""The board beside the notebook, in a real JupyterLab: it stays while cells scroll by."""
+"""The board beside the notebook, in a real JupyterLab: it stays, and what happens moves nothing."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from labs import SHOWN_WITHIN_MS, Lab, opened
-from playwright.sync_api import expect
+from boards import Board
+from labs import Lab, opened
+from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
 
-LOAD, INIT, HANG, AGAIN = range(4)
+LOAD, INIT, TRAIN, HANG, AGAIN = range(5)
 CELLS = [
     "%load_ext ddp_notebook",
-    "%ddp_init --world-size 2 --board side",
-    "%%ddp\nif rank == 0:\n    dist.barrier()",
+    "%ddp_init --world-size 4 --board side",
+    """%%ddp
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 20))
+for step in range(150):
+    ddp(torch.randn(8, 20)).sum().backward()""",
+    "%%ddp\nif rank == 0:\n    dist.barrier()\ndist.all_reduce(torch.ones(1))",
     "%ddp_board",
 ]
+NOTE_BOXES = """board => {
+  const note = (name, el) => new ResizeObserver(() => {
+    const { x, y, width, height } = el.getBoundingClientRect();
+    (window.boxes ??= []).push(`${name} ${[x, y, width, height].map(Math.round)}`);
+  }).observe(el);
+  note("board", board);
+  for (const el of board.querySelectorAll(".ddpb-slot, .ddpb-lanes, .ddpb-toolbar"))
+    note(el.className, el);
+}"""
+"""Has the page note where these are, whenever one of them gets another size."""
 
 
 def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
-    with opened(lab, chromium, CELLS, tmp_path / "last.png") as notebook:
+    with opened(lab, browser, CELLS, tmp_path / "last.png") as notebook:
         page = notebook.page
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.keyboard.press("Control+b")  # without the list of files there is room for both
         panels = page.locator(".jupyterlab-sidecar")
         rows = panels.locator(".ddpb-row")
         notebook.run(LOAD)
-        notebook.run(INIT)
-        expect(rows).to_have_count(2)
-        expect(rows.nth(1)).to_contain_text("ready")
+        notebook.start(INIT)
+        board = Board(panels)
+        board.el.evaluate(NOTE_BOXES)
+        board.await_roles(*["ready"] * 4)
+        notebook.run(TRAIN)
+        step = board.el.locator(".ddpb-action[data-name=step]")
+        at_first = step.bounding_box()
         notebook.run(HANG)
-        expect(panels).to_contain_text("Rank 0 alone calls barrier")
+        expect(board.finding).to_contain_text("Rank 0 alone calls barrier")
+        board.el.locator(".ddpb-pick", has_text="3").click()
+        expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
+        assert step.bounding_box() == at_first, "a button never moves"
+        boxes = page.evaluate("window.boxes")
+        assert len(set(boxes)) == 4, f"nothing jumps: {boxes}"
+        # All of it is on the screen, both sides of the mismatch beside each other.
+        whole = board.el.bounding_box()
+        assert whole is not None and whole["y"] + whole["height"] <= 800
+        sides = board.finding.locator(".ddpb-side")
+        expect(sides).to_contain_text(["dist.barrier()", "dist.all_reduce"])
+        expect(sides.locator(".ddpb-here")).to_have_count(2)
+        left, right = (each.bounding_box() for each in sides.all())
+        assert left is not None and right is not None and left["y"] == right["y"]
+        expect(board.el.locator(".ddpb-strip")).to_have_count(0)
+        # A side leads to its line.
+        sides.nth(0).get_by_role("button").click()
+        expect(notebook.cells.nth(HANG).locator(".ddpb-marked")).to_have_text("    dist.barrier()")
         expect(panels.get_by_role("button", name="Abort")).to_be_enabled()
         page.screenshot(path=tmp_path / "beside.png")
 
+        # Back to the training, which is another run: its collectives, and nothing was wrong.
+        slider = board.el.get_by_role("slider")
+        slider.fill("500")
+        expect(board.el.locator(".ddpb-past")).to_be_visible()
+        expect(board.finding).to_have_count(0)
+        expect(slider).to_have_attribute("aria-valuetext", re.compile(r"^\d.* ago$"))
+        board.el.locator(".ddpb-past").click()
+        expect(board.finding).to_be_visible()
+
         page.reload()
         notebook.await_kernel()
-        expect(panels).to_contain_text("Rank 0 alone calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(panels).to_contain_text("Rank 0 alone calls barrier")
         # Its own cell has ended long ago: what it shows now is what the ranks are at now.
         panels.get_by_role("button", name="Abort").click()
-        expect(rows.nth(0)).to_contain_text("ready", timeout=SHOWN_WITHIN_MS)
+        expect(rows.nth(0)).to_contain_text("ready")
 
         before = panels.get_attribute("id")
         notebook.start(AGAIN)
-        expect(page.locator(f"[id='{before}']")).to_have_count(0, timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(f"[id='{before}']")).to_have_count(0)
         expect(panels).to_have_count(1)
-        expect(rows).to_have_count(2)
+        expect(rows).to_have_count(4)
         page.screenshot(path=tmp_path / "again.png")

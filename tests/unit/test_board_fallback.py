@@ -43,3 +43,18 @@ def test_without_their_packages_there_is_the_picture_alone(
     board.close()
     assert "No ranks" in here.display_pub.texts[0]
     assert set(here.display_pub.published[0]["data"]) == {"text/plain", "text/html"}
+
+
+def test_a_board_without_a_script_stays_as_it_was_when_its_cell_ended() -> None:
+    here = shell(None)
+    board = open_board(Session(), here, {})
+    board.open(0.0, lambda _: None)
+    assert here.display_pub.arrived.wait(10)
+    board.cell_ended()
+    kept = here.display_pub.published[-1]["data"]["text/html"]
+    assert "As it was when this cell ended" in kept
+    count = len(here.display_pub.published)
+    board.nudge()
+    board.cell_ended()
+    board.close()
+    assert len(here.display_pub.published) == count

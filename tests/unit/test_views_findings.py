@@ -219,25 +219,6 @@ def test_escape_codes_and_line_ends_are_taken_out() -> None:
     assert "      %ddp _restart\n" in text_of(found)
 
 
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [
-        ((), "No problem found."),
-        (
-            (UNDECIDED, DUPLICATE),
-            "No rank in particular: the ranks contradict each other."
-            " What to do: %ddp_why, once more",
-        ),
-        ((replace(UNDECIDED, ranks=(1,), cause="why?", remedy="x"),), "Rank 1: why? What to do: x"),
-        ((replace(UNDECIDED, ranks=(0, 1), cause="no", remedy=" "),), "Ranks 0-1: no"),
-    ],
-)
-def test_one_line_for_an_error_is_the_headline_and_the_remedy(
-    found: tuple[Finding, ...], line: str
-) -> None:
-    assert findings.one_line(Diagnosis(found)) == line
-
-
 # --------------------------------------------------------------------------- steps, text
 
 
@@ -391,7 +372,6 @@ def check(bundle: dict[str, str]) -> Page:
 @example(Diagnosis((Finding(Category.UNDECIDED, (), EVIL, EVIL, (0,), (EVIL,)),), {0: EVIL}))
 def test_whatever_a_diagnosis_says_it_is_shown_within_100_columns(d: Diagnosis) -> None:
     page = check(mime_bundle(d))
-    assert "\n" not in findings.one_line(d)
     shown = [words for f in d.findings for words in (f.cause, f.remedy, *f.evidence)]
     assert all(plain(words) in page.text for words in shown)
 

@@ -20,7 +20,8 @@ class Page {
     this.past = null;
     this.messageAt = this.tickAt = performance.now();
     this.hereAt = -Infinity;
-    this.el = make("div", { class: "ddpb", role: "region", "aria-label": "Board of the ranks" });
+    const others = document.querySelectorAll(".ddpb").length;
+    this.el = make("div", { class: "ddpb", role: "region", "aria-label": `Board of the ranks${others ? ` ${others + 1}` : ""}` });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
       return this[name];

@@ -48,8 +48,8 @@ class Timeline {
     this.info = make("span", { class: "ddpb-info" });
     const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other collective"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed or refused"], ["pause", "paused by you"], ["free", "freed: nobody waits any more"], ["at", "the time that is shown"]];
     this.el = make(
-      "section",
-      { class: "ddpb-timeline", "aria-label": "Collectives" },
+      "div",
+      { class: "ddpb-timeline", role: "group", "aria-label": "Collectives" },
       make(
         "div",
         { class: "ddpb-bar" },

@@ -89,7 +89,10 @@ INIT = Verb(
         ("%ddp_init --world-size 4", "four ranks, ready for %%ddp cells"),
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
         ("%ddp_init --set 1:MASTER_PORT=23457", "with a mistake of your own on rank 1"),
-        ("%ddp_init --world-size 2 --replace", "two ranks in place of those that there are"),
+        (
+            "%ddp_init --world-size 2 --replace",
+            "two ranks; 0 and 1 keep their variables",
+        ),
     ),
     run=_init,
     options=(
@@ -124,7 +127,11 @@ INIT = Verb(
             "in this cell, beside the notebook, nowhere; auto: as the last",
             choices=PLACES,
         ),
-        Option("--replace", "end the ranks that there are, with their variables, first"),
+        Option(
+            "--replace",
+            "go on with this number of ranks: those that stay keep their variables, the others "
+            "end or are new",
+        ),
     ),
 )
 

@@ -69,7 +69,7 @@ class CollectiveLogs:
         views: dict[str, dict[int, Ranks]] = {}
         for rank, log in logs.items():
             for name, members in log.groups.items():
-                there = tuple(ranks[member] for member in members if member < len(ranks))
+                there = tuple(ranks[member] for member in members if 0 <= member < len(ranks))
                 views.setdefault(name, {})[rank] = there
         return Collectives(
             {rank: log.records for rank, log in logs.items()},
