@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board.buttons import Button
@@ -62,6 +63,7 @@ class LiveRun:
         over: Callable[[], bool] = lambda: False,
         final: Callable[[], Bundle] = lambda: NOTHING,
         line_after_s: float = LINE_AFTER_S,
+        context: Context | None = None,
     ) -> None:
         self._run = run
         self._lines = lines
@@ -72,7 +74,12 @@ class LiveRun:
         """None while it is too early for a line."""
         self._show_line: Show = lambda _: None
         self.region = LiveRegion(
-            publisher, self._look, OUTPUT_INTERVAL_S, settle_s=OUTPUT_SETTLE_S, over=over
+            publisher,
+            self._look,
+            OUTPUT_INTERVAL_S,
+            settle_s=OUTPUT_SETTLE_S,
+            over=over,
+            context=context,
         )
 
     def end(self, shown: Bundle, how: str) -> None:

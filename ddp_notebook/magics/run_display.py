@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 
-from ddp_notebook.errors import CellInterrupted, DDPError, Stuck
+from ddp_notebook.errors import DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.magics.live_run import Lines, LiveRun
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
@@ -48,6 +50,7 @@ class RunDisplay:
         self._session = session
         self._output = output
         self._lines = lines
+        self._opening = threading.Lock()
         self._announced: Detached | None = None
         """The detached run whose end `announce_end` printed last."""
 
@@ -62,33 +65,39 @@ class RunDisplay:
         started_s = time.monotonic()
         runs: list[CellRun] = []
         live: LiveRun | None = None
+        over = False
+        # A short cell has no region, and nothing is made for it.
+        publisher, context = self._output.publisher, copy_context()
 
         def begun(run: CellRun) -> None:
-            nonlocal live, started_s
+            nonlocal started_s
             started_s = run.began_s
             runs.append(run)
-            if self._output.is_live:
-                live = LiveRun(self._output.publisher, self._lines, run)
 
         def nudge(events: Sequence[Event]) -> None:
-            if live is None:
-                return
-            if not live.region.opened:
-                # A short cell is over by then: it has no region, and no thread is started for it.
-                if time.monotonic() - started_s > _REGION_DELAY_S:
-                    live.region.open()
-            elif is_news(events):
+            nonlocal live
+            if live is not None and is_news(events):
                 live.region.nudge()
+            if live is not None or not runs or not self._output.is_live:
+                return
+            if time.monotonic() - started_s > _REGION_DELAY_S:
+                with self._opening:
+                    if live is None and not over:
+                        live = LiveRun(publisher, self._lines, runs[0], context=context)
+                        live.region.open()
 
         unsubscribe = self._session.record.subscribe(nudge)
         try:
             result = begin(begun)
         finally:
             unsubscribe()
+            with self._opening:
+                over = True
             if live is not None and sys.exc_info()[0] is not None:
                 live.end(NOTHING, "")
-        if live is not None and result.steps is not None and to_the_end:
-            live.end(NOTHING, "")
+        if self._output.is_live and result.steps is not None and to_the_end:
+            if live is not None:
+                live.end(NOTHING, "")
             self._follow_paused(runs[0])
         else:
             self._show_end(result, live, time.monotonic() - started_s)
@@ -240,12 +249,10 @@ def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
     if elapsed_s < 1 or (result.pending and error is None):
         return ""
     if isinstance(error, Stuck):
-        word = "stuck, as seen"
-    elif isinstance(error, CellInterrupted):
-        word = "interrupted"
-    else:
-        word = "finished" if error is None else "failed"
-    return f"{word} {'in' if error is None else 'after'} {elapsed_s:.1f} s"
+        return f"no rank makes progress, after {elapsed_s:.1f} s"
+    if error is not None:
+        return f"did not finish; it ran for {elapsed_s:.1f} s"
+    return f"finished in {elapsed_s:.1f} s"
 
 
 def _timeless(table: StepTable) -> StepTable:

@@ -68,23 +68,20 @@ class OutputLog:
         if not self._items or self._items[-1].what is not output.what:
             self._join()
             if self._items and self._items[-1].what is OutputKind.STDERR:
-                self._bar = _open_bars(len(self._items) - 1, self._open)
+                self._bar = (len(self._items) - 1, self._open) if "\r" in self._open else None
             self._open = ""
             self._items.append(OutputItem(output.what))
         self._pieces.append(output.text)
 
     def _goes_on_above(self, text: str) -> bool:
         """Whether `text` overwrites a line that other output stands below, and has done so."""
-        if (
-            self._bar is None
-            or not text.startswith("\r")
-            or self._items[-1].what is not (OutputKind.STDOUT)
-        ):
+        below = self._items[-1].what if self._items else OutputKind.STDERR
+        if self._bar is None or below is not OutputKind.STDOUT or not _OVERWRITES.match(text):
             return False
         index, written = self._bar
         written += text
         self._items[index] = replace(self._items[index], text=apply_carriage_returns(written))
-        self._bar = _open_bars(index, resumable(written))
+        self._bar = (index, resumable(written))
         return True
 
     def _join(self) -> None:
@@ -101,11 +98,6 @@ class OutputLog:
 
     def _clear(self) -> None:
         self._items, self._pieces, self._clear_pending, self._bar = [], [], False, None
-
-
-def _open_bars(index: int, resumable_text: str) -> tuple[int, str] | None:
-    """An item and its text, where more may overwrite it."""
-    return (index, resumable_text) if "\r" in resumable_text else None
 
 
 def apply_carriage_returns(text: str) -> str:

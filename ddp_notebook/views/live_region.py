@@ -44,12 +44,15 @@ class LiveRegion:
         interval_s: float,
         settle_s: float = 0.0,
         over: Callable[[], bool] = lambda: False,
+        context: contextvars.Context | None = None,
     ) -> None:
-        """`over` is asked before each painting: the painting after it became true is the last."""
+        """`over` is asked before each painting: the painting after it became true is the last.
+
+        A kernel sends a message for the cell in whose `context` it is sent: now's by default.
+        """
         self._publisher = publisher
         self._over = over
-        # A kernel sends a message for the cell in whose context it is sent: the one that runs now.
-        self._context = contextvars.copy_context()
+        self._context = context or contextvars.copy_context()
         self._render = render
         self._interval_s = interval_s
         self._settle_s = settle_s

@@ -129,6 +129,15 @@ def test_a_cell_that_was_stepped_shows_its_output_and_its_end_where_it_was_start
     kernel.client.get_shell_msg(timeout=60)
 
 
+def test_a_set_up_that_was_stepped_is_complete_where_it_was_started(kernel: Kernel) -> None:
+    region = region_of(kernel.run_well("%ddp_init -n 2 --step --replace --board off"))
+    assert "paused" in region.shown and "%ddp_step" in region.shown
+    kernel.send("%ddp_step --to verified")
+    shown = updates(kernel, region, "Set-up is complete")
+    assert "paused" not in shown and "%ddp_step" not in shown
+    kernel.client.get_shell_msg(timeout=60)
+
+
 def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:
     detach(kernel, "%%ddp --detach\nimport time\ntime.sleep(600)", "runs on ranks 0-1")
     message = kernel.send("%ddp_wait")

@@ -172,7 +172,9 @@ def test_a_bar_that_is_written_between_prints_stays_one_line() -> None:
     bar, out = bar_log(
         (ERR, "\r  0%|   | 0/2 [00:00<?]"),
         (OUT, "loss 1\n"),
-        (ERR, "\r 50%|#  | 1/2 [00:00<00:01]"),
+        (ERR, "\r 50%|#  | 1/2 [00:00<00:01]\n"),  # and an inner bar begins
+        (ERR, "\rinner:   0%|   | 0/5 [00:00<?]\x1b[A"),
+        (ERR, "\n\r                                  \x1b[A"),
         (OUT, "loss 2\n"),
         (ERR, "\r100%|###| 2/2 [00:00<00:00]\n"),
     )
