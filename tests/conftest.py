@@ -36,6 +36,8 @@ os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
 
+LAYERS = ("notebooks", "browser", "contract", "magics", "unit")
+"""In the order in which they run: files that take long come first."""
 LAYERS_WITH_SESSIONS = {"contract", "magics"}
 MOST_FLAKY = 3
 """So many tests of a run may fail once and pass when they are run again (``--reruns 1``)."""
@@ -49,8 +51,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take minutes first, or the others would wait for them at the end."""
-    items.sort(key=lambda item: "notebooks" not in item.path.parts)
+    """The files that take minutes first, or one worker would wait for the other at the end.
+
+    Those that want no other test beside them come when the others are short: until then their
+    worker waits.
+    """
+    alone = {item.path for item in items if item.get_closest_marker("alone")}
+
+    def turn(item: pytest.Item) -> int:
+        if item.path in alone:
+            return len(LAYERS) - 1
+        layer = next((n for n, name in enumerate(LAYERS) if name in item.path.parts), 0)
+        return layer + (layer == len(LAYERS) - 1)
+
+    items.sort(key=turn)
 
 
 def _flaky(reporter: Any) -> list[str]:

@@ -240,12 +240,12 @@ class Kernel:
 
 
 @contextlib.contextmanager
-def warm_kernels() -> Iterator[None]:
+def warm_kernels(environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """Kernels that start meanwhile load no torch: another notebook of this user has it loaded.
 
-    A test of a cold start gives its kernel another environment.
+    Those with the same environment. A test of a cold start gives its kernel another one.
     """
-    with Kernel() as kernel:
+    with Kernel(environment) as kernel:
         pids = {kernel.pid, kernel.warm()}
         support.warm.update(pids)
         try:
@@ -278,6 +278,6 @@ def text_of_all(messages: Sequence[Mapping[str, Any]]) -> str:
         text = text_of(message) + ("" if message["msg_type"] == "stream" else "\n")
         if message["msg_type"] == "update_display_data":
             parts = [(i, text if i == shown_as else old) for i, old in parts]
-        elif text.strip("\n") or message["msg_type"] == "stream":
+        else:
             parts.append((shown_as, text))
-    return "".join(text for _, text in parts)
+    return "".join(text for shown_as, text in parts if text != "\n" or not shown_as)

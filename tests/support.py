@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,27 @@ def spared(session: Any) -> Iterator[None]:
         del _spared[pids.fork_server]
 
 
+_spared_threads: tuple[str, ...] = ()
+"""How the names of threads begin that may outlive a test."""
+
+
+@contextlib.contextmanager
+def spared_processes(
+    pids: Iterable[int], folder: str = os.devnull, threads: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Several tests share these processes, what those start, the files in `folder`, threads."""
+    global _spared_threads
+    roots, threads_before = dict.fromkeys(pids, folder), _spared_threads
+    _spared.update(roots)
+    _spared_threads += threads
+    try:
+        yield
+    finally:
+        _spared_threads = threads_before
+        for pid in roots:
+            del _spared[pid]
+
+
 warm: set[int] = set()
 """Processes kept for the whole run, so that sessions that begin meanwhile load no torch."""
 
@@ -183,7 +204,9 @@ def leftovers() -> Leftovers:
         frozenset(
             f"thread {t.name}"
             for t in threading.enumerate()
-            if not t.daemon and t is not threading.main_thread()
+            if not t.daemon
+            and t is not threading.main_thread()
+            and not t.name.startswith(_spared_threads)
         ),
     )
 

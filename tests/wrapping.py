@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.session import Session
-from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
-from ddp_notebook.testing import cluster_of
+from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
 
 SOON_S = 10.0
 """A wrap that needs longer than this waits for something: it takes a fraction of a second."""
@@ -33,7 +32,7 @@ def run(session: Session, source: str, ranks: tuple[int, ...] | None = None) -> 
 
 
 def begin(session: Session, name: str = "model", **options: Any) -> Wrap:
-    return wrap(cluster_of(session), session.record, None, name, WrapOptions(**options))
+    return session.wrap(name, WrapOptions(**options))
 
 
 def train(session: Session, steps: int = 1) -> None:

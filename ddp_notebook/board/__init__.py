@@ -3,6 +3,7 @@
 buttons.py          The live board's buttons: each runs a verb's own code, on a thread of its own.
 controller.py       The live board in a notebook: a widget, and a picture for pages without scripts.
 kernel_messages.py  ipykernel's private parts, all of them: a page's messages while a cell runs.
+line/               The line above a running cell's output.
 model.py            What the live board draws, as JSON: small, and the same for the same picture.
 page/               The page's side of the live board: scripts and styles, joined by widget.py.
 past.py             What a live board showed earlier: findings, lines, collectives of earlier runs.

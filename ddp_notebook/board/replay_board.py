@@ -21,6 +21,7 @@ from ddp_notebook.state.collective_table import collectives_at
 from ddp_notebook.state.stack_locations import locations
 
 if TYPE_CHECKING:
+    from ddp_notebook.board.line.running_line import RunningLine
     from ddp_notebook.board.widget import BoardWidget
 
 
@@ -37,9 +38,18 @@ def widget_class() -> type[BoardWidget]:
 
     Imported here and not above: anywidget is optional, and %load_ext would wait half a second.
     """
-    from ddp_notebook.board.widget import BoardWidget
+    return _classes()[0]
 
-    return BoardWidget
+
+def line_class() -> type[RunningLine]:
+    """The same of the line above a running cell's output."""
+    return _classes()[1]
+
+
+def _classes() -> tuple[type[BoardWidget], type[RunningLine]]:
+    from ddp_notebook.board.widget import BoardWidget, RunningLine
+
+    return BoardWidget, RunningLine
 
 
 def prepare_widgets(kernel: Any) -> None:
@@ -47,7 +57,7 @@ def prepare_widgets(kernel: Any) -> None:
     handle = widget_messages(kernel)
     if handle is not None:
         do_meanwhile(handle)
-    threading.Thread(target=widget_class, name="ddp-widgets", daemon=True).start()
+    threading.Thread(target=_classes, name="ddp-widgets", daemon=True).start()
 
 
 def past_message(

@@ -18,7 +18,10 @@ from typing import Any
 import anywidget
 import traitlets
 
+from ddp_notebook.board.line.running_line import RunningLine
 from ddp_notebook.board.model import STAGES
+
+__all__ = ["BoardWidget", "RunningLine"]
 
 _PAGE = Path(__file__).parent / "page"
 _WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -58,6 +58,7 @@ _ENGINE_ARGS = [
     "--IPEngine.enable_nanny=False",
     "--IPEngine.max_heartbeat_misses=0",
     "--IPEngine.timeout=600",
+    "--HistoryManager.enabled=False",  # no database: a thread, and a file that ranks would share
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
 _POLL_S = 0.002
@@ -137,13 +138,11 @@ class IPyParallelCluster:
         folder: Path,
         orders: OrderSender,
         on_exit: ExitCallback,
-        world_size: int,
     ) -> None:
         self._fork_server = fork_server
         self._folder = folder
         self._orders = orders
         self._on_exit = on_exit
-        self._world_size = world_size
         self._closing = False
         self._ended: Future[str] = Future()
         """Why nothing answers any more: the controller has ended, or the session closes."""

@@ -10,7 +10,9 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
+from ddp_notebook.cluster.ipyparallel_private import keep_heart_in_process
 from ddp_notebook.launch.child import die_with_parent
+from ddp_notebook.rank import engine_private
 
 
 class EngineStream(OutStream):  # type: ignore[misc]
@@ -28,6 +30,7 @@ def engine(argv: Sequence[str]) -> None:
     """Be an ipyparallel engine until told to stop."""
     from ipyparallel.engine.app import IPEngine
 
+    engine_private.list_no_modules()
     sys.argv = ["ipengine", *argv]
     IPEngine.launch_instance(argv=list(argv))
 
@@ -37,9 +40,10 @@ def controller(argv: Sequence[str]) -> None:
     from ipyparallel.controller.app import IPController
 
     if hasattr(os, "fork"):
-        # Its heart monitor is a child process: forked (spawning one costs a second), and it must
-        # not outlive a controller that is killed.
+        # Where its heart monitor is a child process: forked (spawning one costs a second), and it
+        # must not outlive a controller that is killed.
         multiprocessing.set_start_method("fork", force=True)
         os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
+    keep_heart_in_process()
     sys.argv = ["ipcontroller", *argv]
     IPController.launch_instance(argv=list(argv))

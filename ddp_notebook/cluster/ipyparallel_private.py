@@ -2,13 +2,14 @@
 
 What is used: sending a message to an engine's control channel, which it answers while it runs a
 cell; sending a message to the hub to forget an engine whose process is known to be gone
-(ipyparallel itself would find out by missed heartbeats, half a minute later); and the table of the
-engines' names.
+(ipyparallel itself would find out by missed heartbeats, half a minute later); the table of the
+engines' names; and the class whose object its controller starts as the heart monitor.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,3 +49,21 @@ def unregister(client: Any, rank: int) -> None:
     """Have the hub forget the engine of `rank`, so that its id is free at once."""
     if rank in client.ids and has_private_api(client):
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
+
+
+class _Heart(threading.Thread):
+    """The controller's heart monitor as a thread: as a process it takes 20 MB."""
+
+    def terminate(self) -> None:
+        """It ends with the controller."""
+
+
+def keep_heart_in_process() -> None:
+    """Have a controller that is made from now on start its heart monitor as a thread.
+
+    It has a loop and sockets of its own anyway. Without this private API it is a child process.
+    """
+    from ipyparallel.controller import app
+
+    if hasattr(app, "Process"):
+        app.Process = _Heart

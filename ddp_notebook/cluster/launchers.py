@@ -37,13 +37,15 @@ class ForkServerMixin:
         """Start the child. Raises SessionLost or OSError."""
         if self.state != "before":
             raise ipp.ProcessStateError(f"already started: {self.state}")
+        cwd = str(Path(self.work_dir).resolve())  # type: ignore[attr-defined]
         argv = self.find_args()[3:]  # type: ignore[attr-defined]  # without `python -m module`
+        argv.append(f"--work-dir={cwd}")  # by default where ipyparallel was imported
         self._ended = threading.Event()
         self._exit_code: int | None = None
         spec = {
             "calls": [*self.first_calls, [self.entry, {"argv": argv}]],
             "env": child_environment(self.get_env()),  # type: ignore[attr-defined]
-            "cwd": str(Path(self.work_dir).resolve()),  # type: ignore[attr-defined]
+            "cwd": cwd,
             "log": self.output_file,  # type: ignore[attr-defined]
         }
         self.pid = self.fork_server.spawn(spec, self._on_exit)

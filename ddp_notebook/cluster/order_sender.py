@@ -43,16 +43,16 @@ class OrderSender:
         while left:
             left = {rank: pid for rank, pid in left.items() if not self._sent(pid, message)}
             # A process connects as it starts, long before it takes calls.
-            if not left or time.monotonic() - began_s > scaled_for_load(_CONNECTED_WITHIN_S):
+            waited_s = time.monotonic() - began_s
+            if self._socket.closed or waited_s > scaled_for_load(_CONNECTED_WITHIN_S):
                 break
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if left else 0)
         return tuple(left)
 
     def _sent(self, pid: int, message: list[bytes]) -> bool:
         with self._lock, contextlib.suppress(zmq.ZMQError):
-            if not self._socket.closed:
-                self._socket.send_multipart([str(pid).encode(), *message], zmq.NOBLOCK)
-                return True
+            self._socket.send_multipart([str(pid).encode(), *message], zmq.NOBLOCK)
+            return True
         return False
 
     def close(self) -> None:

@@ -12,6 +12,9 @@ setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 training/     Rules for training that ends well and is wrong.
 
+To test a rule: `tests/traces.py` plays a small job rank by rank, `tests/setup_cases.py` has ranks
+in set-up, and the functions below say what is found; no process is started.
+
 The functions here load the table when something is first diagnosed: it is a sixth of all code
 that `%load_ext` would otherwise wait for.
 """

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
+"""Names of decorators that have a function run on some ranks."""
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
@@ -17,13 +20,15 @@ _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 class Test:
     """A test on the way to a line, which is reached where it is `wanted`.
 
-    `shown` is how it is quoted, empty for the text of its own line.
+    `shown` is how it is quoted, empty for the text of its own line. With `filters` it leaves out
+    turns of a loop: it is the filter of a comprehension.
     """
 
     test: ast.expr
     line: int
     wanted: bool = True
     shown: str = ""
+    filters: bool = False
 
 
 def tests_around(tree: ast.Module, line: int, called: str) -> Iterator[Test]:
@@ -82,9 +87,22 @@ def _between(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
             yield _of_case(parent, child)
         case ast.ExceptHandler():
             yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
-        case _ if isinstance(parent, _COMPREHENSIONS):
-            tests = [test for generator in parent.generators for test in generator.ifs]
-            yield from (Test(t, t.lineno, shown=f"if {ast.unparse(t)}") for t in reversed(tests))
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            yield from _of_filters(parent)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() if child in parent.body:
+            yield from _of_decorators(parent)
+
+
+def _of_filters(loop: _Comprehension) -> Iterator[Test]:
+    for test in reversed([test for generator in loop.generators for test in generator.ifs]):
+        yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
+
+
+def _of_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Test]:
+    for each in function.decorator_list:
+        text = ast.unparse(each)
+        if _FOR_SOME.search(text):
+            yield Test(each, each.lineno, shown=f"@{text}")
 
 
 def _of_branch(parent: ast.If | ast.IfExp, child: ast.AST) -> Iterator[Test]:

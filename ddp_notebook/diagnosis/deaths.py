@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddp_notebook.model import (
+    Activity,
     Case,
     Category,
     Finding,
+    RankExited,
     RankReport,
     Ranks,
     format_bytes,
@@ -43,6 +45,22 @@ def deaths(
             tuple(line for report in reports for line in _known(report, last(report.rank))),
             commands=(command,),
         )
+
+
+def died(exits: Mapping[int, RankExited]) -> tuple[Finding, ...]:
+    """The same of ranks whose processes ended in a run, where nobody can be asked any more."""
+    dead = [
+        RankReport(
+            rank,
+            Activity.DEAD,
+            exit_code=each.exit_code,
+            last_words=each.last_words,
+            peak_bytes=each.peak_bytes,
+            oom_kills=each.oom_kills,
+        )
+        for rank, each in sorted(exits.items())
+    ]
+    return tuple(deaths(Case(tuple(dead)), dead, ()))
 
 
 def _lacked_memory(report: RankReport) -> bool | None:

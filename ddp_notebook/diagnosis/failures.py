@@ -11,14 +11,12 @@ from ddp_notebook.model import (
     Category,
     CellFinished,
     Finding,
-    RankExited,
     Ranks,
     RankState,
     Status,
     cut,
     name_ranks,
 )
-from ddp_notebook.state.descriptions import exit_text
 
 UNEXPLAINED_AFTER_S = 10.0
 """Ranks that wait for so long, and for no known reason, are a finding."""
@@ -67,21 +65,6 @@ def raised_in(case: Case) -> tuple[Finding, ...]:
         if e.error_type != "KeyboardInterrupt"
     ]
     return raised(ends, tuple(e.rank for e in case.ranks))
-
-
-def died(exits: Mapping[int, RankExited]) -> tuple[Finding, ...]:
-    """Ranks whose processes ended in a run."""
-    return tuple(
-        Finding(
-            Category.RANK_DIED if exited.exit_code else Category.EARLY_EXIT,
-            (rank,),
-            f"its process ended: {exit_text(exited.exit_code)}",
-            f"Bring it back: %ddp_restart --ranks {rank}",
-            evidence=tuple(exited.last_words.strip().splitlines()[-1:]),
-            commands=(f"%ddp_restart --ranks {rank}",),
-        )
-        for rank, exited in sorted(exits.items())
-    )
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:

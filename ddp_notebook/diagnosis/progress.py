@@ -41,10 +41,7 @@ def works(e: RankReport) -> bool:
 
 
 def left_alone(e: RankReport) -> bool:
-    """True of a rank that waits for a lock that a thread of its own had to release, which raised.
-
-    No thread is left that could.
-    """
+    """True of a rank that waits for a lock which a thread of it had to release that raised."""
     return e.locked and bool(e.in_threads)
 
 
@@ -122,6 +119,17 @@ def _failure(report: RankReport) -> str:
     return raised_words(report.error_type, report.error_text, report.error_at, _ERROR_LENGTH)
 
 
+def _busy(report: RankReport) -> str:
+    if report.workers:
+        return f"waits for a batch of its DataLoader ({report.doing})"
+    if report.children:
+        those = ", ".join(f"{c.pid} ({c.state})" for c in report.children)
+        return f"waits for the processes that it started, {those}: {report.doing}"
+    if left_alone(report):
+        return f"waits for ever ({report.doing}): {thread_words(report.in_threads[0])}"
+    return f"busy: {report.doing}" if report.doing else "busy"
+
+
 def doing(report: RankReport) -> str:
     """What a rank does, for a person."""
     match report.activity:
@@ -129,15 +137,8 @@ def doing(report: RankReport) -> str:
             where = report.doing.removeprefix(f"{report.inside}: ")
             what = f"for the store's key {report.key!r}" if report.key else f"in {report.inside}"
             return f"waits {what}{f' ({where})' if where else ''}"
-        case Activity.BUSY if report.workers:
-            return f"waits for a batch of its DataLoader ({report.doing})"
-        case Activity.BUSY if report.children:
-            those = ", ".join(f"{c.pid} ({c.state})" for c in report.children)
-            return f"waits for the processes that it started, {those}: {report.doing}"
-        case Activity.BUSY if left_alone(report):
-            return f"waits for ever ({report.doing}): {thread_words(report.in_threads[0])}"
         case Activity.BUSY:
-            return f"busy: {report.doing}" if report.doing else "busy"
+            return _busy(report)
         case Activity.HELD:
             return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
         case Activity.FAILED:

@@ -14,4 +14,7 @@ shared_fork_server.py  notebooks of one user share a loaded fork server
 session_folder.py      the temporary folder of a session: made, held, swept
 shared_memory.py       shared memory that killed processes leave in /dev/shm: found and removed
 timeouts.py            timeouts that grow with the machine's load
+
+Ranks on another kind of host (ssh, Slurm) would begin here: a client with the methods of
+`client.ForkServerClient`, which talks to a fork server there over its stdin and stdout.
 """

@@ -40,7 +40,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.launch import child
-from ddp_notebook.launch.preload import ENGINE_MODULES, IDLE_MODULES, TORCH_MODULES, LoadProgress
+from ddp_notebook.launch.preload import (
+    ENGINE_MODULES,
+    IDLE_MODULES,
+    TORCH_MODULES,
+    LoadProgress,
+    loaded,
+)
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.session_folder import hold, let_go
 from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
@@ -61,6 +67,8 @@ def _import(name: str) -> None:
 
 def _freeze() -> None:
     """Keep the garbage collector off what is loaded, so that children go on sharing its pages."""
+    loaded.cache_clear()
+    loaded()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -2,15 +2,15 @@
 
 buttons.py      The buttons that the live board is handed: each runs a verb, and shows its value.
 cell_output.py  The output of the notebook cell that runs: text, MIME bundles, progress.
-completers.py   What Tab offers for the values of options: rank sets, lists, files, variables.
-completion.py   Tab completion on the line of a magic: its options, and the values they take.
 hints.py        What the shell adds to IPython's answers: the verb that was meant, and %debug.
 live_board.py   The live board of a notebook: it stands in one cell at a time.
+live_run.py     A run under its cell while it goes on: what the ranks wrote, and a line above it.
 options.py      Options that several verbs have.
 parser.py       The options of a verb, and the parser of its line: bad input ends with a call.
 reference.py    The reference page, made from the verbs: notebooks/REFERENCE.md.
 register.py     The verbs as IPython's magics: each line is parsed, the verb run, its value given.
 run_display.py  How a notebook shows a cell or script on the ranks: live, then whole.
+tab/            What Tab and Shift-Tab tell, on the line of a magic and in a cell for ranks.
 terminal_line.py  Progress in a terminal: a line that says what the start of the ranks waits for.
 ui.py           What a verb works with: the session, the shell, the cell's output, the live board.
 verb.py         A verb as a value: everything about one magic.

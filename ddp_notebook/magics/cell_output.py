@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from IPython.core.displaypub import CapturingDisplayPublisher
 
 from ddp_notebook.views.live_region import LiveRegion
 
@@ -31,6 +35,14 @@ class CellOutput:
     def publisher(self) -> Any:
         """What displays bundles now: another one while a cell's output is captured (%%capture)."""
         return self._shell.display_pub
+
+    @property
+    def folds(self) -> bool:
+        """True where long text is better folded: before eyes, and not where it is captured."""
+        captured = isinstance(self.publisher, CapturingDisplayPublisher)
+        if captured or isinstance(sys.stdout, io.StringIO):
+            return False
+        return self.is_live or sys.stdout.isatty()
 
     def say(self, text: str) -> None:
         """Print `text`."""

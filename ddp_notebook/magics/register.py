@@ -11,9 +11,10 @@ from IPython.core.error import UsageError
 from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
-from ddp_notebook.magics.completion import offer_completion, withdraw_completion
 from ddp_notebook.magics.hints import Hints
 from ddp_notebook.magics.parser import HelpShown
+from ddp_notebook.magics.tab.completion import offer_completion, withdraw_completion
+from ddp_notebook.magics.tab.rank_names import RankNames
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
@@ -25,6 +26,8 @@ _UI = "_ddp_notebook_magics"
 """The attribute of a shell that holds its NotebookUi while the extension is loaded."""
 _HINTS = "_ddp_notebook_hints"
 """The same of its Hints."""
+_NAMES = "_ddp_notebook_names"
+"""The same of its RankNames."""
 
 
 def load(shell: Any) -> None:
@@ -36,6 +39,9 @@ def load(shell: Any) -> None:
     NOTEBOOK.ranks = lambda: session.record.snapshot.world_size
     setattr(shell, _UI, ui)
     setattr(shell, _HINTS, Hints(ui))
+    names = RankNames(ui)
+    setattr(shell, _NAMES, names)
+    names.offer()
     atexit.register(session.shutdown)
     session.warm()
 
@@ -53,6 +59,7 @@ def unload(shell: Any) -> None:
             shell.magics_manager.magics[kind].pop(verb.name, None)
     withdraw_completion(shell)
     getattr(shell, _HINTS).withdraw()
+    getattr(shell, _NAMES).withdraw()
     setattr(shell, _UI, None)
 
 

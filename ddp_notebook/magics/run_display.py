@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
-from ddp_notebook.errors import Stuck
+from ddp_notebook.errors import CellInterrupted, DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
-from ddp_notebook.model import Event, Pulse, Status, name_ranks
+from ddp_notebook.magics.live_run import Lines, LiveRun
+from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.run import CellResult, CellRun
-from ddp_notebook.state.board_rows import FOLD_FROM
 from ddp_notebook.state.output import split_errors
-from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion
+from ddp_notebook.views.findings import divided
+from ddp_notebook.views.folded import whole
+from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
 from ddp_notebook.views.notebook import (
     live_bundle,
     mime_bundle,
     show_outputs,
     traceback_bundle,
+    victims_bundle,
     withheld_text,
 )
 
 _REGION_DELAY_S = 0.06
 """A cell that is over sooner shows its output once, without a live region before it."""
-_BOARD_AFTER_S = 3.0
-"""A cell that runs for longer shows where its ranks are."""
-_MINUTES_FROM_S = 120.0
 
 Begin = Callable[[Callable[[CellRun], None]], CellResult]
 """Starts a run and waits for its end; calls its argument when the run has begun."""
@@ -42,89 +44,78 @@ def is_news(events: Sequence[Event]) -> bool:
 class RunDisplay:
     """Shows the runs of one session in one notebook."""
 
-    def __init__(self, session: Session, output: CellOutput) -> None:
+    def __init__(self, session: Session, output: CellOutput, lines: Lines) -> None:
         self._session = session
         self._output = output
+        self._lines = lines
         self._announced: Detached | None = None
         """The detached run whose end `announce_end` printed last."""
 
     # -- a run that the cell waits for -------------------------------------------------------
 
-    def show(self, begin: Begin) -> CellResult:
-        """Run something and show its output; its result. Raises what went wrong with it."""
+    def show(self, begin: Begin, *, to_the_end: bool = True) -> CellResult:
+        """Run something and show its output; its result. Raises what went wrong with it.
+
+        Of a run that pauses, the cell goes on to show where it is, and how it ends; unless
+        `to_the_end` is false.
+        """
         started_s = time.monotonic()
-        region: LiveRegion | None = None
+        runs: list[CellRun] = []
+        live: LiveRun | None = None
 
         def begun(run: CellRun) -> None:
-            nonlocal region, started_s
+            nonlocal live, started_s
             started_s = run.began_s
+            runs.append(run)
             if self._output.is_live:
-                region = self._region(run)
+                live = LiveRun(self._output.publisher, self._lines, run)
 
         def nudge(events: Sequence[Event]) -> None:
-            if region is None:
+            if live is None:
                 return
-            if not region.opened:
+            if not live.region.opened:
                 # A short cell is over by then: it has no region, and no thread is started for it.
                 if time.monotonic() - started_s > _REGION_DELAY_S:
-                    region.open()
+                    live.region.open()
             elif is_news(events):
-                region.nudge()
+                live.region.nudge()
 
         unsubscribe = self._session.record.subscribe(nudge)
         try:
             result = begin(begun)
         finally:
             unsubscribe()
-            if region is not None and sys.exc_info()[0] is not None:
-                region.close(NOTHING)
-        self._show_end(result, region, time.monotonic() - started_s)
+            if live is not None and sys.exc_info()[0] is not None:
+                live.end(NOTHING, "")
+        if live is not None and result.steps is not None and to_the_end:
+            live.end(NOTHING, "")
+            self._follow_paused(runs[0])
+        else:
+            self._show_end(result, live, time.monotonic() - started_s)
+        result.raise_for_error()
         return result
 
-    def _region(self, run: CellRun) -> LiveRegion:
-        """Where the cell that runs shows `run` until its end."""
-        return LiveRegion(
-            self._output.publisher,
-            lambda: self._live(run),
-            OUTPUT_INTERVAL_S,
-            settle_s=OUTPUT_SETTLE_S,
-        )
-
-    def _live(self, run: CellRun) -> Bundle:
-        board = self._session.status()
-        trouble = board.snapshot.with_status(Status.DEAD, Status.FAILED)
-        silent = any(row.silent for row in board.rows)
-        elapsed_s = time.monotonic() - run.began_s
-        long = elapsed_s > _BOARD_AFTER_S and len(board.rows) <= FOLD_FROM
-        # Seconds are shown for two minutes: each new text is a message to every open page.
-        minutes = elapsed_s >= _MINUTES_FROM_S
-        text = f"running {elapsed_s // 60:.0f} min" if minutes else f"running {elapsed_s:.0f} s"
-        for word, ranks in run.exits.items() if run.pending else ():
-            text += f" · {name_ranks(ranks)} {word}"
-        if run.waits_for:
-            text += f" · {run.waits_for}"
-        return live_bundle(run.live_groups(), board if trouble or silent or long else None, text)
-
-    def _show_end(self, result: CellResult, region: LiveRegion | None, elapsed_s: float) -> None:
-        headline = _headline(result)
-        if region is not None:
+    def _show_end(self, result: CellResult, live: LiveRun | None, elapsed_s: float) -> None:
+        headlines = _headlines(result)
+        if live is not None:
             # The region stands above everything else that this cell shows.
-            took = f"finished in {elapsed_s:.1f} s" if elapsed_s >= 1 and not result.pending else ""
-            region.close(headline or {"text/plain": took})
-        self._publish(result, None if region is not None and region.shown else headline)
-        result.raise_for_error()
+            how = _how_it_ended(result, elapsed_s)
+            words = {"text/plain": "" if live.has_line else how}
+            live.end(headlines[0] if headlines else words, how)
+            headlines = headlines[1:] if live.region.shown else headlines
+        self._publish(result, headlines)
 
     def show_result(self, result: CellResult) -> None:
         """Show a run that has ended, its error included."""
-        self._publish(result, _headline(result))
+        self._publish(result, _headlines(result))
         if result.error is not None:
             self._output.say(f"{type(result.error).__name__}: {result.error}")
 
-    def _publish(self, result: CellResult, headline: Bundle | None) -> None:
-        if headline is not None:
+    def _publish(self, result: CellResult, headlines: Sequence[Bundle]) -> None:
+        for headline in headlines:
             self._output.publish(headline)
-        show_outputs(self._output.publisher, result.outputs)
-        if result.diagnosis is not None and not isinstance(result.error, Stuck):
+        show_outputs(self._output.publisher, result.outputs, fold=self._output.folds)
+        if result.diagnosis is not None and result.error is None:
             self._output.publish(mime_bundle(result.diagnosis))
         if result.steps is not None:
             self._output.publish(mime_bundle(result.steps))
@@ -134,11 +125,11 @@ class RunDisplay:
     def show_news(self, run: CellRun) -> None:
         """Show what the ranks wrote since the notebook showed it last."""
         tracebacks, outputs = split_errors(run.news())
-        show_outputs(self._output.publisher, outputs)
+        show_outputs(self._output.publisher, outputs, fold=self._output.folds)
         if tracebacks:
             self._output.publish(traceback_bundle(tracebacks))
 
-    # -- a run that is detached --------------------------------------------------------------
+    # -- a run that goes on when its cell has ended -------------------------------------------
 
     def show_detached(self, begin: Begin) -> None:
         """Start something and return; this cell goes on to show it, and how it ends."""
@@ -151,23 +142,67 @@ class RunDisplay:
             "Wait for it: %ddp_wait\n"
             "Look at it: %ddp_where, %ddp_why, %ddp_output. End it: %ddp_abort"
         )
-        if not self._output.is_live:
-            return
-        region = self._region(run)
-        region.paint()  # here and now, so that it belongs to this cell; later it is updated
+        if self._output.is_live:
+            live = LiveRun(
+                self._output.publisher,
+                self._lines,
+                run,
+                over=detached.ended.done,
+                final=lambda: _end_bundle(run, detached.ended, ", which was detached,", _SHOW_ALL),
+                line_after_s=0,  # a front end takes nothing new for a cell that has ended
+            )
+            self._follow(live.region)
+            detached.ended.add_done_callback(lambda _: live.region.nudge())
 
-        def nudge(events: Sequence[Event]) -> None:
-            if is_news(events):
+    def _follow_paused(self, run: CellRun) -> None:
+        """Go on to show a run that pauses before each collective, and how it ends."""
+        detached = self._session.detached
+        assert detached is not None
+
+        def look() -> Bundle:
+            if region.closed:
+                return _end_bundle(run, detached.ended)
+            return live_bundle(run.live_groups(), "", _timeless(self._session.paused_table(run)))
+
+        region = self._standing(look, detached.ended.done)
+        self._follow(region)
+        detached.ended.add_done_callback(lambda _: region.nudge())
+
+    def follow_set_up(self, table: StepTable) -> None:
+        """Go on to show a set-up that pauses before each stage, until it is complete."""
+        session, processes, last = self._session, self._session.pool.processes, table
+
+        def gone() -> bool:
+            return session.pool.processes is not processes or bool(session.record.snapshot.ended)
+
+        def look() -> Bundle:
+            nonlocal last
+            with contextlib.suppress(DDPError):  # it went meanwhile
+                last = last if gone() else session.step_table()
+            if region.closed and not session.record.snapshot.ready:
+                last = replace(last, title=_ENDED_EARLY, rows=(), next_call="")
+            return mime_bundle(_timeless(last))
+
+        region = self._standing(look, lambda: gone() or session.record.snapshot.ready)
+        self._follow(region)
+
+    def _standing(self, look: Callable[[], Bundle], over: Callable[[], bool]) -> LiveRegion:
+        return LiveRegion(
+            self._output.publisher, look, BOARD_INTERVAL_S, settle_s=BOARD_INTERVAL_S, over=over
+        )
+
+    def _follow(self, region: LiveRegion) -> None:
+        """Paint `region` here and now, so that it belongs to this cell, and go on to update it."""
+        region.paint()
+
+        def changed(events: Sequence[Event]) -> None:
+            if region.closed:
+                unsubscribe()
+            elif is_news(events):
                 region.nudge()
 
-        unsubscribe = self._session.record.subscribe(nudge)
+        unsubscribe = self._session.record.subscribe(changed)
         region.open()
-
-        def ended(result: Future[CellResult]) -> None:
-            unsubscribe()
-            region.close(_end_bundle(run, result))
-
-        detached.ended.add_done_callback(ended)
 
     def announce_end(self) -> None:
         """Print once that a detached run has ended, where no region can show it."""
@@ -176,34 +211,65 @@ class RunDisplay:
             return
         if detached.ended.done() and detached is not self._announced and not detached.run.pausing:
             self._announced = detached
-            self._output.say(f"{_end_sentence(detached.run, detached.ended)} {_SHOW_ALL}")
+            sentence = _end_sentence(detached.run, detached.ended, ", which was detached,")
+            self._output.say(f"{sentence} {_SHOW_ALL}")
 
 
 _SHOW_ALL = "Show all of it: %ddp_wait"
+_ENDED_EARLY = "This set-up, step by step, was ended before it was complete."
 
 
-def _headline(result: CellResult) -> Bundle | None:
-    """What stands above all else: why the ranks are stuck, or their tracebacks."""
+def _headlines(result: CellResult) -> list[Bundle]:
+    """What stands above all else: the finding, what its culprits raised, what others raised."""
     if isinstance(result.error, Stuck):
-        return mime_bundle(result.error.diagnosis)
-    return traceback_bundle(result.tracebacks) if result.tracebacks else None
-
-
-def _end_bundle(run: CellRun, ended: Future[CellResult]) -> Bundle:
-    """How a detached run ended, in the place where it was shown while it ran."""
-    end = live_bundle(run.live_groups(), None, f"{_end_sentence(run, ended)} {_SHOW_ALL}")
-    diagnosis = ended.result().diagnosis if ended.exception() is None else None
+        return [mime_bundle(result.error.diagnosis)]
+    diagnosis = result.diagnosis if result.error is not None else None
     if diagnosis is None or not diagnosis.findings:
-        return end
-    finding = mime_bundle(diagnosis)
+        return [traceback_bundle(result.tracebacks)] if result.tracebacks else []
+    of_culprits, others = divided(diagnosis, result.tracebacks)
+    return [
+        *([traceback_bundle(of_culprits)] if of_culprits else []),
+        mime_bundle(replace(diagnosis, tracebacks=())),
+        *([victims_bundle(others)] if others else []),
+    ]
+
+
+def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
+    """In a line; empty for a run that was over at once, or goes on."""
+    error = result.error
+    if elapsed_s < 1 or (result.pending and error is None):
+        return ""
+    if isinstance(error, Stuck):
+        word = "stuck, as seen"
+    elif isinstance(error, CellInterrupted):
+        word = "interrupted"
+    else:
+        word = "finished" if error is None else "failed"
+    return f"{word} {'in' if error is None else 'after'} {elapsed_s:.1f} s"
+
+
+def _timeless(table: StepTable) -> StepTable:
+    """`table` without for how long: it may be read much later."""
+    return replace(table, rows=tuple(replace(row, since_s=float("nan")) for row in table.rows))
+
+
+def _end_bundle(run: CellRun, ended: Future[CellResult], which: str = "", more: str = "") -> Bundle:
+    """How a run ended whose cell had ended before, in the place where it was shown."""
+    tracebacks, outputs = split_errors(run.live_groups())
+    diagnosis = ended.result().diagnosis if ended.exception() is None else None
+    bundles = [whole((*tracebacks, *outputs))] if tracebacks or outputs else []
+    if diagnosis is not None and diagnosis.findings:
+        bundles.insert(0, mime_bundle(diagnosis))
+    sentence = f"{_end_sentence(run, ended, which)} {more}".rstrip()
+    bundles.append(live_bundle((), sentence))
     return {
-        "text/plain": f"{finding['text/plain']}\n\n{end['text/plain']}",
-        "text/html": f"{finding['text/html']}{end['text/html']}",
+        kind: separator.join(bundle[kind] for bundle in bundles)
+        for kind, separator in (("text/plain", "\n\n"), ("text/html", ""))
     }
 
 
-def _end_sentence(run: CellRun, ended: Future[CellResult]) -> str:
+def _end_sentence(run: CellRun, ended: Future[CellResult], which: str) -> str:
     error = ended.exception() or ended.result().error
     if error is None:
-        return f"{run.heading}, which was detached, has finished."
-    return f"{run.heading}, which was detached, did not finish. {str(error).splitlines()[0]}"
+        return f"{run.heading}{which} has finished."
+    return f"{run.heading}{which} did not finish. {str(error).splitlines()[0]}"

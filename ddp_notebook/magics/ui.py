@@ -13,6 +13,7 @@ from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.live_board import NotebookBoard, Place
+from ddp_notebook.magics.live_run import Lines
 from ddp_notebook.magics.parser import Surroundings
 from ddp_notebook.magics.run_display import RunDisplay
 from ddp_notebook.magics.terminal_line import progress_line
@@ -45,7 +46,7 @@ class NotebookUi:
         self.session = session
         self.output = CellOutput(shell)
         self.displays = Displays(shell)
-        self.runs = RunDisplay(session, self.output)
+        self.runs = RunDisplay(session, self.output, Lines(shell, session, buttons))
         self.board = NotebookBoard(shell, session, buttons)
 
     def say(self, text: str) -> None:

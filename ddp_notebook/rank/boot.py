@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_notebook.launch.preload import loaded
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
@@ -61,9 +62,8 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     keep_temporary_files_in(folder.parent)
-    modules = frozenset(name.partition(".")[0] for name in sys.modules)
     sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
-    _process = RankProcess(rank, sender, socket_, Path(log), folder, modules)
+    _process = RankProcess(rank, sender, socket_, Path(log), folder, loaded())
     _process.events.emit(
         StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname()
     )

@@ -190,6 +190,44 @@ class Value:
 GET_VALUE: Call[Variable, Value] = Call("get value")
 
 
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a cell that is being written, for Tab."""
+
+    code: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """What may stand in place of the code from `start` to the cursor: texts, and their types."""
+
+    start: int
+    texts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An expression that somebody asks about, and how much is to be told: IPython's terms."""
+
+    name: str
+    detail: int = 0
+    leave_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Signature, docstring and more of an object as a MIME bundle; empty: there is no such."""
+
+    bundle: Mapping[str, str] = field(default_factory=dict)
+
+
+COMPLETE: Call[Cursor, Completions] = Call("complete")
+"""What the rank's IPython would complete, without Jedi."""
+INSPECT: Call[Named, Inspection] = Call("inspect")
+"""What the rank's IPython knows of an object."""
+
+
 # -- what a rank knows ---------------------------------------------------------------------
 
 

@@ -1,13 +1,32 @@
 """Every use of ipykernel's and IPython's private API inside a rank, each checked and tested.
 
-Without it an interrupted cell takes longer to end, and a rank cannot be asked anything while it
-is blocked.
+Without it an interrupted cell takes longer to end, a rank takes more memory, and cannot be asked
+anything while it is blocked.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
+
+from ipykernel import ipkernel
+from IPython.core import guarded_eval
+
+
+def list_no_modules() -> bool:
+    """Have the kernel that is made here not list the files of all modules; False if it does not.
+
+    ipykernel does, for a debugger that nobody attaches to a rank; to look at each of them copies
+    15 MB of pages that a rank shares with the others. It reads nothing else of `sys` that changes.
+    """
+    if getattr(ipkernel, "sys", None) is not sys:
+        return False
+    few = ModuleType("sys")
+    vars(few).update(vars(sys), modules={})
+    ipkernel.sys = few
+    return True
 
 
 def keep_no_tracebacks(shell: Any) -> bool:
@@ -24,6 +43,23 @@ def keep_no_tracebacks(shell: Any) -> bool:
         return {"ename": name, "evalue": text, "traceback": []}
 
     shell._format_exception_for_storage = nothing
+    return True
+
+
+def complete_inside(kind: type) -> bool:
+    """Have Tab look into attributes of `kind` (`model.layer1.`); False if it cannot.
+
+    IPython does not touch what has a `__getattr__` of its own, which may run anything. That of
+    `kind` is known to do nothing but look. Properties stay untouched.
+    """
+    policies = getattr(guarded_eval, "EVALUATION_POLICIES", None)
+    limited = policies.get("limited") if isinstance(policies, dict) else None
+    allowed = getattr(limited, "allowed_getattr", None)
+    if not isinstance(allowed, set):
+        return False
+    allowed.add(kind)
+    for name in ("_getattr_methods", "_getattribute_methods"):  # made of the set, once
+        limited.__dict__.pop(name, None)
     return True
 
 

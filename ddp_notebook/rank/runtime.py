@@ -17,6 +17,7 @@ from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.cells.keyboard import Keyboard
+from ddp_notebook.rank.cells.names import Names
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
 from ddp_notebook.rank.cells.scripts import ScriptRunner
@@ -84,6 +85,7 @@ class RankRuntime:
 
         self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
         self.shell = RankShell(shell, forwarder, user_code)
+        self.names = names = Names(shell)
         self.thread_errors = ThreadErrors(forwarder, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.handlers = Handlers(getattr(shell, "kernel", None))
@@ -98,6 +100,7 @@ class RankRuntime:
                 self.thread_errors,
                 LostInterrupts(forwarder),
                 Keyboard(shell, user_code),
+                names,
                 self.handlers,
                 Orders(process.orders, self.handlers.carry_out),
                 gate,
@@ -180,6 +183,8 @@ class RankRuntime:
         on(calls.PREPARE, self.set_up.prepare)
         on(calls.ADVANCE, self.set_up.advance)
         on(calls.GET_VALUE, values.get)
+        on(calls.COMPLETE, self.names.complete)
+        on(calls.INSPECT, self.names.inspect)
         construction = self.ddp_construction
         on(calls.DESCRIBE, construction.describe)
         on(calls.COMPARE, construction.compare)

@@ -19,6 +19,7 @@ DEVICES = ("auto", "cpu", "cuda")
 INIT_METHODS = ("env", "tcp", "file")
 LAUNCHERS = ("auto", "fork", "process")
 STORES = ("session", "rank0")
+_THREADS = "--threads-per-rank"
 
 Settings = Mapping[int, Mapping[str, str]]
 """What is set on single ranks: rank to variable to value; an empty value unsets it."""
@@ -85,8 +86,18 @@ class InitOptions:
 
     def same_processes(self, other: InitOptions) -> bool:
         """True when ranks started for `other` can be set up with these options."""
-        names = ("world_size", "device", "gpus", "launcher", "threads_per_rank")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+        return (self.world_size, self.gpus) == (other.world_size, other.gpus) and not (
+            self.other_kind(other)
+        )
+
+    def other_kind(self, other: InitOptions) -> tuple[str, ...]:
+        """The options by which each process would differ from one started for `other`."""
+        options = {"device": "--device", "launcher": "--launcher", "threads_per_rank": _THREADS}
+        return tuple(
+            option
+            for name, option in options.items()
+            if getattr(self, name) != getattr(other, name)
+        )
 
     def same_store(self, other: InitOptions) -> bool:
         """True when the session's store for `other` serves these options."""

@@ -46,6 +46,16 @@ class Record:
             self._history = History(self._snapshot)
             self._changed.notify_all()
 
+    def resize(self, world_size: int, **fields: Any) -> None:
+        """Go on with `world_size` ranks: of those that are new nothing is known."""
+        with self._changed:
+            before = self._snapshot.ranks[:world_size]
+            new = tuple(RankState(rank) for rank in range(len(before), world_size))
+            self._snapshot = replace(self._snapshot, ranks=(*before, *new), **fields)
+            self._history = History(self._snapshot)
+            self._changed.notify_all()
+        self._tell(())
+
     def begin_setup(self) -> None:
         """The live ranks go through set-up again: stages passed before do not count."""
         self._change_all(set_up_anew)

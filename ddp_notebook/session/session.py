@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
+    from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
@@ -60,7 +61,7 @@ class Session:
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
         self._scripts = Scripts(self.pool, self._runs, self._set_up)
-        self._construction = DdpConstruction(self.record, self.pool, self._runs)
+        self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
@@ -210,6 +211,10 @@ class Session:
     def step_table(self) -> StepTable:
         """Where the ranks stand in set-up."""
         return self._stepping.table()
+
+    def paused_table(self, run: CellRun) -> StepTable:
+        """Before which collectives the ranks of `run` are paused."""
+        return self._runs.paused_table(run)
 
     def output(self, rank: int, log: bool = False) -> str:
         """What `rank` wrote in its last cell, which may still run; all of it when that was too
@@ -362,6 +367,17 @@ class Session:
         Raises UsageMistake when a rank has no such variable or it cannot be sent.
         """
         return self._values.pull(name, ranks, keep_tensors=keep_tensors)
+
+    def complete(self, code: str, at: int, ranks: Ranks | None = None) -> Completions | None:
+        """What Tab may make of `code` at the cursor, by the first of `ranks` that is idle.
+
+        None where none is, or it takes long. So it is with `describe`.
+        """
+        return self._values.complete(code, at, ranks)
+
+    def describe(self, named: Named, ranks: Ranks | None = None) -> Inspection | None:
+        """Signature, docstring and more of an object on the first of `ranks` that is idle."""
+        return self._values.describe(named, ranks)
 
     # -- tools ---------------------------------------------------------------------------
 

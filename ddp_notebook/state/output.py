@@ -13,6 +13,13 @@ _LINE_END = re.compile(r"\r+\n")
 _SHORT = 20_000
 """Longer text is compared as it is."""
 _STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+_UP = "\x1b[A"
+"""Moves the cursor up a line: tqdm does when bars stand below each other."""
+_MOVES = re.compile(r"(\n|\r|\x1b\[A)")
+_OVERWRITES = re.compile(r"\n*(\r|\x1b\[A|\Z)")
+"""How text begins that goes on with a line of progress bars."""
+_BAR = re.compile(r"\d+%\|.*\||\d\S* \[\d+:\d\d")
+"""A progress bar of tqdm's: ``12%|#2  | 3/25 [00:01<00:08]``, or without an end ``3it [00:01``."""
 
 
 class OutputLog:
@@ -23,6 +30,9 @@ class OutputLog:
         self._pieces: list[str] = []
         self._open = ""
         """The last item's text in a form that more can be appended to."""
+        self._bar: tuple[int, str] | None = None
+        """The item of stderr with progress bars that something else was written below, and its
+        text in that form: the bars go on there."""
         self._clear_pending = False
         self.changes = 0
         """Grows with every change."""
@@ -53,11 +63,29 @@ class OutputLog:
         return tuple(self._items)
 
     def _add_text(self, output: Output) -> None:
+        if output.what is OutputKind.STDERR and self._goes_on_above(output.text):
+            return
         if not self._items or self._items[-1].what is not output.what:
             self._join()
+            if self._items and self._items[-1].what is OutputKind.STDERR:
+                self._bar = _open_bars(len(self._items) - 1, self._open)
             self._open = ""
             self._items.append(OutputItem(output.what))
         self._pieces.append(output.text)
+
+    def _goes_on_above(self, text: str) -> bool:
+        """Whether `text` overwrites a line that other output stands below, and has done so."""
+        if (
+            self._bar is None
+            or not text.startswith("\r")
+            or self._items[-1].what is not (OutputKind.STDOUT)
+        ):
+            return False
+        index, written = self._bar
+        written += text
+        self._items[index] = replace(self._items[index], text=apply_carriage_returns(written))
+        self._bar = _open_bars(index, resumable(written))
+        return True
 
     def _join(self) -> None:
         if self._pieces:
@@ -72,7 +100,12 @@ class OutputLog:
                 self._items[index] = replace(item, what=old.what)
 
     def _clear(self) -> None:
-        self._items, self._pieces, self._clear_pending = [], [], False
+        self._items, self._pieces, self._clear_pending, self._bar = [], [], False, None
+
+
+def _open_bars(index: int, resumable_text: str) -> tuple[int, str] | None:
+    """An item and its text, where more may overwrite it."""
+    return (index, resumable_text) if "\r" in resumable_text else None
 
 
 def apply_carriage_returns(text: str) -> str:
@@ -80,6 +113,8 @@ def apply_carriage_returns(text: str) -> str:
 
     A return at the very end is kept, since what overwrites the line may still come.
     """
+    if _UP in text:
+        return "\n".join(_on_screen(text)[0])
     if "\r" not in text:
         return text
     lines = _LINE_END.sub("\n", text).split("\n")
@@ -92,6 +127,10 @@ def resumable(text: str) -> str:
     Of a line that was written over and over, that is what it shows, and how far the last
     piece got in overwriting it.
     """
+    if _UP in text:
+        lines, row, column = _on_screen(text)
+        up = _UP * (len(lines) - 1 - row)
+        return "\n".join(lines) + f"{up}\r{lines[row][:column]}"
     if "\r" not in text:
         return text
     head, end, line = _LINE_END.sub("\n", text).rpartition("\n")
@@ -100,6 +139,44 @@ def resumable(text: str) -> str:
         return f"{head}{end}{line}"
     shown, at = _overwrite(line)
     return f"{head}{end}{shown}\r{shown[:at]}"
+
+
+def _on_screen(text: str) -> tuple[list[str], int, int]:
+    """The lines that a terminal shows, and where its cursor is: in which line, in which column."""
+    lines, row, column = [""], 0, 0
+    for piece in _MOVES.split(_LINE_END.sub("\n", text)):
+        if piece == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif piece == "\r":
+            column = 0
+        elif piece == _UP:
+            row = max(0, row - 1)
+        elif piece:
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + piece + line[column + len(piece) :]
+            column += len(piece)
+    return lines, row, column
+
+
+def bars_apart(items: Iterable[OutputItem]) -> list[OutputItem]:
+    """`items` with progress bars taken out of stderr: they are no errors and no warnings."""
+    apart: list[OutputItem] = []
+    for item in items:
+        has_bars = item.what is OutputKind.STDERR and _BAR.search(item.text)
+        apart += _bars_apart(item) if has_bars else [item]
+    return apart
+
+
+def _bars_apart(item: OutputItem) -> list[OutputItem]:
+    apart: list[OutputItem] = []
+    for line in item.text.splitlines(keepends=True):
+        what = OutputKind.STDOUT if _BAR.search(line) else item.what
+        if apart and apart[-1].what is what:
+            apart[-1] = replace(apart[-1], text=apart[-1].text + line)
+        elif line.strip():
+            apart.append(OutputItem(what, line))
+    return apart
 
 
 def _shown(line: str) -> str:

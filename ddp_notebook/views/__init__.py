@@ -5,6 +5,7 @@ bench/          Benchmarks as tables, figures and files.
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.
 findings.py     A diagnosis, what is wrong and what to do about it: as text and as HTML.
+folded.py       Long output of ranks, folded: a click shows all of it.
 live_region.py  A region of a cell's output that is painted again when something changes.
 markup.py       How every view's HTML looks: tones, chips, escaped text, a style sheet.
 notebook.py     How IPython shows our values, and the output of ranks in a cell.

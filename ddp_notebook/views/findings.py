@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Protocol, TypeVar
 
-from ddp_notebook.model import Category, Diagnosis, Finding, Traceback, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Category,
+    Diagnosis,
+    Finding,
+    Ranks,
+    Traceback,
+    format_ranks,
+    name_ranks,
+)
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
 from ddp_notebook.views.paragraphs import box, indented, view
@@ -15,6 +24,7 @@ WHAT_TO_DO = "what to do"
 EVIDENCE = "evidence"
 BUSY = "busy, not stuck"
 FURTHER = "also found"
+RAISED_TOO = "what other ranks raised"
 DOING = "what the ranks were doing"
 
 CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
@@ -41,6 +51,15 @@ _TRACEBACK = (
     f"margin: 0 0 10px; padding: 6px 10px; max-height: 24em; overflow: auto;"
     f" background: rgba({markup.IDLE}, 0.1); line-height: 1.3; {markup.MONO}"
 )
+
+
+class _Raised(Protocol):
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that raised it."""
+
+
+R = TypeVar("R", bound=_Raised)
 
 
 def symbol(finding: Finding) -> str:
@@ -92,6 +111,18 @@ def _more(d: Diagnosis) -> str:
     )
 
 
+def divided(d: Diagnosis, raised: Sequence[R]) -> tuple[list[R], list[R]]:
+    """What the ranks raised that caused it, and what others raised: those were hit by it.
+
+    Where no cause is known, nobody is hit: all of it stands first.
+    """
+    finding = d.findings[0] if d.findings else None
+    if finding is None or finding.category is Category.UNDECIDED or not finding.ranks:
+        return list(raised), []
+    of_culprits = [each for each in raised if set(each.ranks) & set(finding.ranks)]
+    return of_culprits, [each for each in raised if each not in of_culprits]
+
+
 def _lines_of(traceback: Traceback) -> list[str]:
     """The lines of a traceback; of very many, the first and the last."""
     lines = preformatted(traceback.text)
@@ -118,28 +149,21 @@ def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
 
 
 def text(d: Diagnosis) -> str:
-    """Tracebacks first; the finding, what to do, who waits, the evidence; then further findings
-    and the ranks.
+    """What the culprits raised; the finding, what to do, who waits, the evidence; then further
+    findings, what other ranks raised, and what the ranks did.
     """
     over = _is_over(d)
-    parts = [past_words(d), *map(_traceback_text, d.tracebacks[:_MOST_TRACEBACKS]), _more(d)]
+    first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
+    parts = [past_words(d), *map(_traceback_text, first), "" if others else _more(d)]
     parts += [_finding_text(d.findings[0], over)] if d.findings else [_calm_text(d)]
     if d.findings[1:]:
         parts.append(f"{FURTHER}:")
         parts += [_finding_text(finding, over) for finding in d.findings[1:]]
+    if others:
+        parts += [f"{RAISED_TOO}:", *map(_traceback_text, others), _more(d)]
     parts = [part for part in (*parts, *map(_note_text, d.notes)) if part]
     doing = _doing_text(d.doing)
     return "\n\n".join([*parts, doing] if doing else parts)
-
-
-def one_line(d: Diagnosis) -> str:
-    """The headline and the remedy, for an exception's message."""
-    headline = plain(d.headline)
-    remedy = plain(d.findings[0].remedy) if d.findings else ""
-    if not remedy:
-        return headline
-    end = "" if headline.endswith((".", "!", "?")) else "."
-    return f"{headline}{end} {WHAT_TO_DO.capitalize()}: {remedy}"
 
 
 def _calm_text(d: Diagnosis) -> str:
@@ -190,17 +214,22 @@ def _who_did(who: str, text: str, deepest: int) -> str:
 
 
 def html(d: Diagnosis) -> str:
-    """Tracebacks first; the finding, what to do, who waits, the evidence; then further findings
-    and the ranks.
+    """What the culprits raised; the finding, what to do, who waits, the evidence; then further
+    findings, what other ranks raised, and what the ranks did.
     """
     over, past = _is_over(d), past_words(d)
+    first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
+    more = f'<div style="margin: 0 0 8px">{markup.words(_more(d))}</div>' if _more(d) else ""
     parts = [f'<div style="margin: 0 0 8px">{markup.words(past)}</div>'] if past else []
-    parts += map(_traceback, d.tracebacks[:_MOST_TRACEBACKS])
-    parts += [f'<div style="margin: 0 0 8px">{markup.words(_more(d))}</div>'] if _more(d) else []
+    parts += [*map(_traceback, first), "" if others else more]
     parts += [_finding(d.findings[0], over)] if d.findings else [_calm(d)]
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
         parts += [_finding(finding, over) for finding in d.findings[1:]]
+    if others:
+        raised = "".join(map(_traceback, others))
+        summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
+        parts.append(f'<details style="margin: 0 0 8px">{summary}{raised}{more}</details>')
     return view([*parts, *map(_note, d.notes), _doing(d.doing)])
 
 

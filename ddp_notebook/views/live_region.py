@@ -6,10 +6,12 @@ after the cell has ended too. Nothing is sent when nothing changed.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 Render = Callable[[], Mapping[str, str]]
@@ -36,9 +38,18 @@ class LiveRegion:
     """
 
     def __init__(
-        self, publisher: Any, render: Render, interval_s: float, settle_s: float = 0.0
+        self,
+        publisher: Any,
+        render: Render,
+        interval_s: float,
+        settle_s: float = 0.0,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`over` is asked before each painting: the painting after it became true is the last."""
         self._publisher = publisher
+        self._over = over
+        # A kernel sends a message for the cell in whose context it is sent: the one that runs now.
+        self._context = contextvars.copy_context()
         self._render = render
         self._interval_s = interval_s
         self._settle_s = settle_s
@@ -55,6 +66,11 @@ class LiveRegion:
         return self._shown is not None
 
     @property
+    def closed(self) -> bool:
+        """True once it is painted no more."""
+        return self._closed
+
+    @property
     def opened(self) -> bool:
         """True once painting was started."""
         return self._thread is not None
@@ -62,7 +78,10 @@ class LiveRegion:
     def open(self, delay_s: float = 0.0) -> None:
         """Start painting, after `delay_s`, on a thread of its own."""
         self._thread = threading.Thread(
-            target=self._paint_loop, args=(delay_s,), name="ddp-painter", daemon=True
+            target=self._context.run,
+            args=(self._paint_loop, delay_s),
+            name="ddp-painter",
+            daemon=True,
         )
         self._thread.start()
 
@@ -83,18 +102,30 @@ class LiveRegion:
         with self._lock:
             if self._closed:
                 return
+            if self._over():
+                self._closed = True
             bundle = self._render()
             if bundle != self._shown:
                 self._publish(bundle)
 
+    def give_up_place(self, bundle: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
+        """Show `bundle` in the region's place and the region below it; for `render` to call.
+
+        Gives what shows another bundle in that place.
+        """
+        place = self._display_id
+        self._send(place, bundle, update=self._shown is not None)
+        self._display_id, self._shown = uuid.uuid4().hex, None
+        return partial(self._send, place)
+
     def _publish(self, bundle: Mapping[str, str]) -> None:
-        self._publisher.publish(
-            data=dict(bundle),
-            metadata={},
-            transient={"display_id": self._display_id},
-            update=self._shown is not None,
-        )
+        self._send(self._display_id, bundle, update=self._shown is not None)
         self._shown = bundle
+
+    def _send(self, place: str, bundle: Mapping[str, Any], *, update: bool = True) -> None:
+        self._publisher.publish(
+            data=dict(bundle), metadata={}, transient={"display_id": place}, update=update
+        )
 
     def _paint_loop(self, delay_s: float) -> None:
         if delay_s:

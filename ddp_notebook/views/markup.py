@@ -92,9 +92,10 @@ STYLE = """<style>
 .ddp-notes li::before { content: "•"; display: inline-block; width: 12px; text-indent: 0 }
 .ddp-who { font-size: 0.92em; margin-bottom: 2px }
 .ddp-tail { max-height: 24em; overflow: auto; display: flex; flex-direction: column-reverse }
-.ddp-view.ddp-view .ddp-tail pre { margin: 0; padding: 0; border: 0; background: none;
-  color: inherit; font-family: var(--ddp-mono); font-size: var(--jp-code-font-size, 13px);
-  line-height: 1.35; white-space: pre-wrap; overflow-wrap: anywhere }
+.ddp-view.ddp-view :is(.ddp-tail, .ddp-folded) pre { margin: 0; padding: 0; border: 0;
+  background: none; color: inherit; font-family: var(--ddp-mono);
+  font-size: var(--jp-code-font-size, 13px); line-height: 1.35; white-space: pre-wrap;
+  overflow-wrap: anywhere }
 .ddp-tail img { display: block; max-width: 100%; margin: 4px 0 }
 .ddp-view.ddp-view .ddp-tail pre.ddp-nothing { font-style: italic }
 .ddp-stderr { background: var(--jp-rendermime-error-background, rgba(217, 60, 60, 0.12))

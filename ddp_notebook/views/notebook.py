@@ -12,6 +12,7 @@ from ddp_notebook.model import (
     Board,
     Diagnosis,
     OutputGroup,
+    OutputItem,
     OutputKind,
     StackTree,
     StepTable,
@@ -20,9 +21,11 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.model.doctor import DoctorReport
+from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import board as board_view
-from ddp_notebook.views import doctor, findings, output, stacks, step_table
+from ddp_notebook.views import doctor, findings, folded, markup, output, stacks, step_table
 from ddp_notebook.views import variables as variables_view
+from ddp_notebook.views.ansi import ansi_to_html
 from ddp_notebook.views.bench import plots as bench_plots
 from ddp_notebook.views.bench import steps_plots
 from ddp_notebook.views.bench import table as bench
@@ -66,28 +69,63 @@ def bench_bundles(
     ]
 
 
-def live_bundle(groups: Sequence[OutputGroup], board: Board | None, doing: str) -> dict[str, str]:
-    """A running cell: what the ranks wrote so far, and what they do."""
-    board_html = board_view.html(board) if board is not None else ""
+def live_bundle(
+    groups: Sequence[OutputGroup], doing: str, table: StepTable | None = None
+) -> dict[str, str]:
+    """A running cell: what the ranks wrote so far, what they do, before what they are paused."""
     lines = max(5, _LIVE_LINES // max(1, len(groups)))
-    return {"text/plain": doing, "text/html": output.live(groups, board_html, doing, lines)}
+    if table is None:
+        return {"text/plain": doing, "text/html": output.live(groups, "", doing, lines)}
+    shown = mime_bundle(table)
+    text = "\n\n".join(filter(None, (output.outputs(groups), doing, shown["text/plain"])))
+    return {
+        "text/plain": text,
+        "text/html": output.live(groups, shown["text/html"], doing, lines)
+        if groups or doing
+        else shown["text/html"],
+    }
 
 
-def show_outputs(publisher: Any, groups: Sequence[OutputGroup]) -> None:
-    """Put the ranks' output into the notebook: streams as streams, figures as figures."""
+def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = False) -> None:
+    """Put the ranks' output into the notebook: streams as streams, figures as figures.
+
+    With `fold`, long text of which there is much as HTML that shows its ends.
+    """
+    fold = fold and folded.are_long(groups)
     for group in groups:
         sys.stdout.write(f"── {name_ranks(group.ranks)} ──\n")
-        for item in group.items:
-            if item.what in _STREAM_OF:
-                sys.stdout.flush()  # what comes on stderr belongs under its header
-                stream = getattr(sys, _STREAM_OF[item.what])
-                stream.write(item.text if item.text.endswith("\n") else item.text + "\n")
-                stream.flush()
-            elif item.data:
+        for piece in folded.pieces(group.items):
+            if fold and folded.is_long(piece):
                 sys.stdout.flush()
-                publisher.publish(data=dict(item.data), metadata=dict(item.metadata))
+                publisher.publish(data=folded.bundle(group.ranks, piece), metadata={})
+            else:
+                _show_piece(publisher, piece)
     if groups:  # to a kernel's thread and back: half a millisecond, which a quiet cell saves
         sys.stdout.flush()
+
+
+def _show_piece(publisher: Any, piece: Sequence[OutputItem]) -> None:
+    for item in bars_apart(piece):
+        if item.what in _STREAM_OF:
+            sys.stdout.flush()  # what comes on stderr belongs under its header
+            stream = getattr(sys, _STREAM_OF[item.what])
+            stream.write(item.text if item.text.endswith("\n") else item.text + "\n")
+            stream.flush()
+        elif item.data:
+            sys.stdout.flush()
+            publisher.publish(data=dict(item.data), metadata=dict(item.metadata))
+
+
+def victims_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
+    """Tracebacks of ranks that are not the cause, folded."""
+    text = traceback_bundle(groups)["text/plain"]
+    who = name_ranks(sorted({rank for group in groups for rank in group.ranks}))
+    summary = f"What {who} raised"
+    html = (
+        f'<div class="ddp-view">{markup.STYLE}<details><summary style="cursor: pointer">{summary}'
+        f'</summary><div class="ddp-folded"><pre>{ansi_to_html(text)}</pre></div></details></div>'
+    )
+    return {"text/plain": f"{summary}:\n\n{text}", "text/html": html}
 
 
 def traceback_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
@@ -114,6 +152,7 @@ class Displays:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._shown_in: int | None = None
+        self._shown: object = None
 
     def register(self) -> None:
         """Tell IPython how to show each type of value."""
@@ -124,9 +163,12 @@ class Displays:
         for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport):
             formatter.for_type(shown, self._show)
 
-    def shown_already(self) -> None:
-        """The running cell shows its value itself, and does not need to once more."""
-        self._shown_in = self._shell.execution_count
+    def shown_already(self, value: object = None) -> None:
+        """The running cell shows its value itself, or just this one, and need not once more."""
+        if value is not None:
+            self._shown = value
+        else:
+            self._shown_in = self._shell.execution_count
 
     @property
     def are_needed(self) -> bool:
@@ -138,6 +180,8 @@ class Displays:
             self._show(board)
 
     def _show(self, value: Shown) -> None:
+        if value is self._shown:
+            return
         self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 
     def _show_steps(self, result: StepBenchResult) -> None:

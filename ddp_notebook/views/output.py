@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ddp_notebook.model import OutputGroup, OutputItem, OutputKind, name_ranks
+from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import after_escape, ansi_to_html, strip_ansi
 
@@ -19,7 +20,7 @@ _IMAGE_LINES = 20
 """An image takes the place of this many lines."""
 _IMAGES = ("image/png", "image/jpeg")
 _MARKS = {OutputKind.STDERR: f'class="ddp-stderr" style="background: rgba({markup.BAD}, 0.12)"'}
-_GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({markup.IDLE}, 0.3)"
+GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({markup.IDLE}, 0.3)"
 
 
 # -- text --------------------------------------------------------------------------------
@@ -60,21 +61,19 @@ def item_text(item: OutputItem) -> str:
 # -- a running cell ------------------------------------------------------------------------
 
 
-def live(
-    groups: Sequence[OutputGroup], board_html: str, elapsed_text: str, tail_lines: int = 60
-) -> str:
-    """What is shown while a cell runs: the end of each group's output, the time, the board.
+def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines: int = 60) -> str:
+    """What is shown while a cell runs: the end of each group's output, what it does, and more.
 
     Of each group the last `tail_lines` lines are shown (an image counts as several) and it
     is said what is left out above them. HTML that a rank displays is not put into the page;
-    its ``text/plain`` stands for it. `board_html` is empty or what `board` returned.
+    its ``text/plain`` stands for it. `below_html` is empty or a view's.
     """
-    style = "" if markup.STYLE in board_html else markup.STYLE
+    style = "" if markup.STYLE in below_html else markup.STYLE
     shown = "".join(_live_group(group, tail_lines) for group in groups)
     return (
         f'<div class="ddp-view ddp-live">{style}{shown}'
         f'<div class="ddp-elapsed" style="{markup.MUTED}; margin-bottom: 8px">'
-        f"{escape(strip_ansi(elapsed_text), quote=False)}</div>{board_html}</div>"
+        f"{escape(strip_ansi(doing), quote=False)}</div>{below_html}</div>"
     )
 
 
@@ -86,9 +85,9 @@ def _live_group(group: OutputGroup, tail_lines: int) -> str:
         f'<span class="ddp-left-out" style="{markup.MUTED}"> · {above}</span>' if above else ""
     )
     return (
-        f'<div class="ddp-group" style="{_GROUP}">'
+        f'<div class="ddp-group" style="{GROUP}">'
         f'<div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}</div>'
-        f'<div class="ddp-tail"><div>{_blocks(tail.items)}</div></div></div>'
+        f'<div class="ddp-tail"><div>{blocks(tail.items)}</div></div></div>'
     )
 
 
@@ -158,19 +157,19 @@ def _last_lines(text: str, room: int, characters: int) -> tuple[int, int]:
     return start, used
 
 
-def _blocks(items: Sequence[OutputItem]) -> str:
+def blocks(items: Sequence[OutputItem]) -> str:
     """Text as preformatted blocks and images between them."""
-    blocks: list[str] = []
+    parts: list[str] = []
     run: list[OutputItem] = []
-    for item in items:
+    for item in bars_apart(items):
         image = _image(item)
         if image:
-            blocks += [_pre(run), image]
+            parts += [_pre(run), image]
             run = []
         else:
             run.append(item)
-    blocks.append(_pre(run))
-    return "".join(blocks) or f'<pre class="ddp-nothing" style="{markup.MUTED}">no output yet</pre>'
+    parts.append(_pre(run))
+    return "".join(parts) or f'<pre class="ddp-nothing" style="{markup.MUTED}">no output yet</pre>'
 
 
 def _pre(items: Sequence[OutputItem]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from labs import SHOWN_WITHIN_MS
 from playwright.sync_api import Locator, Page, expect
 
 
@@ -15,15 +14,15 @@ class Board:
         self.el = where.locator(".ddpb").last
         self.rows = self.el.locator(".ddpb-row")
         self.finding = self.el.locator("section.ddpb-finding")
-        self.answer = self.el.locator(".ddpb-answer").first
+        self.answer = self.el.locator(".ddpb-answer, .ddpb-in-stack").first
         self.timeline = self.el.locator(".ddpb-canvas canvas")
 
     def press(self, name: str) -> None:
         """Press a button when it can be pressed."""
         button = self.el.locator(f'.ddpb-action[data-name={name}][aria-disabled="false"]')
-        button.click(timeout=SHOWN_WITHIN_MS)
+        button.click()
 
     def await_roles(self, *roles: str) -> None:
         """Wait until the rows say these words, each with its mark before it."""
         words = [re.compile(rf"^.{role}$") for role in roles]
-        expect(self.el.locator(".ddpb-chip")).to_have_text(words, timeout=SHOWN_WITHIN_MS)
+        expect(self.el.locator(".ddpb-chip")).to_have_text(words)

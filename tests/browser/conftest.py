@@ -1,4 +1,4 @@
-"""What the tests in a browser share: Chromium, and a JupyterLab for each module."""
+"""What the tests in a browser share: Chromium, and one JupyterLab."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from labs import Lab, running_lab
+import support
+from kernels import warm_kernels
+from labs import Lab, running_browser, running_lab
+from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a Chromium. Without one these tests are skipped, in CI they fail."""
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -21,12 +24,20 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def lab(
-    chromium: str,
-    nothing_left_behind_by_the_module: None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Lab]:
-    """A JupyterLab."""
-    with running_lab(tmp_path_factory.mktemp("lab")) as made:
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Browser]:
+    """A Chromium for all tests; a page has no memory of another's."""
+    with running_browser(chromium) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab, which outlives a test; its kernels do not."""
+    with running_lab(tmp_path_factory.mktemp("lab")) as made:
+        support.warm.add(made.pid)
+        try:
+            with warm_kernels(made.environment):
+                yield made
+        finally:
+            support.warm.remove(made.pid)

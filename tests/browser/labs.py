@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,14 @@ from typing import Any
 
 import nbformat
 import psutil
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+import support
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from support import eventually
 
 START_WITHIN_S = 60.0
 SHOWN_WITHIN_MS = 60_000
+"""On a machine with much else to do."""
+expect.set_options(timeout=SHOWN_WITHIN_MS)
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -43,6 +47,10 @@ class Lab:
     url: str
     token: str
     root: Path
+    pid: int
+    workspaces: Path
+    """Where it keeps which tabs and panels are open."""
+    environment: dict[str, str]
 
 
 @contextlib.contextmanager
@@ -83,9 +91,22 @@ def running_lab(home: Path) -> Iterator[Lab]:
             return {}
 
         facts = eventually(started, START_WITHIN_S, "JupyterLab has started")
-        yield Lab(f"http://127.0.0.1:{facts['port']}/", token, root)
+        url = f"http://127.0.0.1:{facts['port']}/"
+        yield Lab(url, token, root, server.pid, home / "workspaces", environment)
     finally:
         _end(server)
+
+
+@contextlib.contextmanager
+def running_browser(executable: str) -> Iterator[Browser]:
+    """A Chromium. Its processes come and go, and Playwright's threads: none counts as left over."""
+    before = {process.pid for process in support.our_processes()}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGUMENTS)
+        started = {process.pid for process in support.our_processes()} - before
+        with support.spared_processes(started, threads=("asyncio_",)):
+            yield browser
+        browser.close()
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
@@ -112,10 +133,10 @@ class Notebook:
         """Wait until the page has its kernel."""
         if "/lab/" in self.page.url:
             # The status bar's word; the notebook's own indicator shows idle before it is so.
-            expect(self.page.get_by_text("| Idle")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+            expect(self.page.get_by_text("| Idle")).to_be_visible()
         else:
             indicator = self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
-            expect(indicator).to_be_visible(timeout=SHOWN_WITHIN_MS)
+            expect(indicator).to_be_visible()
 
     def start(self, index: int) -> Locator:
         """Run a cell and do not wait for it; what it shows."""
@@ -126,7 +147,7 @@ class Notebook:
     def run(self, index: int) -> Locator:
         """Run a cell to its end; what it shows."""
         cell = self.start(index)
-        expect(self.prompt(index)).to_have_text(f"[{index + 1}]:", timeout=SHOWN_WITHIN_MS)
+        expect(self.prompt(index)).to_have_text(f"[{index + 1}]:")
         return cell
 
     def prompt(self, index: int) -> Locator:
@@ -136,7 +157,7 @@ class Notebook:
 
 @contextlib.contextmanager
 def opened(
-    lab: Lab, chromium: str, cells: list[str], picture: Path, place: str = "lab/tree"
+    lab: Lab, browser: Browser, cells: list[str], picture: Path, place: str = "lab/tree"
 ) -> Iterator[Notebook]:
     """A new notebook with `cells` in a browser; a picture of it is kept at the end.
 
@@ -147,19 +168,19 @@ def opened(
         metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
     )
     nbformat.write(source, lab.root / "ranks.ipynb")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1400})
-        try:
-            notebook = Notebook(page)
-            page.goto(f"{lab.url}{place}/ranks.ipynb?token={lab.token}")
-            notebook.await_kernel()
-            yield notebook
-        finally:
-            page.screenshot(path=picture)
-            for kernel in _api(page, lab, "GET").json():
-                _api(page, lab, "DELETE", f"/{kernel['id']}")
-            browser.close()
+    shutil.rmtree(lab.workspaces, ignore_errors=True)  # what was open before is not opened again
+    page = browser.new_page(viewport={"width": 1280, "height": 1400})
+    page.set_default_timeout(SHOWN_WITHIN_MS)
+    try:
+        notebook = Notebook(page)
+        page.goto(f"{lab.url}{place}/ranks.ipynb?token={lab.token}")
+        notebook.await_kernel()
+        yield notebook
+    finally:
+        page.screenshot(path=picture)
+        for kernel in _api(page, lab, "GET").json():
+            _api(page, lab, "DELETE", f"/{kernel['id']}")
+        page.context.close()
 
 
 def _api(page: Page, lab: Lab, method: str, path: str = "") -> Any:

@@ -22,6 +22,7 @@ RENEW = bool(os.environ.get("DDP_RENEW_OUTLINES"))
 VARIES = (
     (re.compile(r" \[(?:active|cursor=\w+|ref=\w+)\]"), ""),
     (re.compile(r"(?:< )?\b\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b"), "TIME"),
+    (re.compile(r"\b\d\d:\d\d:\d\d\b"), "CLOCK"),
     (re.compile(r"127\.0\.0\.1:\d+"), "ADDRESS"),
     (re.compile(r"\bpid \d+"), "pid N"),
     (re.compile(rf"\b{re.escape(socket.gethostname())}\b"), "HOST"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from boards import Board
-from labs import SHOWN_WITHIN_MS, Lab, opened
-from playwright.sync_api import expect
+from labs import Lab, opened
+from playwright.sync_api import Browser, expect
 from support import eventually
 
 pytestmark = pytest.mark.timeout(240)
@@ -29,7 +29,7 @@ while not stop:
 
 
 def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
     cells = [
         "%load_ext ddp_notebook",
@@ -39,7 +39,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         "%ddp_replay run.json",
         "%%ddp --ranks 1\nimport os; os._exit(3)",
     ]
-    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+    with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
         notebook.run(0)
         board = Board(notebook.run(1))
         board.await_roles("paused", "paused")
@@ -53,7 +53,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         board.await_roles("ready", "ready")
 
         notebook.start(2)
-        expect(board.finding).to_contain_text("Rank 1 alone calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(board.finding).to_contain_text("Rank 1 alone calls barrier")
         expect(board.finding.locator(".ddpb-remedy")).to_contain_text("Call barrier on every rank")
         expect(board.finding.locator(".ddpb-evidence li").first).to_be_hidden()
         board.finding.locator("summary").click()
@@ -61,11 +61,11 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.timeline).to_be_visible()
         expect(board.el.locator(".ddpb-here").first).to_contain_text(HOSTILE)  # as text
         board.press("why")
-        expect(board.answer).to_contain_text("Rank 1 alone calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(board.answer).to_contain_text("Rank 1 alone calls barrier")
         notebook.page.screenshot(path=tmp_path / "finding.png")
 
         # What is sent while a cell runs that fails is given back.
-        expect(notebook.prompt(2)).to_have_text("[3]:", timeout=SHOWN_WITHIN_MS)
+        expect(notebook.prompt(2)).to_have_text("[3]:")
         notebook.run(3)
         replay = Board(notebook.run(4))
         expect(replay.finding).to_contain_text("Rank 1 alone calls barrier")
@@ -82,22 +82,22 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         notebook.start(5)
         board.await_roles("ready", "dead")
         board.press("restart")
-        expect(board.answer).to_contain_text("%ddp_restart --ranks 1", timeout=SHOWN_WITHIN_MS)
+        expect(board.answer).to_contain_text("%ddp_restart --ranks 1")
         board.await_roles("ready", "ready")
         assert notebook.page.evaluate("window.hurt") is None
 
 
 def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_gone(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
     (lab.root / "go-on").unlink(missing_ok=True)
     cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", LOOP]
-    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+    with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
         notebook.run(0)
         board = Board(notebook.run(1))
         board.await_roles("ready", "ready")
         notebook.start(2)
-        expect(board.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(board.timeline).to_be_visible()
         page = notebook.page
         page.keyboard.press("Control+s")
         saved = lab.root / "ranks.ipynb"
@@ -107,20 +107,20 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
 
         page.reload()
         board = Board(page)
-        expect(board.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(board.timeline).to_be_visible()
         expect(page.locator(".ddp-board")).to_be_hidden()
         board.press("where")
-        expect(board.answer).to_contain_text("%ddp_where", timeout=SHOWN_WITHIN_MS)
+        expect(board.answer).to_contain_text("%ddp_where")
 
         browser = page.context.browser
         assert browser is not None
         other = browser.new_page()
         other.goto(f"{lab.url}lab/tree/ranks.ipynb?token={lab.token}")
         second = Board(other)
-        expect(second.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(second.timeline).to_be_visible()
         second.press("why")
         for each in (second, board):
-            expect(each.answer).to_contain_text("%ddp_why", timeout=SHOWN_WITHIN_MS)
+            expect(each.answer).to_contain_text("%ddp_why")
         (lab.root / "go-on").touch()
         for each in (second, board):
             each.await_roles("ready", "ready")
@@ -138,7 +138,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         # Opened again, trusted, when the kernel has no such widget: the picture, and no error.
         page.keyboard.press("Control+s")
         page.reload()
-        expect(page.locator(".ddp-board")).to_be_visible(timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(".ddp-board")).to_be_visible()
         expect(page.locator(".ddp-board")).to_contain_text("6/6 verified")
         expect(page.get_by_text("As it was when this cell ended")).to_be_visible()
         lost = page.get_by_text("Error displaying widget")
@@ -148,7 +148,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
 
 
 def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
     cells = [
         "%load_ext ddp_notebook",
@@ -156,21 +156,21 @@ def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(
         "%ddp_bench --budget 300s",
         "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', x.item())",
     ]
-    with opened(lab, chromium, cells, tmp_path / "last.png") as notebook:
+    with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
         notebook.run(0)
         board = Board(notebook.run(1))
         board.await_roles("ready", "ready")
         bench = notebook.start(2)
         runs = board.el.locator(".ddpb-benchmark")
-        expect(runs).to_contain_text("%ddp_bench runs: all_reduce", timeout=SHOWN_WITHIN_MS)
+        expect(runs).to_contain_text("%ddp_bench runs: all_reduce")
         expect(runs.get_by_role("progressbar", name="Benchmark")).to_be_visible()
-        expect(bench.locator("circle").first).to_be_visible(timeout=SHOWN_WITHIN_MS)  # a point
+        expect(bench.locator("circle").first).to_be_visible()  # a point
         cancel = board.el.get_by_role("button", name="Cancel interrupt the cell: I, I")
         expect(cancel).to_be_visible()
         notebook.page.screenshot(path=tmp_path / "bench.png")
         board.press("cancel")
-        expect(board.answer).to_contain_text("What is measured is kept", timeout=SHOWN_WITHIN_MS)
-        expect(notebook.prompt(2)).to_have_text("[3]:", timeout=SHOWN_WITHIN_MS)
+        expect(board.answer).to_contain_text("What is measured is kept")
+        expect(notebook.prompt(2)).to_have_text("[3]:")
         expect(bench).to_contain_text("Ended early: it was interrupted")
         expect(runs).to_be_empty()
         board.await_roles("ready", "ready")
@@ -191,17 +191,17 @@ BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
 
 
 def test_in_notebook_7_with_a_script_that_fails_the_picture_is_shown(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
     cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 1", BROKEN, "%ddp_restart"]
-    with opened(lab, chromium, cells, tmp_path / "last.png", "notebooks") as notebook:
+    with opened(lab, browser, cells, tmp_path / "last.png", "notebooks") as notebook:
         notebook.run(0)
         cell = notebook.run(1)
         Board(cell).await_roles("ready")
         expect(cell.locator(".ddp-board")).to_be_hidden()
         notebook.run(2)
         cell = notebook.run(3)
-        expect(cell.locator(".ddpb-broken")).to_contain_text("TypeError", timeout=SHOWN_WITHIN_MS)
+        expect(cell.locator(".ddpb-broken")).to_contain_text("TypeError")
         expect(cell.locator(".ddp-board")).to_be_visible()
         expect(cell.locator(".ddp-board")).to_contain_text("6/6 verified")
         notebook.page.screenshot(path=tmp_path / "broken.png")

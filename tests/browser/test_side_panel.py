@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from boards import Board
-from labs import SHOWN_WITHIN_MS, Lab, opened
-from playwright.sync_api import expect
+from labs import Lab, opened
+from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,9 +36,9 @@ NOTE_BOXES = """board => {
 
 
 def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
-    with opened(lab, chromium, CELLS, tmp_path / "last.png") as notebook:
+    with opened(lab, browser, CELLS, tmp_path / "last.png") as notebook:
         page = notebook.page
         page.set_viewport_size({"width": 1280, "height": 800})
         page.keyboard.press("Control+b")  # without the list of files there is room for both
@@ -85,14 +85,14 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
 
         page.reload()
         notebook.await_kernel()
-        expect(panels).to_contain_text("Rank 0 alone calls barrier", timeout=SHOWN_WITHIN_MS)
+        expect(panels).to_contain_text("Rank 0 alone calls barrier")
         # Its own cell has ended long ago: what it shows now is what the ranks are at now.
         panels.get_by_role("button", name="Abort").click()
-        expect(rows.nth(0)).to_contain_text("ready", timeout=SHOWN_WITHIN_MS)
+        expect(rows.nth(0)).to_contain_text("ready")
 
         before = panels.get_attribute("id")
         notebook.start(AGAIN)
-        expect(page.locator(f"[id='{before}']")).to_have_count(0, timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(f"[id='{before}']")).to_have_count(0)
         expect(panels).to_have_count(1)
         expect(rows).to_have_count(4)
         page.screenshot(path=tmp_path / "again.png")

@@ -21,9 +21,8 @@ import nbformat
 import pytest
 from boards import Board
 from kernels import execute
-from labs import CHROMIUM_ARGUMENTS, SHOWN_WITHIN_MS
 from nbconvert import HTMLExporter
-from playwright.sync_api import Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -74,7 +73,7 @@ def installed(package: str) -> Path:
 
 @contextlib.contextmanager
 def shown(
-    notebook: Any, scripts: Mapping[str, str], chromium: str, picture: Path
+    notebook: Any, scripts: Mapping[str, str], browser: Browser, picture: Path
 ) -> Iterator[Page]:
     """The notebook as nbconvert's page, in a browser that is given `scripts` and nothing else."""
     html, _ = HTMLExporter().from_notebook_node(notebook)
@@ -90,24 +89,22 @@ def shown(
         else:
             route.abort()
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1000, "height": 1200})
-        page.route("**/*", answer)
-        try:
-            page.goto(PAGE)
-            yield page
-        finally:
-            page.screenshot(path=picture)
-            browser.close()
+    page = browser.new_page(viewport={"width": 1000, "height": 1200})
+    page.route("**/*", answer)
+    try:
+        page.goto(PAGE)
+        yield page
+    finally:
+        page.screenshot(path=picture)
+        page.close()
 
 
 def test_html_manager_shows_the_board_of_a_saved_notebook(
-    saved: Any, scripts: Mapping[str, str], chromium: str, tmp_path: Path
+    saved: Any, scripts: Mapping[str, str], browser: Browser, tmp_path: Path
 ) -> None:
-    with shown(saved, scripts, chromium, tmp_path / "page.png") as page:
+    with shown(saved, scripts, browser, tmp_path / "page.png") as page:
         board = Board(page)
-        expect(board.rows).to_have_count(2, timeout=SHOWN_WITHIN_MS)
+        expect(board.rows).to_have_count(2)
         # As the cell ended in which it stands: the hang is in the output of its own cell.
         board.await_roles("ready", "ready")
         expect(board.finding).to_have_count(0)
@@ -115,7 +112,7 @@ def test_html_manager_shows_the_board_of_a_saved_notebook(
         expect(page.locator(".ddp-board")).to_be_hidden()  # the picture: the board stands for it
         # There is no kernel: it says so, and has nothing to press.
         gone = board.el.locator(".ddpb-gone")
-        expect(gone).to_contain_text("This board was saved", timeout=SHOWN_WITHIN_MS)
+        expect(gone).to_contain_text("This board was saved")
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         expect(board.el.locator(".ddpb-run")).to_have_count(0)
         assert page.evaluate("window.hurt") is None
@@ -123,10 +120,10 @@ def test_html_manager_shows_the_board_of_a_saved_notebook(
 
 @pytest.mark.parametrize("missing", ["", "anywidget"], ids=["offline", "without-anywidget"])
 def test_where_scripts_cannot_be_loaded_the_picture_is_shown(
-    saved: Any, scripts: Mapping[str, str], chromium: str, tmp_path: Path, missing: str
+    saved: Any, scripts: Mapping[str, str], browser: Browser, tmp_path: Path, missing: str
 ) -> None:
     left = {part: text for part, text in scripts.items() if missing and missing not in part}
-    with shown(saved, left, chromium, tmp_path / "page.png") as page:
+    with shown(saved, left, browser, tmp_path / "page.png") as page:
         picture = page.locator(".ddp-board").first  # in place of an empty box
         expect(picture).to_be_visible()
         expect(picture).to_contain_text("6/6 verified")
@@ -135,12 +132,12 @@ def test_where_scripts_cannot_be_loaded_the_picture_is_shown(
 
 
 def test_a_notebook_saved_without_the_state_of_widgets_shows_the_picture(
-    saved: Any, scripts: Mapping[str, str], chromium: str, tmp_path: Path
+    saved: Any, scripts: Mapping[str, str], browser: Browser, tmp_path: Path
 ) -> None:
     """So JupyterLab saves by default."""
     notebook = nbformat.from_dict(json.loads(json.dumps(saved)))
     del notebook.metadata["widgets"]
-    with shown(notebook, scripts, chromium, tmp_path / "page.png") as page:
+    with shown(notebook, scripts, browser, tmp_path / "page.png") as page:
         expect(page.locator(".ddp-board").first).to_contain_text("6/6 verified")
         expect(page.locator(".ddpb")).to_have_count(0)
         assert page.evaluate("window.hurt") is None

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from support import eventually, run_with_torch
+import psutil
+from support import eventually, pids_of, run_with_torch
 
 from ddp_notebook.cluster.ipyparallel_private import has_private_api
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -90,6 +91,15 @@ def test_ipython_still_has_what_running_a_cell_as_one_module_needs(ranks2: Sessi
     expected = ["self", "nodelist", "cell_name", "interactivity", "compiler", "result"]
     assert ranks2.pull("names")[0] == expected
     assert ranks2.pull("there")[0] == [True] * 4
+
+
+def test_ipykernel_still_lets_a_rank_not_list_all_modules(ranks2: Session) -> None:
+    ranks2.run_cell("listed = len(get_ipython().kernel._kernel_modules)").raise_for_error()
+    assert ranks2.pull("listed") == {0: 0, 1: 0}
+
+
+def test_ipyparallels_controller_still_is_one_process(ranks2: Session) -> None:
+    assert psutil.Process(pids_of(ranks2).controller).children() == []
 
 
 def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(ranks2: Session) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -10,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support import is_alive, pids_of
+from support import eventually, is_alive, pids_of
 
 from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
 from ddp_notebook.model import Event, Stage, StageFinished, Status
@@ -176,8 +178,47 @@ def test_ranks_of_another_number_replace_those_that_there_are(session: Session) 
     with pytest.raises(UsageMistake, match="GPU"):
         session.init(InitOptions(world_size=3, device="cuda", gpus=("97",)), replace=True)
     assert results(session, "7 * 6") == {(0, 1): "42"}, "what cannot be had costs no ranks"
-    session.init(InitOptions(world_size=3, device="cpu"), replace=True)
-    assert results(session, "dist.get_world_size()") == {(0, 1, 2): "3"}
+    before = pids_of(session).ranks
+    session.run_cell("kept = rank + 10").raise_for_error()
+    board = session.init(InitOptions(world_size=3, device="cpu"), replace=True)
+    assert board.snapshot.notes[-1] == (
+        "Ranks 0-1 stayed, with their variables; rank 2 is new. Fresh processes for all: "
+        "%ddp_restart"
+    )
+    assert results(session, "dist.get_world_size(), 'kept' in vars()") == {
+        (0, 1): "(3, True)",
+        (2,): "(3, False)",
+    }
+    assert pids_of(session).ranks[:2] == before
+
+
+def test_ranks_that_stay_when_others_end_keep_their_variables_whatever_runs(
+    session: Session,
+) -> None:
+    session.init(InitOptions(world_size=4, device="cpu"))
+    session.run_cell("kept = rank + 10").raise_for_error()
+    before = pids_of(session).ranks
+    session.run_cell("if rank != 3: dist.barrier()", detach=True)
+    board = session.init(InitOptions(world_size=2, device="cpu"), replace=True)
+    note = "Ranks 0-1 stayed, with their variables; ranks 2-3 have ended."
+    assert board.snapshot.notes[-1].startswith(note)
+    source = (
+        "import os\nt = torch.ones(1)\ndist.all_reduce(t)\n"
+        "(t.item(), world_size, os.environ['LOCAL_WORLD_SIZE'])"
+    )
+    assert results(session, source) == {(0, 1): "(2.0, 2, '2')"}
+    assert pids_of(session).ranks == before[:2]
+    eventually(lambda: not any(map(is_alive, before[2:])))
+    os.kill(before[1], signal.SIGKILL)
+    eventually(lambda: session.record.snapshot.ranks[1].status is Status.DEAD)
+    board = session.init(InitOptions(world_size=2, device="cpu"), replace=True)
+    assert board.snapshot.notes[-1].startswith("Rank 0 stayed, with its variables; rank 1 is new.")
+    other = InitOptions(world_size=2, device="cpu", threads_per_rank=2)
+    board = session.init(other, replace=True)
+    assert board.snapshot.notes[-1] == (
+        "All processes are new, without variables: --threads-per-rank changes what a process is."
+    )
+    assert results(session, "'kept' in vars()") == {(0, 1): "False"}
 
 
 def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None:

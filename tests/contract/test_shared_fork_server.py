@@ -197,3 +197,19 @@ def test_a_session_goes_on_when_the_one_whose_server_forked_its_own_is_killed() 
         sessions[1].restart((1,))
         sessions[1].run_cell(SUM).raise_for_error()
         assert pids_of(sessions[1]).fork_server == two.fork_server
+
+
+def test_ranks_start_in_their_own_folder_when_that_of_the_first_notebook_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with ExitStack() as stack:
+        for folder in first, second:
+            folder.mkdir()
+            monkeypatch.chdir(folder)
+            if folder is second:
+                first.rmdir()
+            session = Session()
+            stack.callback(session.shutdown)
+            session.init(InitOptions(world_size=2, device="cpu"))
+        session.run_cell(f"import os\nassert os.getcwd() == {str(second)!r}").raise_for_error()

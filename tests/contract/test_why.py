@@ -297,6 +297,18 @@ def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) 
     assert text.startswith("► No problem was found before ranks 0-2 were interrupted.")
 
 
+def test_of_an_interrupted_run_it_is_still_told_which_rank_was_late(ranks: Any) -> None:
+    ranks.run_cell("import time\nif rank == 1: time.sleep(60)\ndist.barrier()", detach=True)
+    eventually(lambda: ranks.current.detector and ranks.current.detector.seen_late, 20, "late")
+    ranks.abort()
+    ranks.wait()
+    after = ranks.why()
+    assert [(f.category, f.ranks, f.passing) for f in after.findings] == [
+        (Category.STRAGGLER, (1,), True)
+    ]
+    assert "has not called barrier" in after.headline and after.run.over and not after.wrong
+
+
 def test_ranks_that_wait_for_what_is_no_store_get_no_green_sentence(
     ranks: Any, tmp_path: Path
 ) -> None:

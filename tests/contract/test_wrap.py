@@ -127,6 +127,8 @@ def test_a_model_that_differs_is_found_before_any_collective(ranks4: Session, wh
     (finding,) = made.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.PARAM_MISMATCH, (1,))
     assert expected in finding.cause
+    kept = ranks4.why()
+    assert (kept.findings, kept.run.title) == ((finding,), "%ddp_wrap model")
     assert kind_of(ranks4) == {"Sequential"}
     assert still_works(ranks4)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kernels import Kernel, seen_in
+from kernels import Kernel, Reply, seen_in
 from support import GATE, HANG, eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.session.runs.run import CellResult
@@ -42,27 +43,42 @@ def shell(shared_shell: Any) -> Iterator[Any]:
         session.abort()
 
 
-def updates(kernel: Kernel, region: str, wanted: str, within_s: float = 60) -> str:
+@dataclass(frozen=True)
+class Region:
+    """A display of an earlier cell, and what it showed when the cell ended."""
+
+    name: str
+    shown: str
+
+
+def updates(kernel: Kernel, region: Region, wanted: str, within_s: float = 60) -> str:
     """Read until the region of an earlier cell shows `wanted`; what it shows then."""
+    if wanted in region.shown:
+        return region.shown
     deadline = time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0:
         message: Mapping[str, Any] = kernel.client.get_iopub_msg(timeout=left_s)
         shown_in = message["content"].get("transient", {}).get("display_id")
-        if message["msg_type"] == "update_display_data" and shown_in == region:
+        if message["msg_type"] == "update_display_data" and shown_in == region.name:
             shown = seen_in(message)
             if wanted in shown:
                 return shown
     raise AssertionError(f"{wanted!r} did not appear within {within_s:g} s")
 
 
-def detach(kernel: Kernel, cell: str, first_line: str) -> str:
+def region_of(reply: Reply) -> Region:
+    """The last display of a cell that has ended."""
+    displays = [each for each in reply.messages if each["msg_type"].endswith("display_data")]
+    last = displays[-1]
+    return Region(last["content"]["transient"]["display_id"], seen_in(last))
+
+
+def detach(kernel: Kernel, cell: str, first_line: str) -> Region:
     """Run a cell that is detached; the region that shows it from then on."""
     reply = kernel.run_well(cell)
     assert first_line in reply.text
     assert "the notebook is free" in reply.text and "%ddp_wait" in reply.text
-    (shown,) = [each for each in reply.messages if each["msg_type"] == "display_data"]
-    region: str = shown["content"]["transient"]["display_id"]
-    return region
+    return region_of(reply)
 
 
 def test_a_detached_cell_is_shown_where_it_was_started_until_it_ends(
@@ -92,6 +108,25 @@ def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited
     assert reply.ename == "Stuck"
     assert "what to do:" in reply.text
     kernel.run_well("%ddp_abort")
+
+
+def test_a_cell_that_was_stepped_shows_its_output_and_its_end_where_it_was_started(
+    kernel: Kernel,
+) -> None:
+    cell = "%%ddp --step collective\nx = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', x)"
+    region = region_of(kernel.run_well(cell))
+    assert "paused" in region.shown and "%ddp_step" in region.shown
+    assert "since" not in region.shown, "no clock that stands still"
+    kernel.send("%ddp_step --to end")  # what the other cell shows is read with its messages
+    shown = updates(kernel, region, "has finished")
+    kernel.client.get_shell_msg(timeout=60)
+    assert "sum tensor([2.])" in shown
+    assert "paused" not in shown
+    # So it is with one that is aborted.
+    region = region_of(kernel.run_well(cell))
+    kernel.send("%ddp_abort")
+    assert "paused" not in updates(kernel, region, "did not finish")
+    kernel.client.get_shell_msg(timeout=60)
 
 
 def test_an_interrupt_of_the_waiting_stops_the_ranks(kernel: Kernel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.diagnosis import failures
+from ddp_notebook.diagnosis import deaths, failures
 from ddp_notebook.diagnosis.failures import UNEXPLAINED_AFTER_S
 from ddp_notebook.model import (
     Activity,
@@ -59,7 +59,7 @@ def test_an_interrupt_is_no_finding() -> None:
 
 
 def test_a_rank_that_died_is_a_finding_with_how_to_bring_it_back() -> None:
-    (finding,) = failures.died({2: RankExited(rank=2, pid=1, exit_code=-9, last_words="bye")})
+    (finding,) = deaths.died({2: RankExited(rank=2, pid=1, exit_code=-9, last_words="bye")})
     assert (finding.category, finding.ranks) == (Category.RANK_DIED, (2,))
     assert "SIGKILL" in finding.cause and finding.commands == ("%ddp_restart --ranks 2",)
 

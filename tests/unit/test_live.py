@@ -84,3 +84,44 @@ def test_paintings_keep_their_distance_however_often_something_changes() -> None
         timer.wait(0.001)
     region.close()
     assert count[0] <= 5
+
+
+def test_a_region_gives_up_its_place_and_goes_on_below() -> None:
+    publisher, places = Publisher(), []
+
+    def render() -> dict[str, str]:
+        if len(publisher.published) == 1:
+            places.append(region.give_up_place({"text/plain": "a line"}))
+        return {"text/plain": f"output {len(publisher.published)}"}
+
+    region = LiveRegion(publisher, render, 0.001)
+    region.paint()
+    region.paint()
+    places[0]({"text/plain": "the end"})
+    region.close({"text/plain": "all"})
+    assert publisher.texts == ["output 0", "a line", "output 2", "the end", "all"]
+    shown_in = [message["transient"]["display_id"] for message in publisher.published]
+    assert shown_in[0] == shown_in[1] == shown_in[3] != shown_in[2] == shown_in[4]
+    assert [message["update"] for message in publisher.published] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_the_painting_after_it_is_over_is_the_last() -> None:
+    publisher, over = Publisher(), [False]
+    region = LiveRegion(
+        publisher,
+        lambda: {"text/plain": "end" if region.closed else "goes on"},
+        0.001,
+        over=lambda: over[0],
+    )
+    region.paint()
+    over[0] = True
+    region.paint()
+    over[0] = False
+    region.paint()
+    assert region.closed and publisher.texts == ["goes on", "end"]

@@ -9,6 +9,7 @@ from ddp_notebook.model import Output, OutputItem, OutputKind
 from ddp_notebook.state.output import (
     OutputLog,
     apply_carriage_returns,
+    bars_apart,
     group,
     group_live,
     resumable,
@@ -139,3 +140,55 @@ def test_each_distinct_traceback_comes_first_once_with_its_ranks() -> None:
     tracebacks, rest = split_errors(group(logs))
     assert [(g.ranks, g.items[0].text) for g in tracebacks] == [((1, 2), "ValueError: x")]
     assert [(g.ranks, g.items[0].text) for g in rest] == [((0, 1, 2), "hi")]
+
+
+# -- progress bars ---------------------------------------------------------------------------
+
+
+def bar_log(*pieces: tuple[OutputKind, str]) -> list[OutputItem]:
+    log = OutputLog()
+    for what, text in pieces:
+        log.add(Output(rank=0, cell=1, what=what, text=text))
+        log.items()
+    return list(log.items())
+
+
+def test_bars_below_each_other_are_a_line_each_in_their_last_state() -> None:
+    """tqdm moves the cursor up after an inner bar; a screen shows both, and so do we."""
+    (item,) = bar_log(
+        (ERR, "\r epoch:   0%|   | 0/2 [00:00<?]"),
+        (ERR, "\n\r batch:   0%|   | 0/9 [00:00<?]\x1b[A"),
+        (ERR, "\n\r batch: 100%|###| 9/9 [00:00<00:01]\x1b[A"),
+        (ERR, "\r epoch:  50%|#  | 1/2 [00:01<00:01]"),
+    )
+    lines = [line.rstrip("\r") for line in item.text.split("\n")]
+    assert lines == [
+        " epoch:  50%|#  | 1/2 [00:01<00:01]",
+        " batch: 100%|###| 9/9 [00:00<00:01]",
+    ]
+
+
+def test_a_bar_that_is_written_between_prints_stays_one_line() -> None:
+    bar, out = bar_log(
+        (ERR, "\r  0%|   | 0/2 [00:00<?]"),
+        (OUT, "loss 1\n"),
+        (ERR, "\r 50%|#  | 1/2 [00:00<00:01]"),
+        (OUT, "loss 2\n"),
+        (ERR, "\r100%|###| 2/2 [00:00<00:00]\n"),
+    )
+    assert bar.text.strip() == "100%|###| 2/2 [00:00<00:00]"
+    assert out.text == "loss 1\nloss 2\n"
+
+
+def test_a_warning_after_a_print_is_not_put_into_the_bar_above() -> None:
+    items = bar_log((ERR, "\r  0%|   | 0/2 [00:00<?]"), (OUT, "loss 1\n"), (ERR, "Warning: low\n"))
+    assert [item.text.strip() for item in items][1:] == ["loss 1", "Warning: low"]
+
+
+def test_bars_are_no_stderr_and_warnings_between_them_are() -> None:
+    item = OutputItem(ERR, "careful\n100%|###| 2/2 [00:00<00:00]\n3it [00:01, 2.9it/s]\nbad 50%\n")
+    assert [(each.what, each.text) for each in bars_apart([item])] == [
+        (ERR, "careful\n"),
+        (OUT, "100%|###| 2/2 [00:00<00:00]\n3it [00:01, 2.9it/s]\n"),
+        (ERR, "bad 50%\n"),
+    ]

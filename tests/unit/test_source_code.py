@@ -106,6 +106,8 @@ def test_of_nested_ifs_the_one_that_parts_these_ranks_is_named(
         ("rank == 0 and dist.barrier()", "rank == 0 and …"),
         ("rank or dist.barrier()", "rank or …"),
         ("[dist.barrier() for x in xs if x.ok]", "if x.ok"),
+        ("@rank_zero_only\ndef f():\n  dist.barrier()", "@rank_zero_only"),
+        ("@torch.no_grad()\n@only_on(0, 1)\ndef f():\n  dist.barrier()", "@only_on(0, 1)"),
         ("match rank:\n  case 0:\n    dist.barrier()", "match rank: case 0"),
         ("if rank:\n  pass\nelse:\n  dist.barrier()", "else of if rank"),
         ("if a.x:\n  pass\nelif a.y:\n  dist.barrier()", "elif a.y:"),
@@ -119,6 +121,15 @@ def test_every_way_in_which_code_asks_is_known(code: str, quoted: str) -> None:
     found = known(code).condition(barrier(line), None, (0,), (1,))
     assert found is not None
     assert found.quoted == quoted
+
+
+def test_a_filter_of_a_comprehension_is_a_way_around_its_line() -> None:
+    record = all_reduce(1)
+    assert known("[dist.all_reduce(x) for x in range(3) if x]").way_around(record) is None
+    found = known("[dist.all_reduce(x) for x in range(3) if x or rank]").way_around(record)
+    assert found is not None and found.quoted == "if x or rank"
+    code = "@torch.no_grad()\ndef f():\n  dist.all_reduce(x)"
+    assert known(code).condition(all_reduce(3)) is None, "a decorator for all ranks"
 
 
 def test_a_question_for_the_group_is_no_way_around_a_line_of_a_loop() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
 from ddp_notebook.bench.results import Trust
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint
 from ddp_notebook.bench.steps.trust import judge
+from ddp_notebook.views.bench import steps_plots
 from ddp_notebook.views.bench.steps_text import html, text
 
 STEADY = tuple(10_000.0 + 50 * (n % 5) for n in range(20))
@@ -68,3 +70,14 @@ def test_what_disturbs_is_said_beside_the_badge(
 def test_an_efficiency_above_a_hundred_percent_is_no_figure() -> None:
     assert "124%" not in text(result(alone_us=12_400))
     assert "noise" in text(result(alone_us=12_400))
+
+
+def test_the_plot_marks_such_an_efficiency_as_noise_and_draws_none() -> None:
+    figure, axes = plt.subplots()
+    disturbed = result(alone_us=12_400)
+    steps_plots.draw_efficiency(axes, disturbed)
+    drawn = [list(line.get_ydata()) for line in axes.get_lines() if line.get_marker() == "o"]
+    assert drawn == [[100 * p.efficiency for p in disturbed.points if p.efficiency <= 1.05]]
+    assert "noise" in [text.get_text() for text in axes.texts]
+    assert axes.get_ylim()[1] <= 105
+    plt.close(figure)

@@ -219,25 +219,6 @@ def test_escape_codes_and_line_ends_are_taken_out() -> None:
     assert "      %ddp _restart\n" in text_of(found)
 
 
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [
-        ((), "No problem found."),
-        (
-            (UNDECIDED, DUPLICATE),
-            "No rank in particular: the ranks contradict each other."
-            " What to do: %ddp_why, once more",
-        ),
-        ((replace(UNDECIDED, ranks=(1,), cause="why?", remedy="x"),), "Rank 1: why? What to do: x"),
-        ((replace(UNDECIDED, ranks=(0, 1), cause="no", remedy=" "),), "Ranks 0-1: no"),
-    ],
-)
-def test_one_line_for_an_error_is_the_headline_and_the_remedy(
-    found: tuple[Finding, ...], line: str
-) -> None:
-    assert findings.one_line(Diagnosis(found)) == line
-
-
 # --------------------------------------------------------------------------- steps, text
 
 
@@ -391,7 +372,6 @@ def check(bundle: dict[str, str]) -> Page:
 @example(Diagnosis((Finding(Category.UNDECIDED, (), EVIL, EVIL, (0,), (EVIL,)),), {0: EVIL}))
 def test_whatever_a_diagnosis_says_it_is_shown_within_100_columns(d: Diagnosis) -> None:
     page = check(mime_bundle(d))
-    assert "\n" not in findings.one_line(d)
     shown = [words for f in d.findings for words in (f.cause, f.remedy, *f.evidence)]
     assert all(plain(words) in page.text for words in shown)
 
@@ -412,7 +392,9 @@ def test_ranks_that_did_the_same_are_named_once(doing: dict[int, str]) -> None:
 
 
 def test_what_was_found_earlier_says_when_and_a_traceback_is_escaped_and_comes_first() -> None:
-    finding = Finding(Category.EXCEPTION, (1,), "raised ValueError", "Correct it.", (0,))
+    finding = Finding(
+        Category.EXCEPTION_ON_ONE_RANK, (1,), "raised ValueError", "Correct it.", (0,)
+    )
     traceback = Traceback((1,), "\x1b[31mValueError\x1b[0m: <i>no</i>\n" + "deep\n" * 1000)
     run = JudgedRun("cell 3", 3, True, "2026-01-01T00:00:00", 130.0)
     d = Diagnosis((finding,), tracebacks=(traceback,), run=run)
@@ -430,3 +412,18 @@ def test_nothing_found_is_green_only_where_it_is_proved() -> None:
     unsure = Diagnosis(unsure="No problem found so far: rank 0 waits.")
     assert findings.text(unsure) == "► No problem found so far: rank 0 waits."
     assert findings.CALM not in findings.html(unsure)
+
+
+def test_what_the_victims_raised_stands_below_the_finding_and_what_the_culprit_raised_above() -> (
+    None
+):
+    finding = Finding(Category.EXCEPTION_ON_ONE_RANK, (1,), "raised ValueError", "Correct it.")
+    victim, culprit = Traceback((0,), "Connection closed by peer"), Traceback((1,), "ValueError: 7")
+    for show in (findings.text, findings.html):
+        shown = show(Diagnosis((finding,), None, 2, tracebacks=(victim, culprit)))
+        order = [shown.index(each) for each in ("ValueError: 7", "Correct it", "Connection closed")]
+        assert order == sorted(order)
+    # Where the cause is not known, nobody is a victim.
+    open_question = replace(finding, category=Category.UNDECIDED)
+    shown = findings.text(Diagnosis((open_question,), None, 2, tracebacks=(victim, culprit)))
+    assert shown.index("Connection closed") < shown.index("Correct it")

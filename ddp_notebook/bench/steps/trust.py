@@ -28,26 +28,23 @@ def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
 
 
 def _from_efficiency(points: Iterable[StepPoint], ranks: int) -> Iterable[tuple[Trust, str]]:
-    above = [p for p in points if ranks > 1 and p.efficiency > PERFECT]
-    if above:
-        batches = ", ".join(str(p.batch) for p in above)
-        yield (
-            Trust.NOISY,
-            f"at batch {batches} a step of one rank alone took longer than one of all ranks, "
-            "which cannot be: something else slowed it down, so there is no efficiency to tell",
-        )
+    yield from _at_batches(
+        [p for p in points if ranks > 1 and p.efficiency > PERFECT],
+        Trust.NOISY,
+        "a step of one rank alone took longer than one of all ranks, which cannot be: something "
+        "else slowed it down, so there is no efficiency to tell",
+    )
 
 
 def _from_steps(points: Iterable[StepPoint]) -> Iterable[tuple[Trust, str]]:
     timed = [p for p in points if p.times_us]
     few = [p for p in timed if len(p.times_us) < _LEAST_STEPS]
-    if few:
-        batches = ", ".join(str(p.batch) for p in few)
-        yield (
-            Trust.FAIR,
-            f"at batch {batches} fewer than {_LEAST_STEPS} steps were timed before the budget "
-            "ended. A larger --budget helps",
-        )
+    yield from _at_batches(
+        few,
+        Trust.FAIR,
+        f"fewer than {_LEAST_STEPS} steps were timed before the budget ended. A larger --budget "
+        "helps",
+    )
     spreads = [_spread(p.times_us) for p in timed if p not in few]
     spread = statistics.median(spreads) if spreads else 0.0
     if spread > _SPREAD_FAIR:
@@ -56,6 +53,13 @@ def _from_steps(points: Iterable[StepPoint]) -> Iterable[tuple[Trust, str]]:
             f"equal steps take unequally long: half of them are further than ±{spread:.0%} from "
             "their median",
         )
+
+
+def _at_batches(points: Iterable[StepPoint], trust: Trust, why: str) -> Iterable[tuple[Trust, str]]:
+    """A reason that holds at these points; none for no points."""
+    batches = ", ".join(str(p.batch) for p in points)
+    if batches:
+        yield trust, f"at batch {batches} {why}"
 
 
 def _spread(times_us: tuple[float, ...]) -> float:

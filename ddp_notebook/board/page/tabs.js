@@ -2,6 +2,8 @@
 // one for the answer of each button. The kernel is asked for what is open, and tells when it changes.
 
 const TABS = [["stack", "Stack"], ["variables", "Variables"], ["console", "Console"], ["history", "History"]];
+/** On what has the focus: keys pressed there are not the notebook's, where an arrow goes to the next cell. */
+const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
 const MOST_COLUMNS = 8; // of ranks beside each other; more are written below each other
 
 /**
@@ -62,15 +64,13 @@ class Tabs {
     this.id = `ddpb-${Math.random().toString(36).slice(2)}`;
     this.bodies = new Map();
     this.list = make("div", { class: "ddpb-tablist", role: "tablist", "aria-label": "More about the ranks", onkeydown: (e) => this.key(e) });
-    this.panel = make("div", { class: "ddpb-panel", role: "tabpanel", id: `${this.id}-panel`, tabindex: "0" });
-    // Keys pressed here are not the notebook's: an arrow would go to the next cell.
-    element.setAttribute("data-lm-suppress-shortcuts", "true");
+    this.panel = make("div", { class: "ddpb-panel", role: "tabpanel", id: `${this.id}-panel`, tabindex: "0", ...OWN_KEYS });
     element.append(this.list, this.panel);
   }
 
   draw(state) {
     this.state = state;
-    const { frozen, began } = state("board") ?? {};
+    const { frozen } = state("board") ?? {};
     this.fixed = frozen ? TABS.slice(0, 1) : TABS;
     this.answers = (state("answers") ?? []).filter(({ number }) => !this.closed.has(number));
     const newest = Math.max(0, ...this.answers.map(({ number }) => number));
@@ -133,7 +133,7 @@ class Tabs {
           "button",
           {
             class: `ddpb-tab${answer && !answer.ok ? " ddpb-bad" : ""}`, type: "button", role: "tab", id: `${this.id}-${name}`, "aria-selected": String(chosen),
-            "aria-controls": `${this.id}-panel`, tabindex: chosen ? "0" : "-1", title: answer && `${answer.magic}. Delete closes it`, onclick: () => this.choose(name),
+            "aria-controls": `${this.id}-panel`, tabindex: chosen ? "0" : "-1", title: answer && `${answer.magic}. Delete closes it`, onclick: () => this.choose(name), ...OWN_KEYS,
           },
           label,
           answer?.old && make("small", {}, " old"),
@@ -146,7 +146,7 @@ class Tabs {
 
   /** The element that a tab draws into; it stays, with what was typed and unfolded in it. */
   body(name) {
-    if (!this.bodies.has(name)) this.bodies.set(name, make("div", { class: `ddpb-in-${name.split("-")[0]}` }));
+    if (!this.bodies.has(name)) this.bodies.set(name, make("div", { class: `ddpb-in-${name.split("-")[0]}${name.startsWith("answer-") ? " ddpb-answer" : ""}` }));
     return this.bodies.get(name);
   }
 
@@ -189,7 +189,7 @@ class Tabs {
     if (!body.firstChild) {
       const again = () => this.drawVariables(body);
       this.seek = make("input", { type: "search", placeholder: "find a name", "aria-label": "Find a variable", oninput: again });
-      this.onlyOdd = make("input", { type: "checkbox", onchange: again });
+      this.onlyOdd = make("input", { type: "checkbox", onchange: again, ...OWN_KEYS });
       body.append(make("div"), make("div", { class: "ddpb-about" }, this.seek, make("label", {}, this.onlyOdd, " only what differs ≠")), make("div"));
     }
     const [head, , tables] = body.children;
@@ -214,7 +214,7 @@ class Tabs {
     if (!body.firstChild) {
       const again = () => this.drawConsole(body);
       this.search = make("input", { type: "search", placeholder: "search", "aria-label": "Search what ranks wrote", oninput: again });
-      this.rank = make("select", { "aria-label": "Of which rank", onchange: again });
+      this.rank = make("select", { "aria-label": "Of which rank", onchange: again, ...OWN_KEYS });
       body.append(make("div", { class: "ddpb-about" }, this.rank, this.search, make("span", { role: "status" })), make("div"));
     }
     const [head, groups] = body.children;
@@ -264,7 +264,7 @@ class Tabs {
 
   drawAnswer(body, answer) {
     show(body, answer, () => [
-      make("div", { class: `ddpb-about ddpb-answer${answer.ok ? "" : " ddpb-bad"}` },
+      make("div", { class: `ddpb-about${answer.ok ? "" : " ddpb-bad"}` },
         make("code", {}, answer.magic), answer.ok ? "" : make("b", {}, "did not work"),
         make("span", {}, [answer.of, answer.at].filter(Boolean).join(" · ")),
         answer.old && make("span", { class: "ddpb-category" }, "old: another run has begun since"),

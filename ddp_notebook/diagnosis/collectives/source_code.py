@@ -80,9 +80,14 @@ class Sources:
     def way_around(self, record: Collective) -> Condition | None:
         """How an iteration of the innermost loop around `record` can go without it, if it can.
 
-        A `continue`, a `break` or an `if` in the loop, not one that only asks for the loop's
-        own variable: that is the same on all ranks. Of a loop around it, a `break`.
+        A `continue`, a `break` or an `if` in the loop, or a comprehension's filter by rank; not
+        one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
+        around it, a `break`.
         """
+        for place, test in self._tests(record):
+            varies = self._names[place.file].varies(test.test)
+            if test.filters and varies is Varies.BY_RANK:
+                return self._as_condition(place, test.test, test.line, test.shown)
         for place in reversed(record.path):
             loops = self._loops(place)
             if not loops:
@@ -90,8 +95,8 @@ class Sources:
             own = {name for loop in loops for name in _targets(loop)}
             ways = [*_ways_around(loops[0], place.line)]
             ways += [way for outer in loops[1:] for way in _breaks(outer)]
-            test, line = next((way for way in ways if self._differs(place, way[0], own)), (None, 0))
-            return self._as_condition(place, test, line) if test is not None else None
+            way = next((way for way in ways if self._differs(place, way[0], own)), None)
+            return self._as_condition(place, *way) if way is not None else None
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:

@@ -137,13 +137,13 @@ def _one_step_less(
             sides=sides,
         )
     cause = (
-        f"{have} skipped {named(record)} in some iteration ({way.place.text}) and finished, "
+        f"{have} skipped {named(record)} in some iteration ({way.quoted}) and finished, "
         f"while {are} there"
     )
     if culprits == full.ranks:
         cause = (
             f"{are} once more in {named(record)} than the others, who have finished: it was "
-            f"called again in some iteration ({way.place.text})"
+            f"called again in some iteration ({way.quoted})"
         )
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW,

@@ -47,12 +47,6 @@ class WaitGraph:
         return tuple(sorted(rank for rank in self.waits if rank not in self.may_come))
 
     @cached_property
-    def sinks(self) -> Ranks:
-        """Ranks that others wait for, and that wait for none: gone, finished, or busy."""
-        wanted = {other for others in self.waits.values() for other in others}
-        return tuple(sorted(wanted - self.waits.keys()))
-
-    @cached_property
     def cycles(self) -> tuple[Ranks, ...]:
         """Sets of ranks each of which waits for every other, maybe through others."""
         found = []
@@ -99,16 +93,6 @@ def wait_graph(case: Case) -> WaitGraph:
             if record.is_point_to_point and record.peer is None:
                 any_will_do.add(e.rank)
     return WaitGraph(waits, at, _may_come(case, waits, any_will_do))
-
-
-def can_progress(case: Case) -> bool:
-    """True while some rank can still make progress, or runs code of its own that others wait for.
-
-    False when ranks wait, and none of them can ever be freed by what any rank does.
-    """
-    graph = wait_graph(case)
-    waiting = case.waiting
-    return not waiting or any(rank in graph.may_come for rank in waiting)
 
 
 def in_new_group(evidence: RankReport) -> bool:

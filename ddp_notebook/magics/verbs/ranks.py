@@ -59,7 +59,7 @@ def start_ranks(
     try:
         with ui.progress():
             board = ui.session.init(wanted, replace=replace)
-        return ui.session.step_table() if wanted.step else board
+        return _stepped(ui) if wanted.step else board
     except SetupFailed as failure:
         ui.board.close(failure.board)
         if failure.diagnosis is not None and failure.diagnosis.findings:
@@ -72,6 +72,15 @@ def start_ranks(
         ui.board.nudge()
 
 
+def _stepped(ui: NotebookUi) -> StepTable:
+    """Where the ranks are; in a notebook the cell goes on to show it."""
+    table = ui.session.step_table()
+    if ui.output.is_live:
+        ui.runs.follow_set_up(table)
+        ui.displays.shown_already(table)
+    return table
+
+
 INIT = Verb(
     "ddp_init",
     about="Start one process per rank and bring torch.distributed up, stage by stage. Returns the "
@@ -80,7 +89,10 @@ INIT = Verb(
         ("%ddp_init --world-size 4", "four ranks, ready for %%ddp cells"),
         ("%ddp_init --world-size 4 --step", "stage by stage: continue with %ddp_step"),
         ("%ddp_init --set 1:MASTER_PORT=23457", "with a mistake of your own on rank 1"),
-        ("%ddp_init --world-size 2 --replace", "two ranks in place of those that there are"),
+        (
+            "%ddp_init --world-size 2 --replace",
+            "two ranks; 0 and 1 keep their variables",
+        ),
     ),
     run=_init,
     options=(
@@ -115,7 +127,11 @@ INIT = Verb(
             "in this cell, beside the notebook, nowhere; auto: as the last",
             choices=PLACES,
         ),
-        Option("--replace", "end the ranks that there are, with their variables, first"),
+        Option(
+            "--replace",
+            "go on with this number of ranks: those that stay keep their variables, the others "
+            "end or are new",
+        ),
     ),
 )
 

@@ -8,8 +8,8 @@ from functools import partial
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files
 from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.magics.verbs.ranks import start_ranks
@@ -129,7 +129,7 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
 
         return ui.session.wait(args.timeout, started)
 
-    result = ui.runs.show(begin)
+    result = ui.runs.show(begin, to_the_end=False)
     if result.pending and result.steps is None:
         ui.say(
             f"{runs[0].heading} is still running on {name_ranks(result.pending)}. "

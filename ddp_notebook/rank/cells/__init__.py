@@ -2,6 +2,7 @@
 
 cell_ast.py       A cell as one module: our calls first and around its last expression.
 keyboard.py       What is meant for a person at a terminal: exit, debuggers, input.
+names.py          What Tab, Shift-Tab and `obj?` tell of what this rank's variables are.
 output.py         What the user's code on a rank prints and displays, on its way to the notebook.
 progress_bars.py  Progress bars on a rank are text.
 raised.py         What the user's code raised: its message and the user's lines that led there.

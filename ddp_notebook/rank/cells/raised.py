@@ -12,6 +12,8 @@ from types import TracebackType
 from ddp_notebook.model import Frame, Place
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 
+_MOST_FRAMES = 30
+"""At the top and at the bottom of a traceback."""
 MOST_CHARACTERS = 30_000
 """Of a traceback; its middle is left out."""
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
@@ -62,7 +64,10 @@ def place_of(frame: Frame) -> Place:
 
 
 def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackType | None:
-    """A traceback without frames of ours; of an error that is ours, up to the user's last line."""
+    """A traceback without frames of ours; of an error that is ours, up to the user's last line.
+
+    Of a very deep one the frames in the middle are left out.
+    """
     chain = []
     while trace is not None:
         chain.append(trace)
@@ -72,8 +77,10 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     if not users:
         return chain[0] if chain else None
     end = users[-1] + 1 if files[-1].startswith(_OURS) else len(chain)
+    frames = [chain[at] for at in range(end) if not files[at].startswith(_OURS)]
     kept: TracebackType | None = None
-    for each in reversed([chain[at] for at in range(end) if not files[at].startswith(_OURS)]):
+    # Formatting the thousands of an endless recursion takes seconds, and they are alike.
+    for each in reversed([*frames[:_MOST_FRAMES], *frames[_MOST_FRAMES:][-_MOST_FRAMES:]]):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
 

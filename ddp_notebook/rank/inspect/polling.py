@@ -105,21 +105,24 @@ def _tests(loop: ast.While) -> Iterator[ast.expr]:
         ends.append(loop.test)
     for statement in loop.body:
         match statement:
-            case ast.Pass() | ast.Continue():
-                pass
-            case ast.Expr(value=ast.Call(func=func)) if _name(func) in _PASTIME:
-                pass
-            case ast.AugAssign() | ast.Assign() if not list(_calls(statement.value)):
-                pass
             case ast.If(test=test, body=[ast.Break() | ast.Return()], orelse=[]):
                 ends.append(test)
-            case _:
+            case _ if not _passes_time(statement):
                 return
     for end in ends:
         parts = end.values if isinstance(end, ast.BoolOp) else [end]
         if not all(any(_calls(part)) for part in parts):
             return  # a number of turns, or a flag that something else may set
     yield from ends
+
+
+def _passes_time(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call(func=func)):
+            return _name(func) in _PASTIME
+        case ast.AugAssign() | ast.Assign():
+            return not any(_calls(statement.value))
+    return isinstance(statement, ast.Pass | ast.Continue)
 
 
 def _calls(test: ast.AST) -> Iterator[_Poll]:

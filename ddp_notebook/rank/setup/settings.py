@@ -35,6 +35,7 @@ class Settings:
         torchruns = torchrun_variables(plan.rank, plan.world_size, master, agent_store=agent_store)
         for name, value in torchruns.items():
             _set(name, value or None)
+        _set("OMP_NUM_THREADS", str(plan.threads))
         for name, value in plan.settings.items():
             self._before[name] = os.environ.get(name)
             _set(name, value or None)

@@ -82,7 +82,7 @@ class Processes:
         self.receiver = EventReceiver(self.folder, record.add)
         self.orders = OrderSender(self.folder, self.receiver.key)
         self.cluster: RankCluster = IPyParallelCluster(
-            fork_server, self.folder, self.orders, self._exited, options.world_size
+            fork_server, self.folder, self.orders, self._exited
         )
         fork_server.on_lost(self._fork_server_lost)
 
@@ -150,6 +150,28 @@ class Processes:
             with self.record.restarting(ranks):
                 self.stop(ranks)
                 self.launch(ranks)
+
+    def why_not_kept(self, options: InitOptions) -> str:
+        """Why no rank could have `options` in its process; empty when some can."""
+        if other := options.other_kind(self.options):
+            return f"{' and '.join(other)} changes what a process is"
+        if not self.fork_server.equals_a_new_one():
+            return "packages, files, the environment or the module path have changed"
+        return ""
+
+    def adopt(self, options: InitOptions) -> None:
+        """Go on with other options; the store moves where they say another place."""
+        moved = not options.same_store(self.options)
+        self.options = options
+        if moved and options.init_method != "file":
+            self.open_store()
+
+    def resize(self, ranks: Ranks, devices: DevicePlan) -> None:
+        """As many ranks as the options say: `ranks` stay, others are new. Raises SetupFailed."""
+        self.devices = devices
+        everyone = range(self.options.world_size)
+        self.record.resize(self.options.world_size, backend=devices.backend)
+        self.launch(tuple(rank for rank in everyone if rank not in ranks))
 
     def _launch_one(self, rank: int) -> None:
         options = self.options

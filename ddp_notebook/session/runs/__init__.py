@@ -1,4 +1,4 @@
-"""Cells and scripts on the ranks, from the claim of their ranks to their end.
+"""Cells and scripts on the ranks, from the claim of their ranks to their end; are they stuck?
 
 cell_syntax.py       Compiles a cell in the notebook before any rank runs it.
 cells.py             Runs a cell on ranks: checks it, sends it, and says how it ended.

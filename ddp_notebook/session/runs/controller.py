@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.session.findings import Found
@@ -137,7 +137,7 @@ class RunController:
         """Keep what the last look found, if it still is so: freed ranks do not tell."""
         detector = self.run.detector
         seen = detector.latest if detector is not None else None
-        if seen is None or not seen.wrong or self.found.diagnosis is not None:
+        if seen is None or not seen.findings or self.found.diagnosis is not None:
             return
         now = diagnose_run(self.look())
         if [(f.category, f.ranks) for f in now.findings] == [
@@ -254,8 +254,8 @@ class RunController:
             self._keep(result.diagnosis)
         elif result.error is None and run.done:
             self.found.nothing()
-        elif self.found.diagnosis is None:
-            own = (*failures.died(run.died), *failures.raised(run.finished.values(), run.ranks))
+        elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
+            own = (*deaths.died(run.died), *failures.raised(run.finished.values(), run.ranks))
             if own:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Event, Ranks, name_ranks
+from ddp_notebook.model import Event, Ranks, StepTable, name_ranks
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
 from ddp_notebook.session.runs.collective_steps import Settling, paused_ranks, table
@@ -53,6 +53,11 @@ class RunRegistry:
         """The run that ranks are in, else the last one; the newest when there are several."""
         busy = (c for c in reversed(self.controllers) if not c.run.done)
         return next(busy, self.controllers[-1] if self.controllers else None)
+
+    def paused_table(self, run: CellRun) -> StepTable:
+        """`Session.paused_table`."""
+        logs = next((c.logs for c in self.controllers if c.run is run), None)
+        return table(run, logs) if logs is not None else StepTable("", ())
 
     def reset(self) -> None:
         """Forget all runs: the ranks are new ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -85,19 +85,46 @@ class SetUp:
             if not self.half_way:
                 raise UsageMistake(
                     f"{self._record.snapshot.world_size} ranks are running already. Fresh ranks: "
-                    "%ddp_restart. Other ranks in their place, without their variables: "
-                    f"%ddp_init --world-size {options.world_size} --replace"
+                    "%ddp_restart. Another number of ranks, of which those that stay keep their "
+                    f"variables: %ddp_init --world-size {options.world_size} --replace"
                 )
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
         self._findings.begin(Found(SET_UP))
+        why_anew = ""
+        if processes is not None and not self._pool.lost_reason and replace:
+            why_anew = processes.why_not_kept(options)
+            if not why_anew:
+                return self._resize(processes, options, devices)
         self._pool.close("New ranks were started.")
-        self._start(options, devices)
+        self._start(options, devices, why_anew)
         return self._set_up(options)
 
-    def _start(self, options: InitOptions, devices: DevicePlan) -> None:
+    def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
+        """Other ranks in place of those that there are; those that stay keep their variables."""
+        states, device_of = self._record.snapshot.ranks, processes.devices.environment
+        kept = {
+            rank
+            for rank, environment in enumerate(devices.environment[: len(states)])
+            if states[rank].status is not Status.DEAD and device_of[rank] == environment
+        }
+        ended = tuple(state.rank for state in states if state.rank not in kept)
+        with self._record.restarting(ended):
+            processes.stop(ended)
+            blocked = self.free(tuple(sorted(kept)))
+            self._runs.await_released()
+            self._runs.reset()
+            self.script = None
+            processes.close_lab()
+            processes.adopt(options)
+            processes.resize(tuple(kept), devices)
+        fate = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
+        self._record.note(notes=(*devices.notes, *options.notes(), fate))
+        return self._set_up(options)
+
+    def _start(self, options: InitOptions, devices: DevicePlan, why_anew: str) -> None:
         """Start the processes. When that fails nothing is left of them."""
         self._pool.lost_reason = ""
         self._runs.reset()
@@ -105,6 +132,9 @@ class SetUp:
         self._record.begin(
             options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
         )
+        if why_anew:
+            anew = f"All processes are new, without variables: {why_anew}."
+            self._record.note(notes=(*self._record.snapshot.notes, anew))
         mode = launch_mode(options.launcher)
         try:
             processes = self._pool.open(options, devices, mode)
@@ -121,10 +151,7 @@ class SetUp:
     def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
         """Once more with ranks whose set-up failed, as far as their processes live."""
         self.make_ready()
-        moved = not options.same_store(processes.options)
-        processes.options = options
-        if moved and options.init_method != "file":
-            processes.open_store()
+        processes.adopt(options)
         return self._set_up(options)
 
     # -- setting up ----------------------------------------------------------------------
@@ -159,6 +186,7 @@ class SetUp:
                 else:
                     self._bring_up(bring_up, options, interrupted)
         except KeyboardInterrupt:
+            self._keep_interrupted(bring_up)
             replaced = self.free(bring_up.everyone)
             fate = _not_unblocked(replaced) if replaced else "They keep their variables."
             raise SetupFailed(
@@ -177,6 +205,14 @@ class SetUp:
             found = Found(SET_UP)
             found.take(diagnosis)
             self._findings.begin(found)
+
+    def _keep_interrupted(self, bring_up: BringUp) -> None:
+        """Keep what was wrong when the user interrupted it; freed ranks do not tell."""
+        now = bring_up.diagnose()
+        unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
+        found = Found(SET_UP)
+        found.take(replace(now, unsure=unsure))
+        self._findings.begin(found)
 
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
@@ -334,6 +370,22 @@ class SetUp:
         others = tuple(rank for rank in dead if rank not in stopped)
         if left or others:
             raise UsageMistake(_why_not_restarted(stopped, left, others))
+
+
+def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
+    """Which ranks stayed when others took the place of some, and what became of the others."""
+    ended = tuple(sorted(rank for rank in gone if rank >= world_size))
+    new = tuple(rank for rank in range(world_size) if rank not in kept)
+    parts = []
+    if kept:
+        their = "its variables" if len(kept) == 1 else "their variables"
+        parts.append(f"{name_ranks(tuple(sorted(kept)))} stayed, with {their}")
+    if ended:
+        parts.append(f"{name_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+    if new:
+        parts.append(f"{name_ranks(new)} {'is' if len(new) == 1 else 'are'} new")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
 
 
 def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:

@@ -7,7 +7,7 @@ ddp_construction.py  `%ddp_wrap`: a model taken through DDP's construction, one 
 fault_lab.py         The fault lab: injects a fault, shows what is found, applies the remedy.
 measuring.py         The progress of a benchmark: how far it is, and how it is cancelled.
 save.py              Writes what is known of a session to a file, also after it was lost.
-values.py            Variables on the ranks, set and fetched; and what a rank wrote.
+values.py            Variables on the ranks: set, fetched, completed, described; and output.
 where.py             Where the ranks are, as one tree of Python stacks; their software.
 why.py               What is wrong with the ranks now: gathers a case and has it diagnosed.
 """

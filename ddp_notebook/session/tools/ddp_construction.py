@@ -28,6 +28,7 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import Fingerprint, RankFailure, WrapStage
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
+from ddp_notebook.session.findings import Found
 from ddp_notebook.session.guards import check_name, idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.queries import ask
@@ -35,6 +36,7 @@ from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 
@@ -68,18 +70,23 @@ class WrapOptions:
 class DdpConstruction:
     """The models of a session that are taken through DDP's construction, one after another."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(
+        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
+    ) -> None:
         self.latest: Wrap | None = None
         """The last model that was taken through it."""
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._findings = findings
 
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
         """`Session.wrap`."""
         cluster = self._pool.need("%ddp_wrap").cluster
         self._runs.idle(None, "%ddp_wrap")
-        self.latest = wrap(cluster, self._record, None, name, options, self.latest)
+        self.latest = wrap(
+            cluster, self._record, None, name, options, self.latest, keep=self._findings.begin
+        )
         return self.latest
 
 
@@ -100,20 +107,21 @@ def wrap(
     options: WrapOptions,
     before: Wrap | None = None,
     give_up: Callable[[], bool] = lambda: False,
+    keep: Callable[[Found], None] = lambda found: None,
 ) -> Wrap:
     """What `%ddp_wrap` does: wrap `name` to the end, or with `options.step` only begin.
 
     Of a model that is wrapped already it shows the buckets. `name` may be empty with
     `options.buckets`: then it is that of `before`, the last wrap. Its `table` is what is
-    shown. `give_up` may end the wait for a stage. Raises UsageMistake before anything is done
-    and CellInterrupted.
+    shown. `give_up` may end the wait for a stage; `keep` gets why one was not passed.
+    Raises UsageMistake before anything is done and CellInterrupted.
     """
     if not name and options.buckets and before is not None:
         name = before.target
     if not name:
         raise UsageMistake("%ddp_wrap needs the name of a model on the ranks: %ddp_wrap model")
     members = idle_ranks(ranks, "%ddp_wrap", record.snapshot)
-    made = Wrap(cluster, record, members, name, options, give_up)
+    made = Wrap(cluster, record, members, name, options, give_up, keep)
     if made.begin() and not options.step:
         made.step(WrapStage.REDUCER)
     return made
@@ -130,6 +138,7 @@ class Wrap:
         name: str,
         options: WrapOptions | None = None,
         give_up: Callable[[], bool] = lambda: False,
+        keep: Callable[[Found], None] = lambda found: None,
     ) -> None:
         check_name(name)
         self.name = name
@@ -144,6 +153,7 @@ class Wrap:
         """Why a stage was not passed; None as long as all goes well."""
         self.table = StepTable(title=name, rows=())
         self._give_up = give_up
+        self._keep = keep
         self._cluster = cluster
         self._record = record
         self._generation = record.snapshot.generation
@@ -228,6 +238,9 @@ class Wrap:
         self.stage = None
         doing = {rank: row.text for row in stop.rows for rank in row.ranks}
         self.diagnosis = Diagnosis(stop.findings, doing, len(self.ranks))
+        found = Found(f"%ddp_wrap {self.name}")
+        found.take(self.diagnosis)
+        self._keep(found)
         self._details.append(self.diagnosis.headline)
         for finding in stop.findings:
             self._details += [*finding.evidence, f"What to do: {finding.remedy}"]

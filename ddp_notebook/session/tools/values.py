@@ -1,9 +1,11 @@
-"""Variables on the ranks, set and fetched; and what a rank wrote."""
+"""Variables on the ranks: set, fetched, completed, described; and what a rank wrote."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _TIMEOUT_S = 60.0
+_QUICK_S = 0.3
+"""Who presses Tab waits no longer, and the kernel does nothing else meanwhile."""
 _ASK_TIMEOUT_S = 2.0
 _BUSY = "busy: the values of its tensors are read when it stands"
 
@@ -32,6 +36,8 @@ class Values:
         self._record = record
         self._pool = pool
         self._runs = runs
+        self._owed: Future[Any] | None = None
+        """The answer of the rank that was asked last, which may never come."""
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """`Session.push`."""
@@ -68,6 +74,36 @@ class Values:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
         return values
+
+    def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
+        """`Session.complete`."""
+        return self._ask_quickly(ranks, calls.COMPLETE, calls.Cursor(code, at))
+
+    def describe(self, named: calls.Named, ranks: Ranks | None) -> calls.Inspection | None:
+        """`Session.describe`."""
+        return self._ask_quickly(ranks, calls.INSPECT, named)
+
+    def _ask_quickly(
+        self, ranks: Ranks | None, call: calls.Call[calls.Request, calls.Answer], request: Any
+    ) -> calls.Answer | None:
+        """What the first idle rank answers; None without one, or when it takes long."""
+        owed, processes = self._owed, self._pool.processes
+        if processes is None or (owed is not None and not owed.done()):
+            return None
+        rank = self._first_idle(ranks)
+        if rank is None:
+            return None
+        self._owed = answer = processes.cluster.call((rank,), call, lambda _: request)[rank]
+        try:
+            return processes.cluster.value_of(answer, _QUICK_S)
+        except UsageMistake:
+            return None
+
+    def _first_idle(self, ranks: Ranks | None) -> int | None:
+        for rank in range(self._record.snapshot.world_size) if ranks is None else ranks:
+            with contextlib.suppress(UsageMistake):
+                return self._runs.idle((rank,), "Tab")[0]
+        return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
         """`Session.variables`."""

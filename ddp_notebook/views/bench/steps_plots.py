@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
+from ddp_notebook.bench.steps.trust import PERFECT
 from ddp_notebook.model import format_bytes
 from ddp_notebook.views.bench.steps_text import html, ms, text, title
 from ddp_notebook.views.bench.style import (
@@ -151,13 +152,27 @@ def draw_efficiency(axes: Axes, result: StepBenchResult) -> None:
     """Efficiency against one rank alone, and where all ranks together begin to pay."""
     points = result.main_points
     batches = [point.batch for point in points]
+    told = [point for point in points if point.efficiency <= PERFECT]
+    noise = [point for point in points if point.efficiency > PERFECT]
     axes.plot(
-        batches,
-        [100 * point.efficiency for point in points],
+        [point.batch for point in told],
+        [100 * point.efficiency for point in told],
         color=BLUE,
         marker="o",
         label=f"{result.world_size} ranks",
     )
+    # Where it cannot be told it stands at the edge, as what it is: its height means nothing.
+    for point in noise:
+        axes.plot([point.batch], [100], color=INK, marker="x", linestyle="none", clip_on=False)
+        axes.annotate(
+            "noise",
+            (point.batch, 100),
+            textcoords="offset points",
+            xytext=(0, -12),
+            ha="center",
+            fontsize=TEXT,
+            color=INK,
+        )
     least = 100 / result.world_size
     axes.axhline(least, color=VERMILLION, linestyle="--", linewidth=1.2)
     axes.annotate(
@@ -183,7 +198,7 @@ def draw_efficiency(axes: Axes, result: StepBenchResult) -> None:
     axes.set_xscale("log", base=2)
     axes.minorticks_off()
     axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
-    axes.set_ylim(0, max(105.0, *(105 * point.efficiency for point in points)))
+    axes.set_ylim(0, 105)
 
 
 def draw_exposed_share(axes: Axes, result: StepBenchResult) -> None:

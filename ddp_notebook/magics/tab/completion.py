@@ -8,8 +8,8 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from ddp_notebook.magics.completers import starting_with
 from ddp_notebook.magics.parser import HELP, Option, Surroundings
+from ddp_notebook.magics.tab.completers import starting_with
 from ddp_notebook.magics.verbs import VERBS
 
 _MAGIC_LINE = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(?P<name>ddp\w*)\s+(?P<rest>.*)$")

@@ -1,0 +1,79 @@
+"""The line above a running cell's output: what the run does, for how long, Where and Abort.
+
+Importing this needs anywidget. The clock is the page's, and stops when the kernel is not heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ddp_notebook.board.buttons import Button, Buttons
+from ddp_notebook.board.model import answer_json
+from ddp_notebook.session import Session
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_BEAT_S = 5.0
+"""A page gets a message this often, or it says that the kernel is not heard."""
+
+
+class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
+    """One line of one run, from its beginning on. Safe to set from any thread."""
+
+    _esm = (Path(__file__).parent / "running_line.js").read_text("utf-8")
+
+    text = traitlets.Unicode().tag(sync=True)
+    """What the run does; at its end, how it ended."""
+    age_s = traitlets.Float().tag(sync=True)
+    """For how long it ran when `text` was set last."""
+    over = traitlets.Bool(False).tag(sync=True)
+    busy = traitlets.List().tag(sync=True)
+    """The magics that buttons have started and that are not done."""
+    answers = traitlets.List().tag(sync=True)
+    """What the last of them gave, the newest first."""
+
+    def __init__(
+        self, session: Session, buttons: Mapping[str, Button], text: str, began_s: float
+    ) -> None:
+        self._session = session
+        self._began_s = began_s
+        super().__init__(text=text, age_s=time.monotonic() - began_s)
+        self._buttons = Buttons(session, buttons, self._pressed, lambda _: None)
+        self._sent_s = time.monotonic()
+        self.on_msg(lambda _, content, __: self._heard(content))
+
+    def look(self, text: str) -> None:
+        """Say what the run does now. To be called about once a second."""
+        now_s = time.monotonic()
+        if text != self.text or now_s - self._sent_s > _BEAT_S:
+            self._sent_s = now_s
+            with self.hold_sync():
+                self.text, self.age_s = text, now_s - self._began_s
+
+    def end(self, text: str) -> None:
+        """Say how it ended, and take the buttons away."""
+        with self.hold_sync():
+            self.text, self.over = text, True
+
+    def bundle(self, text: str) -> dict[str, Any]:
+        """What is displayed; `text` where there are no widgets."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {_WIDGET: view, "text/plain": text}
+
+    def _heard(self, content: Any) -> None:
+        """A page sent a message: a button was pressed."""
+        if isinstance(content, dict) and content.get("kind") == "do" and not self.over:
+            self._buttons.press(str(content.get("magic", "")))
+
+    def _pressed(self) -> None:
+        """A button was pressed, or has answered."""
+        with self.hold_sync():
+            self.busy = list(self._buttons.busy)
+            self.answers = [
+                answer_json(answer, self._session.begun) for answer in self._buttons.answers
+            ]

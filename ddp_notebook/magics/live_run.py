@@ -1,0 +1,126 @@
+"""A run under its cell while it goes on: what the ranks wrote, and a line of what they do above it.
+
+The line comes after a second. It is a widget where there can be one; else it is text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.board.buttons import Button
+from ddp_notebook.board.replay_board import can_show_widgets, line_class
+from ddp_notebook.magics.cell_output import NOTHING, Bundle
+from ddp_notebook.model import name_ranks
+from ddp_notebook.session import Session
+from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion
+from ddp_notebook.views.notebook import live_bundle
+
+if TYPE_CHECKING:
+    from ddp_notebook.board.line.running_line import RunningLine
+
+LINE_AFTER_S = 1.0
+"""A cell that is over sooner has no line."""
+
+Show = Callable[[Bundle], None]
+
+
+class Lines:
+    """Makes the lines of one notebook. `shell` is IPython's.
+
+    The last one that is over stays, for a page that is loaded later; those before it are closed.
+    """
+
+    def __init__(self, shell: Any, session: Session, buttons: Mapping[str, Button]) -> None:
+        self._shell = shell
+        self._session = session
+        self._buttons = buttons
+        self._made: list[RunningLine] = []
+
+    def make(self, text: str, began_s: float) -> RunningLine | None:
+        """A line for a run that began at `began_s`; None where there are no widgets."""
+        if not can_show_widgets(self._shell):
+            return None
+        for line in [line for line in self._made if line.over]:
+            self._made.remove(line)
+            line.close()
+        line = line_class()(self._session, self._buttons, text, began_s)
+        self._made.append(line)
+        return line
+
+
+class LiveRun:
+    """One run, from `open` to `end`, or until `over`: then `final` says what is shown for good."""
+
+    def __init__(
+        self,
+        publisher: Any,
+        lines: Lines,
+        run: CellRun,
+        over: Callable[[], bool] = lambda: False,
+        final: Callable[[], Bundle] = lambda: NOTHING,
+        line_after_s: float = LINE_AFTER_S,
+    ) -> None:
+        self._run = run
+        self._lines = lines
+        self._final = final
+        self._line_after_s = line_after_s
+        self._line: RunningLine | None = None
+        self._has_line: bool | None = None
+        """None while it is too early for a line."""
+        self._show_line: Show = lambda _: None
+        self.region = LiveRegion(
+            publisher, self._look, OUTPUT_INTERVAL_S, settle_s=OUTPUT_SETTLE_S, over=over
+        )
+
+    def end(self, shown: Bundle, how: str) -> None:
+        """Show `shown` in the run's place, and in the line's `how` it ended."""
+        self.region.close(shown)
+        self._end_line(how)
+
+    @property
+    def has_line(self) -> bool:
+        """True when how it ended is said in a line of its own."""
+        return self._line is not None
+
+    def _look(self) -> Bundle:
+        run = self._run
+        if self.region.closed:
+            self._end_line("")
+            return self._final()
+        if self._has_line is None and time.monotonic() - run.began_s >= self._line_after_s:
+            self._begin_line()
+        if self._line is not None:
+            self._line.look(_standing(run, f"{run.heading} runs"))
+            return live_bundle(run.live_groups(), "")
+        stop = " · stop it: interrupt the kernel (I, I)" if self._has_line is False else ""
+        return live_bundle(run.live_groups(), _standing(run, f"running since {_since(run)}") + stop)
+
+    def _begin_line(self) -> None:
+        run = self._run
+        line = self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
+        self._has_line = line is not None
+        if line is not None:
+            text = f"{run.heading} began at {_since(run)}. Where it is: %ddp_where"
+            self._show_line = self.region.give_up_place(line.bundle(text))
+
+    def _end_line(self, how: str) -> None:
+        if self._line is not None:
+            self._show_line({"text/plain": how})
+            self._line.end(how)
+
+
+def _since(run: CellRun) -> str:
+    """When it began, by the clock on the wall: true also when it is read later."""
+    began_s = time.time() - (time.monotonic() - run.began_s)
+    return time.strftime("%H:%M:%S", time.localtime(began_s))
+
+
+def _standing(run: CellRun, runs: str) -> str:
+    """What a run does, in words: where it `runs`, who left it and how, who waits for whom."""
+    pending = run.pending
+    words = [f"{runs} on {name_ranks(pending)}" if pending else runs]
+    words += [f"{name_ranks(ranks)} {word}" for word, ranks in run.exits.items() if pending]
+    return " · ".join([*words, run.waits_for] if run.waits_for else words)

@@ -1,0 +1,117 @@
+"""Tab and Shift-Tab in a `%%ddp` cell: what the ranks' variables are, as a rank tells it.
+
+A rank that is in a cell is not asked. Without an idle one, Tab offers what IPython itself would,
+and Shift-Tab nothing: a variable of the notebook with the same name is another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.error import UsageError
+from IPython.utils.tokenutil import token_at_cursor
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics.parser import HelpShown
+from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.verbs.run import CELL
+from ddp_notebook.rank.calls import Named
+
+if TYPE_CHECKING:
+    from ddp_notebook.model import Ranks
+
+_IDENTIFIER = "ddp_notebook.ranks"
+_FIRST_LINE = re.compile(r"\s*%%ddp(?P<options>[ \t][^\n]*|)\n")
+_WORD = re.compile(r"[^\W\d]\w*")
+
+
+class RankNames:
+    """Has one shell ask the ranks, from `offer` to `withdraw`."""
+
+    def __init__(self, ui: NotebookUi) -> None:
+        self._ui = ui
+        self._kernel: Any = getattr(ui.shell, "kernel", None)
+
+    def offer(self) -> None:
+        """From now on. Without a completer, or a kernel: nothing."""
+        matchers = getattr(getattr(self._ui.shell, "Completer", None), "custom_matchers", [])
+        matchers.append(self._matcher())
+        if self._kernel is not None:
+            self._inspect_elsewhere = self._kernel.do_inspect
+            self._kernel.do_inspect = self._inspect
+
+    def withdraw(self) -> None:
+        """No more."""
+        matchers = getattr(getattr(self._ui.shell, "Completer", None), "custom_matchers", [])
+        matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _IDENTIFIER]
+        if self._kernel is not None:
+            vars(self._kernel).pop("do_inspect", None)
+
+    def _matcher(self) -> Any:
+        @context_matcher(identifier=_IDENTIFIER)
+        def matches(context: Any) -> dict[str, Any]:
+            lines = context.full_text.split("\n")[: context.cursor_line]
+            at = sum(len(line) + 1 for line in lines) + context.cursor_position
+            return self._complete(context.full_text, at)
+
+        return matches
+
+    def _complete(self, text: str, at: int) -> dict[str, Any]:
+        """What IPython's completer wants of a matcher."""
+        first = _in_cell(text, at)
+        if first is None:
+            return {"completions": []}
+        code, at = text[first.end() :], at - first.end()
+        found = self._ui.session.complete(code, at, self._ranks(first["options"]))
+        if found is None or not found.texts:
+            return {"completions": []}
+        word = code[found.start : at]
+        known = [SimpleCompletion(text, type=kind) for text, kind in found.texts]
+        own = [SimpleCompletion(text, type="statement") for text in _words(code, found.start, at)]
+        names = {each.text for each in known}
+        return {
+            "completions": [*known, *(each for each in own if each.text not in names)],
+            "matched_fragment": word,
+            "suppress": True,
+        }
+
+    def _inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Collection[str] = ()
+    ) -> Any:
+        """ipykernel's answer to Shift-Tab; of a cell for ranks, a rank's own."""
+        first = _in_cell(code, cursor_pos)
+        if first is None:
+            return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
+        name = token_at_cursor(code[first.end() :], cursor_pos - first.end())
+        told = self._ui.session.describe(
+            Named(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
+        )
+        bundle = dict(told.bundle) if told is not None else {}
+        if not getattr(self._ui.shell, "enable_html_pager", False):
+            bundle.pop("text/html", None)
+        return {"status": "ok", "data": bundle, "metadata": {}, "found": bool(bundle)}
+
+    def _ranks(self, options: str) -> Ranks | None:
+        """The ranks that the cell is for; all where that is not yet written as it should be."""
+        try:
+            return chosen_ranks(self._ui.session, CELL.parser.read(options))
+        except (UsageError, UsageMistake, HelpShown):
+            return None
+
+
+def _in_cell(text: str, at: int) -> re.Match[str] | None:
+    """The first line of a cell for ranks; None where the cursor is on it, or of other cells."""
+    first = _FIRST_LINE.match(text)
+    return first if first is not None and at >= first.end() else None
+
+
+def _words(code: str, start: int, at: int) -> list[str]:
+    """Words elsewhere in the cell that begin as the one at the cursor does: names to come."""
+    word = code[start:at]
+    if not word.isidentifier() or code[:start].rstrip(" ").endswith("."):
+        return []
+    others = f"{code[:start]}\n{code[at:]}"
+    return sorted({w for w in _WORD.findall(others) if w.startswith(word) and w != word})

@@ -1,0 +1,52 @@
+"""What Tab, Shift-Tab and `obj?` tell of what this rank's variables are: IPython's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from IPython.core.completer import provisionalcompleter, rectify_completions
+
+from ddp_notebook.rank import engine_private
+from ddp_notebook.rank.calls import Completions, Cursor, Inspection, Named
+from ddp_notebook.rank.component import Component
+
+_MOST = 500
+"""Completions that are sent: nobody reads more."""
+
+
+class Names(Component):
+    """Asks the shell on this rank. On the main thread, while nothing else runs there."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def attach(self) -> None:
+        """Have `obj?` print: a rank has no pager. And have Tab take no second for Jedi."""
+        self._shell.set_hook("show_in_pager", _print, priority=0)
+        self._shell.Completer.use_jedi = False
+        engine_private.complete_inside(torch.nn.Module)  # it looks into three dicts
+
+    def complete(self, cursor: Cursor) -> Completions:
+        """What IPython would complete. It evaluates no property and calls no function for it."""
+        code, at = cursor.code, cursor.at
+        with provisionalcompleter():
+            found = self._shell.Completer.completions(code, at)
+            alike = list(rectify_completions(code, found))[:_MOST]
+        start = alike[0].start if alike else at
+        return Completions(start, tuple((each.text, each.type or "") for each in alike))
+
+    def inspect(self, named: Named) -> Inspection:
+        """What IPython shows of the object, or nothing."""
+        try:
+            bundle = self._shell.object_inspect_mime(named.name, named.detail, set(named.leave_out))
+        except KeyError:
+            return Inspection()
+        return Inspection({kind: text for kind, text in bundle.items() if isinstance(text, str)})
+
+
+def _print(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
+    """IPython's hook for what goes to a pager: a text, or a MIME bundle with one."""
+    text = data.get("text/plain", "") if isinstance(data, Mapping) else data
+    print("\n".join(str(text).splitlines()[start:]))  # noqa: T201  # the cell's output

@@ -1,0 +1,110 @@
+"""When the tabs of a board ask the ranks: only for what a page has open, and only what is new."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddp_notebook.board import tabs
+from ddp_notebook.board.tabs import TabFeed
+from ddp_notebook.errors import NoSession
+from ddp_notebook.model import StackTree, VariableTable
+
+
+class Asked:
+    """A session whose ranks answer at once; how often each was asked."""
+
+    def __init__(self) -> None:
+        self.begun, self.current, self.measuring, self.past = 0, None, None, ()
+        self.asked: list[str] = []
+        self.lost = False
+
+    def where(self) -> StackTree:
+        self.asked.append("stack")
+        if self.lost:
+            raise NoSession("%ddp_where")
+        return StackTree((), 2)
+
+    def variables(self) -> VariableTable:
+        self.asked.append("variables")
+        return VariableTable((), (), 2)
+
+
+@pytest.fixture
+def told() -> queue.Queue[Any]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    monkeypatch.setattr(tabs, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(tabs, "_WRITTEN_S", -1.0)
+    return Asked()
+
+
+def watch(feed: TabFeed, tab: str, view: str = "a") -> None:
+    feed.message({"kind": "watch", "tab": tab}, view)
+
+
+def test_no_rank_is_asked_for_a_tab_that_no_page_has_open(
+    session: Asked, told: queue.Queue[Any]
+) -> None:
+    feed = TabFeed(session, told.put)  # type: ignore[arg-type]
+    feed.turn("key")
+    watch(feed, "history")
+    feed.turn("key")
+    assert told.get(timeout=5) == {"history": []}
+    watch(feed, "nonsense")
+    feed.turn("other key")
+    assert session.asked == [] and told.empty()
+
+
+def test_ranks_are_asked_once_for_each_change_and_again_when_the_page_asks(
+    session: Asked, told: queue.Queue[Any]
+) -> None:
+    feed = TabFeed(session, told.put)  # type: ignore[arg-type]
+    watch(feed, "variables")
+    feed.turn("one")
+    told.get(timeout=5)
+    feed.turn("one")
+    feed.turn("two")
+    told.get(timeout=5)
+    watch(feed, "variables")
+    feed.turn("two")
+    assert told.get(timeout=5)["variables"]["world_size"] == 2
+    assert session.asked == ["variables"] * 3
+
+
+def test_while_a_benchmark_runs_no_change_asks_the_ranks(
+    session: Asked, told: queue.Queue[Any]
+) -> None:
+    feed = TabFeed(session, told.put)  # type: ignore[arg-type]
+    watch(feed, "stack")
+    feed.turn("one")
+    told.get(timeout=5)
+    session.measuring = SimpleNamespace()  # type: ignore[assignment]
+    feed.turn("two")
+    assert session.asked == ["stack"]
+
+
+def test_why_ranks_cannot_be_asked_is_shown(session: Asked, told: queue.Queue[Any]) -> None:
+    session.lost = True
+    feed = TabFeed(session, told.put)  # type: ignore[arg-type]
+    watch(feed, "stack")
+    feed.turn("one")
+    assert told.get(timeout=5)["stack"]["error"].startswith("%ddp_where needs ranks")
+
+
+def test_what_ranks_wrote_is_told_when_it_changes(session: Asked, told: queue.Queue[Any]) -> None:
+    run = SimpleNamespace(cell=1, changes=1, withheld={}, title="cell 3", live_groups=lambda: ())
+    session.current = run  # type: ignore[assignment]
+    feed = TabFeed(session, told.put)  # type: ignore[arg-type]
+    watch(feed, "console")
+    for changes in (1, 1, 2):
+        run.changes = changes
+        feed.turn("key")
+    assert [told.get(timeout=5)["console"]["title"] for _ in range(2)] == ["cell 3"] * 2
+    assert told.empty()
