@@ -70,7 +70,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         expect(board.el.locator(".ddpb-strip")).to_have_count(0)
         # A side leads to its line.
         sides.nth(0).get_by_role("button").click()
-        expect(notebook.cells.nth(HANG).locator(".ddpb-marked")).to_have_text("    dist.barrier()")
+        expect(notebook.cells.nth(HANG).locator(".ddpb-line-mark")).to_be_visible()
         expect(panels.get_by_role("button", name="Abort")).to_be_enabled()
         page.screenshot(path=tmp_path / "beside.png")
 

@@ -58,7 +58,7 @@ function sideBox({ ranks, call, tensor, site, lines, line }) {
   return make(
     "figure",
     { class: "ddpb-side" },
-    make("figcaption", { title: [nameRanks(ranks), call, tensor, site].filter(Boolean).join(" · ") }, make("b", {}, `${nameRanks(ranks)} `), call && make("code", {}, `${call} `), site && siteLink(site), tensor && ` ${tensor}`),
+    make("figcaption", { title: [nameRanks(ranks), call, tensor, site].filter(Boolean).join(" · ") }, make("b", {}, `${nameRanks(ranks)} `), call && make("code", {}, `${call} `), site && siteLink(site, lines.find(([number]) => number === line)?.[1]), tensor && ` ${tensor}`),
     make("pre", {}, lines.filter(([number]) => Math.abs(number - line) < 2).map((each) => codeLine(each, line))),
   );
 }

@@ -3,7 +3,7 @@
 /** A row. `age` is filled in as time passes; `pick` chooses its ranks. */
 function rankRow(row, { look, stages, chosen, age, pick }) {
   const { mark, word, tone } = look;
-  const waits = row.waits_for && `waits for ${nameRanks(row.waits_for)}`;
+  const waits = row.waits_for && `${row.role === "waiting" ? "" : "waits "}for ${nameRanks(row.waits_for)}`;
   const setUp = row.stages_passed < stages.length && row.role !== "ended";
   const now = stages[(row.entering || row.stages_passed) - 1]?.name ?? "not launched";
   const doing = row.text || (row.entering ? now : "");

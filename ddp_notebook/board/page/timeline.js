@@ -489,7 +489,8 @@ class Timeline {
       brush.fillStyle = colours.paper;
       brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
     }
-    brush.fillStyle = bare ? colours.ink : "#fff";
+    const bad = ["failed", "refused"].includes(PHASES[slice[PHASE]]);
+    brush.fillStyle = bare ? colours.ink : bad ? colours.paper : "#fff";
     brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
   }
 }
