@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 from test_fold import life
 
 from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
+from ddp_notebook.rank.cells.raised import without_ours
+from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import fold
 from ddp_notebook.views import board as view
@@ -74,3 +78,17 @@ def test_every_view_says_it_and_none_runs_it() -> None:
     assert board(raised).rows[3].role is Role.RAISED
     shown = model.board_json(board(raised), 0)
     assert [row["text"] for row in shown["rows"]] == ["", "", "", said]
+
+
+def test_of_an_endless_recursion_the_top_and_the_bottom_are_formatted() -> None:
+    """All its thousands of frames took seconds."""
+
+    def endless(number: int) -> int:
+        return endless(number + 1)
+
+    with pytest.raises(RecursionError) as caught:
+        endless(0)
+    everything = traceback.extract_tb(caught.tb)
+    kept = traceback.extract_tb(without_ours(caught.tb, UserCode()))
+    assert len(kept) < 100 < len(everything)
+    assert (kept[0], kept[-1]) == (everything[0], everything[-1])
