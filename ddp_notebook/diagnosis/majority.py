@@ -60,6 +60,17 @@ def minority(values: Mapping[int, Hashable]) -> Ranks:
     return vote(values).minority
 
 
+def outvoted(values: Mapping[int, Hashable]) -> Ranks:
+    """The ranks whose value is not that of most; all of them where no value has the most.
+
+    For values of which none is right by itself: of two ranks that differ either may have changed.
+    """
+    sets = sorted((ranks for ranks, _ in alike(values)), key=len)
+    if len(sets) > 1 and len(sets[-1]) == len(sets[-2]):
+        return tuple(sorted(values))
+    return minority(values)
+
+
 def by_ranks(texts: Mapping[int, str]) -> tuple[str, ...]:
     """Lines of evidence, one for the ranks with the same text: ``ranks 0-2: 4 steps``."""
     return tuple(f"{name_ranks(ranks)}: {text}" for ranks, text in alike(texts))

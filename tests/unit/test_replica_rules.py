@@ -380,3 +380,9 @@ def test_a_layer_that_was_replaced_is_not_also_said_to_be_unused() -> None:
 
     assert categories("1.w") == [Category.PARAMS_OUTSIDE_DDP]
     assert categories("0.w") == [Category.UNUSED_PARAMS, Category.PARAMS_OUTSIDE_DDP]
+
+
+def test_of_two_ranks_that_differ_neither_is_named_alone() -> None:
+    (found,) = both(*pair(parameters=APART))
+    assert found.category is Category.REPLICA_DIVERGENCE
+    assert found.ranks == (0, 1) and "differ between the ranks" in found.cause

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import by_ranks, minority
+from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
 from ddp_notebook.diagnosis.training.replicas import Model, by_hand, differing, some
 from ddp_notebook.model import (
     Category,
@@ -275,12 +275,12 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
         if any(each.hook for each in model.of.values()):
             continue  # what the hook does with gradients is its own affair: PostLocalSGD, gossip
         states = {rank: _state(each, names) for rank, each in model.of.items()}
-        ranks = minority({rank: each.steps for rank, each in model.of.items()}) or minority(states)
+        ranks = minority({rank: each.steps for rank, each in model.of.items()}) or outvoted(states)
+        whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
         yield Finding(
             Category.REPLICA_DIVERGENCE,
             ranks,
-            f"{some(names)} of {model.title} differ from the other ranks', though every gradient "
-            "was reduced",
+            f"{some(names)} of {model.title} differ {whose}, though every gradient was reduced",
             "Look for what changes parameters or optimizer on some ranks only: a checkpoint, an "
             "initialisation after wrapping, a skipped step, clipping by a value of one rank.",
             evidence=(
