@@ -218,7 +218,7 @@ class Kernel:
         """Load the extension; the fork server's process, once it has torch."""
         self.run_well("%load_ext ddp_notebook")
         server = "get_ipython()._ddp_notebook_magics.session.pool.fork_server"
-        pid: int = self.ask(f"{server}.ready.result(60)['pid']")
+        pid: int = self.ask(f"[{server}.ready.result(60), {server}.pid][1]")
         return pid
 
     def kill(self) -> None:
