@@ -121,7 +121,7 @@ WRONG = {
     ),
     "one rank loads other weights after wrapping": (
         "replica-divergence",
-        SECOND,
+        BOTH,
         """
         if rank == 1:
             with torch.no_grad():

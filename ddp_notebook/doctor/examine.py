@@ -21,8 +21,6 @@ from ddp_notebook.model.doctor import Check, DoctorReport
 from ddp_notebook.session.options import InitOptions, check_world_size, cores
 
 _NEEDED_MODULES = ("torch", "numpy", "ipyparallel", "ipykernel", "IPython", "zmq", "psutil")
-_SOCKET_BYTES = 103 if sys.platform == "darwin" else 107
-"""How long the path of a unix socket may be, without the zero byte behind it."""
 
 
 Look: TypeAlias = Callable[[], Check | Iterable[Check]]
@@ -196,5 +194,5 @@ def _at_surroundings() -> Iterator[tuple[str, Look]]:
     )
     yield (
         "temporary folder",
-        lambda: machine.check_temporary_folder(facts.temporary_folder(), _SOCKET_BYTES),
+        lambda: machine.check_temporary_folder(facts.temporary_folder()),
     )

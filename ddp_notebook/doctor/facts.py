@@ -25,6 +25,7 @@ import psutil
 
 from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder, Limit
 from ddp_notebook.doctor.network import Holder, Interface, Lookup, Ports
+from ddp_notebook.launch import session_folder
 from ddp_notebook.launch.out_of_memory import CONTROL_GROUPS, MEMBERSHIP, control_groups
 
 try:
@@ -254,9 +255,9 @@ def package_made_s() -> float:
 
 
 def temporary_folder() -> Folder:
-    """The temporary folder, and whether it can be written to."""
+    """The folder in which that of a session is made, and whether it can be written to."""
     try:
-        path = tempfile.gettempdir()
+        path = str(session_folder.parents()[0])
     except OSError as error:  # Python tried several and can write to none
         return Folder(os.environ.get("TMPDIR", ""), str(error), 0, None)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
@@ -33,8 +32,6 @@ _RANK_THREADS = 16
 _SESSION_THREADS = 40
 """Threads of the controller, the store process, the fork server, and more in the kernel."""
 
-_SOCKET_NAME = "/ddp_notebook-xxxxxxxx/events.sock"
-"""The longest path of a socket that a session makes in the temporary folder."""
 
 _CENTURY_S = 100 * 365.25 * 86400
 """A wall clock that is so far after the package was made is wrong."""
@@ -249,19 +246,12 @@ class Folder:
     free_files: int | None
 
 
-def check_temporary_folder(folder: Folder, longest_socket: int) -> Check:
-    """The session's folder can be made there. `longest_socket` is the limit of a path, in bytes."""
+def check_temporary_folder(folder: Folder) -> Check:
+    """The session's folder can be made there, and has room."""
     name = "temporary folder"
     other = "Before Jupyter starts: export TMPDIR=/tmp (or another folder)"
     if folder.trouble:
         return Check.failure(name, f"{folder.path}: {folder.trouble}", other)
-    length = len(os.fsencode(folder.path + _SOCKET_NAME))
-    if length > longest_socket:
-        return Check.failure(
-            name,
-            f"{folder.path} is too long for a socket in it: {length} of {longest_socket} bytes",
-            other,
-        )
     found = f"{folder.path}, {format_bytes(folder.free_bytes)} free"
     clean = f"See what fills it: du -sh {shlex.quote(folder.path)}/*. {other}"
     if folder.free_files is not None and folder.free_files < 100:

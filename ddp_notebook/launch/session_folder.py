@@ -28,7 +28,7 @@ _LONGEST_PARENT_BYTES = 60
 
 def make_folder() -> tuple[Path, int]:
     """A new folder of a session, and the descriptor that holds it until it is closed."""
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_parents()[0]))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parents()[0]))
     new = folder / f"{_LOCK}.new"
     new.touch(mode=0o600)
     held = _locked(new, exclusive=False)
@@ -52,7 +52,7 @@ def sweep_stale_folders() -> None:
 
     Other users may make folders of that name: nothing in them is opened.
     """
-    for folder in (path for parent in _parents() for path in parent.glob(f"{FOLDER_PREFIX}*")):
+    for folder in (path for parent in parents() for path in parent.glob(f"{FOLDER_PREFIX}*")):
         with contextlib.suppress(OSError):
             if not _is_private(folder.lstat()):
                 continue
@@ -66,7 +66,7 @@ def sweep_stale_folders() -> None:
                 os.close(held)
 
 
-def _parents() -> tuple[Path, ...]:
+def parents() -> tuple[Path, ...]:
     """Where session folders are made, and then where others of this user's may be.
 
     A socket's path has room for about a hundred bytes, so that one of ours needs a short one.

@@ -323,9 +323,9 @@ def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:
     page.read_until(lambda: page.state["benchmark"].get("percent", 0) > 0, "a benchmark")
     assert page.state["benchmark"]["what"] == "all_reduce"
     assert [row["text"] for row in page.state["board"]["rows"]] == ["the benchmark"] * 2
-    cancel = page.state["actions"][0]
-    assert cancel["label"] == "Cancel" and "I, I" in cancel["magic"]
-    assert not {"abort", "restart"} & {each["name"] for each in page.state["actions"]}
+    (cancel,) = [each for each in page.state["actions"] if each["label"] == "Cancel"]
+    assert "I, I" in cancel["magic"]
+    assert "abort" not in {each["name"] for each in page.state["actions"]}
     assert cell not in page.idle, "it still runs"
 
     answer = page.press(cancel["magic"])
