@@ -68,6 +68,8 @@ _ASK_AGAIN_S = 10.0
 _LOOK_AT_LOAD_S = 1.0
 _LAST_WORDS = 200
 
+_WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
+
 
 def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
     """What `child.call` needs to have a rank's runtime answer a call."""
@@ -149,6 +151,8 @@ class IPyParallelCluster:
         self._logs = folder / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
+        self._awake: set[int] = set()
+        """The pids of the engines that were called: each of these reads orders."""
         self._last_reply: dict[int, Any] = {}
         self._stopped: dict[int, str | None] = {}
         """By rank, ipyparallel's name for the engine that was stopped last."""
@@ -213,6 +217,7 @@ class IPyParallelCluster:
         pid: int = self._cluster.engines[set_id].pid
         self._pids[rank] = pid
         self._forgotten.discard(pid)  # the system may give a number again
+        self._awake.discard(pid)
         return pid
 
     def log_file(self, rank: int) -> Path:
@@ -264,10 +269,15 @@ class IPyParallelCluster:
             for rank in ranks
         }
         self._last_reply.update(answers)
+        self._awake.update(self._pids[rank] for rank in ranks)
         return answers
 
     def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
         """Give ranks one order, past ipyparallel: its way is longer than a short cell."""
+        for rank in ranks:
+            if self._pids[rank] not in self._awake:  # its first call has it read orders, too
+                self._awake.add(self._pids[rank])
+                self._last_reply[rank] = self._view(rank).apply_async(child.call, *_WAKE)
         return self._orders.send({rank: self._pids[rank] for rank in ranks}, order, request)
 
     def ask(

@@ -231,6 +231,11 @@ def current() -> RankRuntime:
     return _runtime
 
 
+def wake() -> None:
+    """Have this rank read orders: as any call does."""
+    current()
+
+
 def call(name: str, request: Any) -> Any:
     """Answer a call of the session's: every one arrives here."""
     return current().handlers.call(name, request)

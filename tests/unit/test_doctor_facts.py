@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_to_be_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert facts.temporary_folder().trouble == ""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at-all")
     assert facts.temporary_folder().trouble == "No such file or directory"
 
 
