@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -131,7 +132,7 @@ class Notebook:
 
     def await_kernel(self) -> None:
         """Wait until the page has its kernel."""
-        if "/lab/" in self.page.url:
+        if re.search(r"/lab\b", self.page.url):
             # The status bar's word; the notebook's own indicator shows idle before it is so.
             expect(self.page.get_by_text("| Idle")).to_be_visible()
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from labs import SHOWN_WITHIN_MS, Lab, opened
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -21,9 +21,9 @@ CELLS = [
 
 
 def test_a_running_cell_is_looked_into_and_aborted_by_its_own_buttons_and_long_output_is_folded(
-    lab: Lab, chromium: str, tmp_path: Path
+    lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
-    with opened(lab, chromium, CELLS, tmp_path / "cells.png") as notebook:
+    with opened(lab, browser, CELLS, tmp_path / "cells.png") as notebook:
         notebook.run(0)
         notebook.run(1)
         cell = notebook.start(2)

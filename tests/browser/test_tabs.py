@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from boards import Board
 from labs import SHOWN_WITHIN_MS, Lab, opened
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -31,10 +31,10 @@ step(torch.ones(3))"""
 
 @pytest.mark.parametrize("place", ["lab/tree", "notebooks"], ids=["lab", "notebook7"])
 def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
-    lab: Lab, chromium: str, tmp_path: Path, place: str
+    lab: Lab, browser: Browser, tmp_path: Path, place: str
 ) -> None:
     cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, "%%ddp\ny = 1"]
-    with opened(lab, chromium, cells, tmp_path / "last.png", place) as notebook:
+    with opened(lab, browser, cells, tmp_path / "last.png", place) as notebook:
         page = notebook.page
         notebook.run(0)
         board = Board(notebook.run(1))
