@@ -51,5 +51,7 @@ def test_a_running_cell_is_looked_into_and_aborted_by_its_own_buttons_and_long_o
         notebook.cells.nth(4).locator(".cm-content").click()
         notebook.page.keyboard.press("Control+End")
         notebook.page.keyboard.press("Tab")
+        expect(notebook.page.locator(".jp-Completer")).to_contain_text("arange")
+        notebook.page.keyboard.press("Enter")
         expect(notebook.cells.nth(4).locator(".cm-content")).to_contain_text("torch.arange")
         notebook.page.screenshot(path=tmp_path / "end.png")
