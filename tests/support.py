@@ -314,8 +314,12 @@ def _files() -> Iterator[str]:
 
 
 def _is_bound(path: Path) -> bool:
-    """A process has it: that of a fork server, which is made under another name and then linked."""
-    return f" {path}." in Path("/proc/net/unix").read_text()
+    """A process has it, and whether that one is left behind is asked of the process.
+
+    A fork server's is made under another name, and then linked.
+    """
+    bound = Path("/proc/net/unix").read_text().splitlines()
+    return any(line.endswith(f" {path}") or f" {path}." in line for line in bound)
 
 
 def _shared_memory() -> list[str]:

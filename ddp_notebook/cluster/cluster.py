@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,6 +67,7 @@ _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
 _LOOK_AT_LOAD_S = 1.0
 _LAST_WORDS = 200
+_NEWS_WITHIN_S = 2.0
 
 _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 
@@ -417,9 +418,8 @@ class IPyParallelCluster:
         began_s = time.monotonic()
         while not future.done():
             wait([future, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED)
-            if self._ended.done() and not future.done():
-                future.cancel()
-                raise SessionLost(f"{self._ended.result()} Start again: %ddp_init")
+            if self._ended.done():
+                break
             waited_s = time.monotonic() - began_s
             if waited_s > scaled_for_load(timeout_s):
                 future.cancel()
@@ -427,4 +427,12 @@ class IPyParallelCluster:
                     f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
                     "Start again: %ddp_init"
                 )
-        return future.result()
+        if future.done():
+            try:
+                return future.result()
+            except (CancelledError, RuntimeError):
+                # ipyparallel can hear that the controller has ended before we do.
+                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                    raise
+        future.cancel()
+        raise SessionLost(f"{self._ended.result()} Start again: %ddp_init") from None

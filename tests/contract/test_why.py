@@ -194,10 +194,14 @@ def test_of_processes_that_a_rank_started_and_waits_for_it_is_told_what_they_do(
     ranks: Any,
 ) -> None:
     ranks.run_cell(STARTED, detach=True)
-    told = eventually(
-        lambda: next((f for f in ranks.why().findings if f.ranks == (1,)), None), 20, "it waits"
-    )
-    assert told.passing and any("which it started and which is" in line for line in told.evidence)
+
+    def waits() -> Any:
+        """What is found of rank 1, once its process has started and is looked at."""
+        told = [f for f in ranks.why().findings if f.ranks == (1,)]
+        return next((f for f in told if "which it started and which is" in str(f.evidence)), None)
+
+    told = eventually(waits, 20, "it waits")
+    assert told.passing
     ranks.abort()
 
 
