@@ -54,7 +54,7 @@ def sweep_stale_folders() -> None:
     """
     for folder in (path for parent in parents() for path in parent.glob(f"{FOLDER_PREFIX}*")):
         with contextlib.suppress(OSError):
-            if not _is_private(folder.lstat()):
+            if not is_private(folder):
                 continue
             held = _locked(folder / _LOCK, exclusive=True)
             if held < 0:
@@ -77,10 +77,14 @@ def parents() -> tuple[Path, ...]:
     return (usual,)
 
 
-def _is_private(status: os.stat_result) -> bool:
-    """A folder of this user's that no other can write to."""
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write
+def is_private(folder: Path) -> bool:
+    """A folder, no link, that this user alone can enter."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return private and status.st_uid == os.getuid()
 
 
 def _locked(path: Path, *, exclusive: bool) -> int:

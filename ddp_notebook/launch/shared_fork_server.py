@@ -27,7 +27,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -35,6 +34,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from ddp_notebook.launch.session_folder import is_private
 
 _PACKAGE = Path(__file__).parents[1]
 _STATUS_FIELDS = (
@@ -178,7 +179,7 @@ def request(address: str) -> ForkedServer | None:
 
     None when none listens, it is another user's, or its queue is full.
     """
-    if not address or not _is_private(Path(address).parent):
+    if not address or not is_private(Path(address).parent):
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(OSError):
@@ -238,7 +239,7 @@ def listen(address: str) -> socket.socket | None:
     try:
         folder = Path(address).parent
         folder.mkdir(mode=0o700, exist_ok=True)
-        if not _is_private(folder):
+        if not is_private(folder):
             raise PermissionError(f"{folder} is not this user's alone")
         sock.bind(new)
         sock.listen(_BACKLOG)
@@ -264,16 +265,6 @@ def _remove_dead(address: str) -> None:
             Path(address).unlink(missing_ok=True)
         except OSError:  # none is there; or one is, and busy
             pass
-
-
-def _is_private(folder: Path) -> bool:
-    """A folder, no link, that this user alone can enter."""
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    return private and status.st_uid == os.getuid()
 
 
 class ListeningSocket:
