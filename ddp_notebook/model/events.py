@@ -133,6 +133,27 @@ class CellFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineStopped(Event):
+    """A thread of the rank stands before a line of `cell` until it is told to go on.
+
+    `stop` counts a rank's stops. `file` is as in a `Frame`: ``cell 3`` or a path. `why` is empty
+    after a step. `source` are the lines from `first` on, around it.
+    """
+
+    kind: ClassVar[str] = "line_stopped"
+    cell: int
+    stop: int
+    file: str
+    line: int
+    function: str
+    why: str = ""
+    thread: str = ""
+    """The thread's name where it is not the main one."""
+    first: int = 0
+    source: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(Event):
     """Something the rank's code wrote or displayed while running `cell`.
 

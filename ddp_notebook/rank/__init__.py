@@ -7,6 +7,7 @@ cells/             Cells and scripts run on a rank, and their output.
 collectives/       Collectives observed, checked before they are sent, paused and recorded.
 component.py       The life cycle of the runtime's components.
 control.py         Answers calls, orders and questions by name.
+debugger/          Stops at lines, steps from line to line, looks into frames.
 engine_private.py  Every use of ipykernel's and IPython's private API inside a rank.
 events.py          The event sender.
 inspect/           What a rank says about itself when it is asked.

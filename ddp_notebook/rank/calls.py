@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from ddp_notebook.model import Probe, RankReport, RankStack, RankVariables, RunFacts, Stage
+from ddp_notebook.model import (
+    Probe,
+    RankReport,
+    Ranks,
+    RankStack,
+    RankVariables,
+    RunFacts,
+    Stage,
+)
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
 Request = TypeVar("Request")
@@ -169,6 +177,87 @@ STEP = Question("step", Nothing, PausedAt)
 """Let a rank that is paused before a collective go on to its next one."""
 RESUME = Question("resume", Nothing, PausedAt)
 """Pause the rank before collectives no more."""
+
+
+# -- the debugger --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How a rank that is paused at a line goes on: see `debugger.goals.How`."""
+
+    how: str
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The number of the stop that the rank left, 0 for none; or why it did not leave it.
+
+    `collective`: the number of the collective before which it was paused instead.
+    """
+
+    stop: int
+    problem: str = ""
+    collective: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place to stop at: a line of a file or a cell, or the beginning of a function.
+
+    `file` is a path, or a cell's file name on the ranks; empty when `function` says where.
+    `ranks` None is all of them. From the `count`th pass on it stops; `once`: and never again.
+    With `log` it does not stop: it prints that, filled in as an f-string is.
+    """
+
+    number: int
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    ranks: Ranks | None = None
+    condition: str = ""
+    count: int = 1
+    once: bool = False
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A breakpoint on one rank: where it is, 0 for a line that is not loaded yet.
+
+    `passes` is how often the rank came by where its condition held. `done`: it was for once.
+    """
+
+    number: int
+    file: str = ""
+    line: int = 0
+    problem: str = ""
+    passes: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoints:
+    """The breakpoints of a rank, all of them. Not `enabled`: they are kept and passed."""
+
+    breakpoints: tuple[Breakpoint, ...]
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the breakpoints of a rank are."""
+
+    bounds: tuple[Bound, ...]
+
+
+MOVE = Question("move", Move, Moved)
+"""Let a rank that is paused at a line go on."""
+SET_BREAKPOINTS = Question("set breakpoints", Breakpoints, Bounds)
+"""Have these breakpoints in place of all others."""
+BREAKPOINTS = Question("breakpoints", Nothing, Bounds)
+"""Where they are, and how often they were passed."""
 
 
 @dataclass(frozen=True, slots=True)

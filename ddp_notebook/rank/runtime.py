@@ -28,6 +28,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Lifecycle
 from ddp_notebook.rank.control import Handlers
+from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect import facts
 from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
@@ -57,6 +58,11 @@ class RankRuntime:
     """Everything of ours in a rank's process. `shell` is IPython's."""
 
     def __init__(self, process: RankProcess, shell: Any) -> None:
+        """Components are attached, and hear of what begins, in the order of the life cycle.
+
+        What is read while something runs comes before what can make it run; sockets come last in
+        a set-up, when everything of the one before is closed.
+        """
         self.process = process
         self.events = process.events
         self.main_thread = main_thread = MainThread()
@@ -84,26 +90,25 @@ class RankRuntime:
         self.steps_bench = StepsBench(self.events, observer, hooks)
 
         self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
-        self.shell = RankShell(shell, forwarder, user_code)
+        self.debugger = debugger = self._make_debugger(shell)
+        self.shell = RankShell(shell, forwarder, user_code, debugger)
         self.names = names = Names(shell)
         self.thread_errors = ThreadErrors(forwarder, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.handlers = Handlers(getattr(shell, "kernel", None))
         self.life = life = Lifecycle(
-            # The order in which they are attached and hear of what begins. What is read while
-            # something runs comes before what can make it run; sockets come last in a set-up,
-            # when everything of the one before is closed.
             (
                 main_thread,
                 forwarder,
                 self.shell,
                 self.thread_errors,
                 LostInterrupts(forwarder),
-                Keyboard(shell, user_code),
+                Keyboard(shell, user_code, debugger),
                 names,
                 self.handlers,
                 Orders(process.orders, self.handlers.carry_out),
                 gate,
+                debugger,
                 init_calls,
                 observer,
                 hooks,
@@ -117,7 +122,7 @@ class RankRuntime:
         self.runner = CellRunner(
             life, self.shell, forwarder, self.events, main_thread, hooks, parallel, user_code
         )
-        self.scripts = ScriptRunner(process, life, self.runner, user_code)
+        self.scripts = ScriptRunner(process, life, self.runner, user_code, debugger)
         self.set_up = self._make_set_up()
         waiting = Waiting(main_thread, gate, observer, user_code)
         self.reporter = self._make_reporter(waiting)
@@ -126,6 +131,10 @@ class RankRuntime:
         self._answer_calls()
         self._take_orders()
         self._answer_questions()
+
+    def _make_debugger(self, shell: Any) -> Debugger:
+        names = getattr(shell, "user_ns", {})
+        return Debugger(self.main_thread, self.gate, self.user_code, self.events, names)
 
     def _make_set_up(self) -> SetUp:
         return SetUp(
@@ -167,7 +176,9 @@ class RankRuntime:
         self.observer.settle()
         doing = self.main_thread.doing
         if self.forwarder.cell:
-            doing = self.user_code.describe_main_thread()
+            paused_at = self.main_thread.paused_at
+            doing = f"paused at {paused_at}" if paused_at else ""
+            doing = doing or self.user_code.describe_main_thread()
             doing = doing or self.user_code.describe_task(self.runner.task)
         withheld_bytes = self.forwarder.withheld_bytes
         return {"doing": doing, "cell": self.forwarder.cell, "withheld_bytes": withheld_bytes}
@@ -216,6 +227,9 @@ class RankRuntime:
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
+        on(calls.MOVE, self.debugger.move)
+        on(calls.SET_BREAKPOINTS, self.debugger.set_breakpoints)
+        on(calls.BREAKPOINTS, lambda _: self.debugger.bounds())
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
 
 

@@ -18,13 +18,16 @@ from IPython.core.autocall import ZMQExitAutocall
 from IPython.terminal import embed as embedding
 
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.stacks import variables_of
 
-_LOOK = (
-    "To see variables: run it with --step collective, which pauses ranks before each collective; "
-    "then type %ddp_where --locals"
+_LOOK = "To stop there: breakpoint()"
+_IN_A_CHILD = (
+    "It is in a process that the rank started, such as a DataLoader's worker. To stop there: "
+    "DataLoader(num_workers=0)"
 )
+_OUTSIDE = "No cell or script runs on this rank"
 _NOTEBOOKS_MAGIC = re.compile(r"^\s*(?:[\w, ]+=\s*)?(%%?ddp\w*)", re.MULTILINE)
 
 
@@ -46,7 +49,9 @@ class Exit(ZMQExitAutocall):  # type: ignore[misc]  # IPython has no type inform
 class Keyboard(Component):
     """Answers in place of the person whom user code asks for, and lets it go on where it can."""
 
-    def __init__(self, shell: Any, user_code: frames.UserCode) -> None:
+    def __init__(self, shell: Any, user_code: frames.UserCode, debugger: Debugger) -> None:
+        self._debugger = debugger
+        self._pid = os.getpid()
         self._shell = shell
         self._user_code = user_code
         self._told: set[tuple[str, int]] = set()
@@ -92,14 +97,20 @@ class Keyboard(Component):
 
     def _on_breakpoint(self, *_: object, **__: object) -> None:
         if os.environ.get("PYTHONBREAKPOINT") != "0":
-            self.say_once("breakpoint() does not stop a rank, and the code continued.", _LOOK)
+            self.stop("breakpoint()")
 
     def _on_embed(self, *_: object, **__: object) -> None:
-        self.say_once("IPython.embed() does not stop a rank, and the code continued.", _LOOK)
+        self.stop("IPython.embed()")
 
-    def on_set_trace(self) -> None:
-        """A debugger was to stop at the caller's line."""
-        self.say_once("A debugger cannot stop on a rank, and the code continued.", _LOOK)
+    def stop(self, why: str) -> None:
+        """Stop at the caller's line, as it asked for; or say why it cannot be."""
+        if not self._debugger.on_breakpoint(sys._getframe(1), why) and self._debugger_is_on:
+            instead = _IN_A_CHILD if os.getpid() != self._pid else _OUTSIDE
+            self.say_once(f"{why} did not stop, and the code continued.", f"{instead}.")
+
+    @property
+    def _debugger_is_on(self) -> bool:
+        return self._debugger.enabled or os.getpid() != self._pid
 
     def on_commands(self, debugger: pdb.Pdb) -> None:
         """A debugger has shown a line and was to read commands: it shows the variables there."""
@@ -109,7 +120,7 @@ class Keyboard(Component):
             debugger.message(f"Variables at {self._user_code.describe(frame)}:")
             for local in variables_of(frame, keep=True):
                 debugger.message(f"  {local.name} = {local.text}")
-        instead = "" if sys.gettrace() is None else _LOOK
+        instead = "" if sys.gettrace() is None else f"{_LOOK}."
         self.say_once("A debugger cannot ask for commands on a rank.", instead)
 
     def say_once(self, what: str, instead: str) -> None:
@@ -145,7 +156,7 @@ def _no_keyboard(function: str) -> str:
 
 def _set_trace_of(keyboard: Keyboard) -> Any:
     def set_trace(debugger: bdb.Bdb, *_: object, **__: object) -> None:
-        keyboard.on_set_trace()
+        keyboard.stop("set_trace()")
 
     return set_trace
 

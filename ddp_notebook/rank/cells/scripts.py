@@ -7,18 +7,21 @@ cell's. Afterwards cells see its variables under `main`.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import CodeType
 
 from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import script_state
 from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.component import Lifecycle
+from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect import host
 from ddp_notebook.rank.inspect.frames import UserCode
 
@@ -27,12 +30,24 @@ class ScriptRunner:
     """Runs scripts, in the way that `runner` runs cells."""
 
     def __init__(
-        self, process: RankProcess, life: Lifecycle, runner: CellRunner, user_code: UserCode
+        self,
+        process: RankProcess,
+        life: Lifecycle,
+        runner: CellRunner,
+        user_code: UserCode,
+        debugger: Debugger,
     ) -> None:
         self._process = process
         self._life = life
         self._runner = runner
         self._user_code = user_code
+        self._debugger = debugger
+
+    def _compiled(self, source: bytes, path: str) -> CodeType:
+        tree = self._debugger.compiled(ast.parse(source, path), path)
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+        self._debugger.was_compiled(code)
+        return code
 
     def run(self, script: Script) -> None:
         """Run a script to its end; reports as a cell does."""
@@ -49,7 +64,7 @@ class ScriptRunner:
                 os.chdir(script.folder)
                 source = Path(path).read_bytes()
                 with host.on(script.hosts.get(rank, {})):
-                    exec(compile(source, path, "exec", dont_inherit=True), vars(module))  # noqa: S102
+                    exec(self._compiled(source, path), vars(module))  # noqa: S102
             except SystemExit as stop:
                 outcome.error = _failed(stop)
             except BaseException as error:  # noqa: BLE001  # shown, and told to the session
