@@ -154,6 +154,15 @@ class LineStopped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineLeft(Event):
+    """A thread that stood before a line was interrupted there: it is paused no more."""
+
+    kind: ClassVar[str] = "line_left"
+    cell: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output(Event):
     """Something the rank's code wrote or displayed while running `cell`.
 

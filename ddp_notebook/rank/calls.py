@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from ddp_notebook.model import (
@@ -182,11 +183,28 @@ RESUME = Question("resume", Nothing, PausedAt)
 # -- the debugger --------------------------------------------------------------------------
 
 
+class How(StrEnum):
+    """The ways to go on from a line."""
+
+    NEXT = "next"
+    """To the next line of this function, or of its caller once it has returned."""
+    INTO = "into"
+    """To the next line of the user's, in a function that is called as well."""
+    OUT = "out"
+    """Until this function has returned: to the next line of its caller."""
+    LINE = "line"
+    """To a line of this function, or of its caller once it has returned."""
+    COLLECTIVE = "collective"
+    """To the next collective."""
+    END = "end"
+    """To the next breakpoint, or the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How a rank that is paused at a line goes on: see `debugger.goals.How`."""
+    """How a rank that is paused at a line goes on."""
 
-    how: str
+    how: How
     line: int = 0
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
+from ddp_notebook.rank.calls import How
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.cells import Cells
+from ddp_notebook.session.runs.collective_steps import Step
 from ddp_notebook.session.runs.registry import RunRegistry
 from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.setup.set_up import SetUp
@@ -314,12 +316,16 @@ class Session:
         """
         return self._runs.wait(timeout_s, started)
 
-    def step(self, ranks: Ranks | None = None, to: str | None = None) -> StepTable:
-        """Move paused ranks one stage, or one collective, on; or through all up to `to`.
+    def step(
+        self, ranks: Ranks | None = None, to: str | None = None, how: How = How.NEXT
+    ) -> StepTable:
+        """Move paused ranks one stage, one line or one collective on; or through all up to `to`.
+
+        `how`: from a line, to the next one, into a call, or out of the function.
 
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
-        return self._stepping.step(ranks, to)
+        return self._stepping.step(Step(ranks, to, how))
 
     # -- asking --------------------------------------------------------------------------
 

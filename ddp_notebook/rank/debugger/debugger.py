@@ -11,16 +11,17 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from ddp_notebook.model import LineStopped
+from ddp_notebook.model import LineLeft, LineStopped
 from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import How, Move
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.code_swap import source_of
-from ddp_notebook.rank.debugger.goals import Goal, How, has_line
+from ddp_notebook.rank.debugger.goals import Goal, has_line
 from ddp_notebook.rank.debugger.monitoring import Monitoring
-from ddp_notebook.rank.debugger.stops import Order, Stop
+from ddp_notebook.rank.debugger.stops import Stop
 from ddp_notebook.rank.debugger.tracing import Tracing
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.inspect import frames
@@ -88,7 +89,7 @@ class Debugger(Component):
         self._passing: dict[int, tuple[int, int]] = {}
         """By thread: the frame and the line where it stopped as its step was over, so that a
         breakpoint there does not stop it once more."""
-        self._after_gate: Order | None = None
+        self._after_gate: Move | None = None
         gate.on_leave = self._left_gate
 
     # -- moments of the rank ---------------------------------------------------------------
@@ -111,7 +112,7 @@ class Debugger(Component):
         """A thread that outlives the run goes on; nothing is stepped any more."""
         self._run = 0
         if (stop := self.stopped) is not None:
-            stop.go_on(Order(How.END))
+            stop.go_on(Move(How.END))
         self.backend.forget()
 
     # -- code that is about to run ---------------------------------------------------------
@@ -188,16 +189,19 @@ class Debugger(Component):
         with self._inside_here():
             while not self._turn.acquire(timeout=_POLL_S):
                 self._check()
+            stop = self.stopped = Stop(next(self._count), frame, why)
             try:
-                order = self._wait(frame, why)
+                order = self._wait(stop)
+            except BaseException:
+                self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
+                raise
             finally:
                 self.stopped, self._main_thread.paused_at = None, ""
                 self._turn.release()
         self._go_on(order, frame)
 
-    def _wait(self, frame: FrameType, why: str) -> Order:
-        stop = self.stopped = Stop(next(self._count), frame, why)
-        self._main_thread.paused_at = self._user_code.describe(frame)
+    def _wait(self, stop: Stop) -> Move:
+        self._main_thread.paused_at = self._user_code.describe(stop.frame)
         self._events.collect()
         self._events.emit_now(LineStopped, **self._told(stop))
         return stop.wait(self._check)
@@ -225,7 +229,7 @@ class Debugger(Component):
             "source": tuple(each[:_LONGEST_SOURCE] for each in lines[first - 1 : line + _AROUND]),
         }
 
-    def _go_on(self, order: Order, frame: FrameType) -> None:
+    def _go_on(self, order: Move, frame: FrameType) -> None:
         """Have this thread, which stood at `frame`, go on as it is told."""
         goal: Goal | None = None
         if order.how is How.COLLECTIVE:
@@ -245,9 +249,8 @@ class Debugger(Component):
 
     # -- questions -------------------------------------------------------------------------
 
-    def move(self, move: calls.Move) -> calls.Moved:
+    def move(self, order: Move) -> calls.Moved:
         """Let the thread that stands at a line, or before a collective, go on. Any thread."""
-        order = Order(How(move.how), move.line)
         stop = self.stopped
         if stop is None:
             return self._move_from_gate(order)
@@ -258,7 +261,7 @@ class Debugger(Component):
         stop.go_on(order)
         return calls.Moved(stop.number)
 
-    def _move_from_gate(self, order: Order) -> calls.Moved:
+    def _move_from_gate(self, order: Move) -> calls.Moved:
         if self._gate.at is None:
             return calls.Moved(0)
         if order.how is How.COLLECTIVE:

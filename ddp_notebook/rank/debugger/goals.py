@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from enum import StrEnum
 from types import FrameType
 
+from ddp_notebook.rank.calls import How
 from ddp_notebook.rank.inspect.frames import IsUsers
 
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
-class How(StrEnum):
-    """The ways to go on from a line."""
-
-    NEXT = "next"
-    """To the next line of this function, or of its caller once it has returned."""
-    INTO = "into"
-    """To the next line of the user's, in a function that is called as well."""
-    OUT = "out"
-    """Until this function has returned: to the next line of its caller."""
-    LINE = "line"
-    """To a line of this function, or of its caller once it has returned."""
-    COLLECTIVE = "collective"
-    """To the next collective."""
-    END = "end"
-    """To the next breakpoint, or the end."""
 
 
 class Goal:

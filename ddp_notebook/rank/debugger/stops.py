@@ -6,24 +6,15 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
-from ddp_notebook.rank.debugger.goals import How
+from ddp_notebook.rank.calls import Move
 
 _POLL_S = 0.05
 """How often a thread that waits looks whether its run was aborted."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """How a thread goes on."""
-
-    how: How
-    line: int = 0
 
 
 class Stop:
@@ -36,9 +27,9 @@ class Stop:
         self.thread = threading.current_thread()
         self.ordered = False
         """It was told to go on, and is about to."""
-        self._inbox: queue.SimpleQueue[Order | Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
 
-    def go_on(self, order: Order) -> None:
+    def go_on(self, order: Move) -> None:
         """Let the thread go on. From any other thread."""
         self.ordered = True
         self._inbox.put(order)
@@ -62,7 +53,7 @@ class Stop:
             raise
         return result
 
-    def wait(self, check: Callable[[], None]) -> Order:
+    def wait(self, check: Callable[[], None]) -> Move:
         """Wait until the thread is to go on. `check` raises what ends the wait."""
         while True:
             try:
@@ -70,6 +61,6 @@ class Stop:
             except queue.Empty:
                 check()
                 continue
-            if isinstance(message, Order):
+            if isinstance(message, Move):
                 return message
             message()

@@ -54,6 +54,14 @@ class RunRegistry:
         busy = (c for c in reversed(self.controllers) if not c.run.done)
         return next(busy, self.controllers[-1] if self.controllers else None)
 
+    def to_step(self, ranks: Ranks | None) -> RunController | None:
+        """The run that a step of `ranks` is of: one in which they are paused, else the current."""
+        for controller in reversed(self.controllers):
+            stops = controller.run.stops
+            if stops and (ranks is None or any(rank in stops for rank in ranks)):
+                return controller
+        return self.current
+
     def paused_table(self, run: CellRun) -> StepTable:
         """`Session.paused_table`."""
         logs = next((c.logs for c in self.controllers if c.run is run), None)
@@ -77,9 +85,9 @@ class RunRegistry:
         return idle_ranks(ranks, verb, self._record.snapshot, claimed, self._paused)
 
     def _paused(self) -> Ranks:
-        """The ranks that are paused before a collective of the run that ranks are in."""
+        """The ranks that are paused in the run that ranks are in."""
         current = self.current
-        return paused_ranks(current.run, current.logs) if current and current.run.pausing else ()
+        return paused_ranks(current.run, current.logs) if current and current.run.paused else ()
 
     @contextmanager
     def claim(
@@ -178,7 +186,10 @@ class RunRegistry:
             started(controller.run)
         if not detach and not controller.run.pausing:
             controller.watch()
-            return controller.see_through(interrupted)
+            result = controller.see_through(interrupted, until_paused=True)
+            if result.steps is not None:  # from now on a thread waits for what steps make of it
+                self.detached = Detached(controller)
+            return result
         detached = self.detached = Detached(controller)
         if not detach:
             return self._follow(detached, None, interrupted)
@@ -220,14 +231,14 @@ class RunRegistry:
     ) -> CellResult:
         """Wait for the end of a detached run, an interrupt, or until its ranks are all paused."""
         controller, run, ended = detached.controller, detached.run, detached.ended
-        settling = Settling(run, controller.cluster, controller.logs) if run.pausing else None
+        settling = Settling(run, controller.cluster, controller.logs)
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         over = threading.Event()
         ended.add_done_callback(lambda _: over.set())
         while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
             if interrupted():
                 detached.stop()
-            elif settling is not None and _all_paused(settling, controller):
+            elif run.paused and _all_paused(settling, controller):
                 steps = table(run, controller.logs)
                 return replace(run.standing(), error=run.error(), steps=steps)
             elif time.monotonic() >= deadline_s:
