@@ -225,14 +225,16 @@ class Breakpoint:
     """A place to stop at: a line of a file or a cell, or the beginning of a function.
 
     `file` is a path, or a cell's file name on the ranks; empty when `function` says where.
-    `ranks` None is all of them. From the `count`th pass on it stops; `once`: and never again.
-    With `log` it does not stop: it prints that, filled in as an f-string is.
+    `text` is the cell's, for a rank where it did not run. `ranks` None is all of them. From the
+    `count`th pass on it stops; `once`: and never again. With `log` it does not stop: it prints
+    that, filled in as an f-string is.
     """
 
     number: int
     file: str = ""
     line: int = 0
     function: str = ""
+    text: str = ""
     ranks: Ranks | None = None
     condition: str = ""
     count: int = 1
@@ -244,7 +246,8 @@ class Breakpoint:
 class Bound:
     """A breakpoint on one rank: where it is, 0 for a line that is not loaded yet.
 
-    `passes` is how often the rank came by where its condition held. `done`: it was for once.
+    `loaded`: its file was imported. `passes` is how often the rank came by where its condition
+    held. `done`: it was for once.
     """
 
     number: int
@@ -253,6 +256,7 @@ class Bound:
     problem: str = ""
     passes: int = 0
     done: bool = False
+    loaded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

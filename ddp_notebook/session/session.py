@@ -19,6 +19,7 @@ from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
 from ddp_notebook.session.tools.bench import Bench
 from ddp_notebook.session.tools.bench_steps import StepBench
+from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.fault_lab import FaultLab
 from ddp_notebook.session.tools.measuring import Benchmarks
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
-    from ddp_notebook.rank.calls import Completions, Inspection, Named
+    from ddp_notebook.rank.calls import Breakpoint, Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
+    from ddp_notebook.session.tools.breakpoints import BreakpointRow
     from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
     from ddp_notebook.session.tools.fault_lab import FaultResult
     from ddp_notebook.session.tools.measuring import Measuring
@@ -65,6 +67,7 @@ class Session:
         self._scripts = Scripts(self.pool, self._runs, self._set_up)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
+        self._breakpoints = Breakpoints(self.record, self.pool, self._runs)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
@@ -326,6 +329,26 @@ class Session:
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
         return self._stepping.step(Step(ranks, to, how))
+
+    def set_breakpoint(self, where: str, wanted: Breakpoint) -> BreakpointRow:
+        """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
+
+        Of `wanted`, its place and number are left out. Also code that runs already stops, and
+        files that are imported later. Raises UsageMistake when no rank can ever stop there.
+        """
+        return self._breakpoints.add(where, wanted)
+
+    def breakpoints(self) -> tuple[BreakpointRow, ...]:
+        """All breakpoints, and how often each rank came by."""
+        return self._breakpoints.rows()
+
+    def clear_breakpoints(self, number: int | None = None) -> int:
+        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
+        return self._breakpoints.clear(number)
+
+    def enable_breakpoints(self, on: bool) -> None:
+        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
+        self._breakpoints.enable(on)
 
     # -- asking --------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ def _values(annotation: str) -> st.SearchStrategy[Any]:
         "tuple[Place, ...]": st.lists(st.builds(model.Place, st.text(), st.integers(0, 9))).map(
             tuple
         ),
+        "tuple[str, ...]": st.lists(st.text()).map(tuple),
         "Mapping[str, Any]": st.dictionaries(st.text(), st.integers() | st.text()),
     }[annotation]
 

@@ -7,7 +7,7 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -47,6 +47,8 @@ class Breakpoints:
         self._watched: dict[int, _Watched] = {}
         self._at: dict[tuple[str, int], list[_Watched]] = {}
         self._paths: dict[str, str] = {}
+        self._compiled: set[str] = set()
+        """Cells and scripts that ran."""
 
     @property
     def lines(self) -> Mapping[str, frozenset[int]]:
@@ -74,7 +76,7 @@ class Breakpoints:
         if spec.log:
             watched.message = compile(message_source(spec.log), "<log>", "eval")
         if CELL_NAME.fullmatch(spec.file):
-            watched.text = source_of(spec.file)
+            watched.text = _normal(source_of(spec.file) or spec.text)
         watched.files = {watched.bound.file} if watched.bound.line else set()
         return watched
 
@@ -84,12 +86,22 @@ class Breakpoints:
             for file in watched.files if not watched.done else ():
                 self._at.setdefault((file, watched.bound.line), []).append(watched)
 
-    def adopt(self, file: str) -> bool:
-        """A cell or a module that begins may be where breakpoints are; True when some are new."""
+    def adopt(self, tree: ast.AST, file: str) -> bool:
+        """A cell or a script that begins may be where breakpoints are; True when some are new.
+
+        A cell with the text of another one, and one that defines a function anew.
+        """
         new = False
-        text = source_of(file) if CELL_NAME.fullmatch(file) else ""
+        self._compiled.add(self.canonical(file))
+        text = _normal(source_of(file)) if CELL_NAME.fullmatch(file) else ""
         for watched in self._watched.values():
-            if text and watched.text == text and file not in watched.files:
+            same = bool(text) and watched.text == text
+            line = _defined_at(tree, watched.spec.function)
+            if line:
+                bound = Bound(watched.spec.number, self.canonical(file), line)
+                new |= watched.bound != bound
+                watched.bound, watched.files = bound, {bound.file}
+            elif same and file not in watched.files:
                 watched.files.add(file)
                 new = True
         if new:
@@ -116,11 +128,13 @@ class Breakpoints:
 
     def bounds(self, problems: Mapping[str, str]) -> tuple[Bound, ...]:
         """Where each is and how often it was passed; `problems`: why files cannot have any."""
-        return tuple(self._told(each, problems) for each in self._watched.values())
+        files = {self.canonical(file) for file in _module_files()} | self._compiled
+        return tuple(self._told(each, problems, files) for each in self._watched.values())
 
-    @staticmethod
-    def _told(watched: _Watched, problems: Mapping[str, str]) -> Bound:
+    def _told(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
         bound = watched.bound
+        loaded = bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
+        loaded = loaded or bound.file in files or bool(watched.passes)
         return Bound(
             bound.number,
             bound.file,
@@ -128,6 +142,7 @@ class Breakpoints:
             bound.problem or problems.get(bound.file, ""),
             watched.passes,
             watched.done,
+            loaded,
         )
 
     # -- a line is reached ---------------------------------------------------------------
@@ -190,12 +205,13 @@ class Breakpoints:
             file = self._file(spec.file)
             if not file:
                 return Bound(spec.number)
+        text = source_of(file) or spec.text
         try:
-            line = line_with_code(ast.parse(source_of(file)), spec.line)
+            line = line_with_code(ast.parse(text), spec.line)
         except SyntaxError:
             return Bound(spec.number, file, problem="its source cannot be read as Python")
         if line is None:
-            last = len(source_of(file).splitlines())
+            last = len(text.splitlines())
             if not last:
                 return Bound(spec.number)
             problem = f"it has no code from line {spec.line} on; its last line is {last}"
@@ -207,8 +223,11 @@ class Breakpoints:
         if os.path.isabs(wanted) and os.path.exists(wanted):  # noqa: PTH110, PTH117
             return wanted
         end = os.sep + wanted.lstrip(os.sep)
-        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        names = {file for file in files if type(file) is str and file.endswith(end)}
+        names = {file for file in _module_files() if file.endswith(end)}
+        if not names and not os.path.isabs(wanted):  # noqa: PTH117
+            folders = [folder for folder in sys.path if type(folder) is str]
+            paths = (os.path.join(folder, wanted) for folder in folders)  # noqa: PTH118
+            names = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
         return min(names, key=lambda name: (not self._is_users(name), len(name)), default="")
 
     def _bind_function(self, spec: Breakpoint) -> Bound:
@@ -247,8 +266,35 @@ class Breakpoints:
         return next(iter(users or functions), None)
 
 
+def _normal(text: str) -> str:
+    return text.strip()
+
+
+def _module_files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if type(file) is str:
+            yield file
+
+
 def _ends(qualified: str, name: str) -> bool:
     return qualified == name or qualified.endswith(f".{name}")
+
+
+def _defined_at(tree: ast.AST, name: str) -> int:
+    """The first line of the function of that name in `tree`; 0 where it is not defined there."""
+    body: Iterable[ast.AST] = ast.iter_child_nodes(tree)
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    node: Any = None
+    for part in name.split(".") if name else ():
+        node = next((n for n in body if isinstance(n, definitions) and n.name == part), None)
+        if node is None:
+            return 0
+        body = node.body
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return 0
+    statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return statements[0].lineno if statements else node.body[0].lineno
 
 
 def _attribute(value: Any, names: Iterable[str]) -> Any:

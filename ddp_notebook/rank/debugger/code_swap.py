@@ -133,11 +133,14 @@ class CodeSwap:
             if flags not in by_flags:
                 by_flags[flags] = _compiled(plain, name, flags), _compiled(ours, name, flags)
             before, after = (codes.get(_key(own)) for codes in by_flags[flags])
-            if before is None or after is None or not _alike(before, own):
+            if before is None or after is None:
+                failed.add(own.co_qualname)
+                continue
+            if own not in self._ours and not _alike(before, own):
                 failed.add(own.co_qualname)
                 continue
             function.__code__ = after
-            self._swapped[id(function)] = _Swapped(function, own, after)
+            self._swapped[id(function)] = _Swapped(function, before, after)
             for each in _all_code(after):
                 self._ours[each] = self._lines[file]
         if failed:
@@ -182,7 +185,9 @@ def source_of(file: str) -> str:
 
 
 def _functions() -> Iterator[FunctionType]:
-    return (each for each in gc.get_objects() if type(each) is FunctionType)
+    """All of them; a cell's own code, which IPython may make a function of, is none."""
+    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
+    return (each for each in functions if each.__code__.co_qualname != "<module>")
 
 
 def _all_code(code: CodeType) -> Iterator[CodeType]:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddp_notebook.model import LineLeft, LineStopped
 from ddp_notebook.rank import calls
@@ -23,10 +23,12 @@ from ddp_notebook.rank.debugger.goals import Goal, has_line
 from ddp_notebook.rank.debugger.monitoring import Monitoring
 from ddp_notebook.rank.debugger.stops import Stop
 from ddp_notebook.rank.debugger.tracing import Tracing
-from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.main_thread import Aborted, MainThread
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.events import EventSender
 
 _AROUND = 3
 """Lines of source that are told before the line of a stop, and after it."""
@@ -119,9 +121,7 @@ class Debugger(Component):
 
     def compiled(self, tree: Any, file: str) -> Any:
         """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
-        if self.breakpoints.adopt(file) | (
-            self.breakpoints.has_pending and self.breakpoints.bind_pending()
-        ):
+        if self.breakpoints.adopt(tree, file):
             self._watch()
         return self.backend.compiled(tree, file)
 
@@ -237,7 +237,10 @@ class Debugger(Component):
         elif order.how is not How.END:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
             goal = goal if goal.frames or goal.into else None
-        self.backend.step(goal, frame)
+        try:
+            self.backend.step(goal, frame)
+        except RuntimeError as error:  # a profiler may have what stepping needs
+            sys.stderr.write(f"This rank cannot be stepped, and the code continued: {error}\n")
 
     def _left_gate(self) -> None:
         """The main thread was paused before a collective, and issues it now."""

@@ -46,8 +46,7 @@ class Monitoring:
                 for frame in chain(innermost):
                     self._arm_if_watched(frame.f_code)
         self._set_events()
-        if not lines and not self._goals:
-            self._disarm()
+        self._end_if_idle()
         return {}
 
     def compiled(self, tree: Any, file: str) -> Any:
@@ -80,6 +79,7 @@ class Monitoring:
         if self._goals:
             self._goals.clear()
             self._set_events()
+        self._end_if_idle()
 
     # -- events --------------------------------------------------------------------------
 
@@ -93,16 +93,31 @@ class Monitoring:
             raise RuntimeError("other tools (profilers, debuggers) use all of sys.monitoring")
         self._tool = free[0]
         monitoring.use_tool_id(self._tool, _NAME)
-        events = monitoring.events
-        for event, callback in (
-            (events.LINE, self._line),
-            (events.PY_START, self._start),
-            (events.PY_RESUME, self._start),
-            (events.PY_RETURN, self._return),
-            (events.PY_YIELD, self._yield),
-            (events.PY_UNWIND, self._unwind),
-        ):
+        for event, callback in self._callbacks().items():
             monitoring.register_callback(self._tool, event, callback)
+
+    def _end_if_idle(self) -> None:
+        """With nothing to stop at, be no tool of Python's: others may need the place."""
+        if self._tool < 0 or self._lines or self._goals:
+            return
+        for code in self._armed:
+            self._monitoring.set_local_events(self._tool, code, 0)
+        self._armed.clear()
+        tool, self._tool = self._tool, -1
+        for event in self._callbacks():
+            self._monitoring.register_callback(tool, event, None)
+        self._monitoring.free_tool_id(tool)
+
+    def _callbacks(self) -> dict[int, Callable[..., Any]]:
+        events = self._monitoring.events
+        return {
+            events.LINE: self._line,
+            events.PY_START: self._start,
+            events.PY_RESUME: self._start,
+            events.PY_RETURN: self._return,
+            events.PY_YIELD: self._yield,
+            events.PY_UNWIND: self._unwind,
+        }
 
     def _set_events(self) -> None:
         if self._tool < 0:
@@ -122,11 +137,6 @@ class Monitoring:
             events = self._monitoring.events
             wanted = events.LINE | events.PY_RETURN | events.PY_YIELD
             self._monitoring.set_local_events(self._tool, code, wanted)
-
-    def _disarm(self) -> None:
-        for code in self._armed:
-            self._monitoring.set_local_events(self._tool, code, 0)
-        self._armed.clear()
 
     def _arm_if_watched(self, code: CodeType) -> None:
         lines = self._lines.get(self._canonical(code.co_filename))
