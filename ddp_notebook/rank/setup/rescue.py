@@ -36,7 +36,7 @@ _POLLS_WITHIN_S = 0.05
 
 
 class Rescue(Component):
-    """Called on the control thread, while the main thread is blocked."""
+    """Called on the thread that answers questions, while the main thread is blocked."""
 
     def __init__(
         self,
