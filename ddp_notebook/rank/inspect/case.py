@@ -39,7 +39,7 @@ from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
 from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
 from ddp_notebook.rank.main_thread import Failure, MainThread
 from ddp_notebook.rank.rank_process import RankProcess
-from ddp_notebook.rank.setup import store_process
+from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.training import ddp
@@ -184,7 +184,7 @@ def _holder(error: Failure | None, port: int | None) -> str:
         return ""
     ours = error.category == Category.PORT_IN_USE
     in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
-    return store_process.holder(port) if in_use else ""
+    return listening.holder(port) if in_use else ""
 
 
 def _store_file(path: str) -> StoreFile:

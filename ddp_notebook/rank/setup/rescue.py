@@ -24,9 +24,9 @@ from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames, host
 from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.setup.listening import listen
 from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.setup.store_process import listen
 
 _MOST_PAIRS = 64
 """Of gloo's connections to peers, as many are ended as a group of so many ranks has."""
