@@ -44,7 +44,7 @@ class Rank:
         user_code = UserCode()
         events: Any = self
         self.debugger = Debugger(
-            self.main_thread, PauseGate(self.main_thread), user_code, events, self.names
+            self.main_thread, PauseGate(self.main_thread), user_code, events, lambda: self.names
         )
         self.debugger.breakpoints._write = self.written.append
         self.names["breakpoint"] = lambda: self.debugger.on_breakpoint(

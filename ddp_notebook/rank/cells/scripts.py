@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 
-from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.boot import EngineProcess
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import script_state
 from ddp_notebook.rank.cells.runner import CellRunner
@@ -31,13 +31,13 @@ class ScriptRunner:
 
     def __init__(
         self,
-        process: RankProcess,
+        engine: EngineProcess,
         life: Lifecycle,
         runner: CellRunner,
         user_code: UserCode,
         debugger: Debugger,
     ) -> None:
-        self._process = process
+        self._engine = engine
         self._life = life
         self._runner = runner
         self._user_code = user_code
@@ -51,10 +51,10 @@ class ScriptRunner:
 
     def run(self, script: Script) -> None:
         """Run a script to its end; reports as a cell does."""
-        runner, path, rank = self._runner, script.path, self._process.rank
+        runner, path, rank = self._runner, script.path, self._engine.process.rank
         shell = runner.shell.shell
         self._user_code.add_script(path)
-        main = _as_main(script, self._process.modules)
+        main = _as_main(script, self._engine.modules)
         with runner.running(script, path) as outcome, main as module:
             # A script makes its own process group, as a new process does.
             self._life.setup_begins()

@@ -36,10 +36,13 @@ class _Watched:
 
 
 class Breakpoints:
-    """The breakpoints of this rank. `names` are the notebook's, `write` prints a line."""
+    """The breakpoints of this rank. `names` gives the user's global ones, `write` prints a line."""
 
     def __init__(
-        self, is_users: IsUsers, names: Mapping[str, Any], write: Callable[[str], None]
+        self,
+        is_users: IsUsers,
+        names: Callable[[], Mapping[str, Any]],
+        write: Callable[[str], None],
     ) -> None:
         self._is_users = is_users
         self._names = names
@@ -251,8 +254,9 @@ class Breakpoints:
     def _named(self, name: str) -> Any:
         """What the user calls so: of the notebook's names, a module's, or a function's own."""
         first, *rest = name.split(".")
-        if first in self._names:
-            return _attribute(self._names[first], rest)
+        names = self._names()
+        if first in names:
+            return _attribute(names[first], rest)
         for end in range(len(name.split(".")) - 1, 0, -1):
             module = sys.modules.get(".".join(name.split(".")[:end]))
             if module is not None:

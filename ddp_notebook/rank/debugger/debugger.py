@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +28,7 @@ from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.main_thread import Aborted, MainThread
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.events import EventSender
+    from ddp_notebook.rank.rank_process import Events
 
 _AROUND = 3
 """Lines of source that are told before the line of a stop, and after it."""
@@ -59,15 +59,15 @@ class Backend(Protocol):
 
 
 class Debugger(Component):
-    """Stops threads of this rank before lines. `names` are those of the cells."""
+    """Stops threads of this rank before lines. `names` gives the user's global ones."""
 
     def __init__(
         self,
         main_thread: MainThread,
         gate: PauseGate,
         user_code: UserCode,
-        events: EventSender,
-        names: Mapping[str, Any],
+        events: Events,
+        names: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.enabled = True
         """False: all breakpoints are passed, `breakpoint()` too."""
