@@ -274,6 +274,28 @@ class Bounds:
     bounds: tuple[Bound, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression for a rank to evaluate, in the frame that is so many above where it stands.
+
+    `assign`: it is an assignment to be carried out.
+    """
+
+    source: str
+    up: int = 0
+    assign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The value of an expression, under the expression's own name; or why there is none."""
+
+    value: RankVariables | None = None
+    problem: str = ""
+
+
+EVALUATE = Question("evaluate", Expression, Evaluated)
+"""The value of an expression where the rank stands: at a line, in a collective, or idle."""
 MOVE = Question("move", Move, Moved)
 """Let a rank that is paused at a line go on."""
 SET_BREAKPOINTS = Question("set breakpoints", Breakpoints, Bounds)

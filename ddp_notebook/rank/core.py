@@ -20,6 +20,7 @@ from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect import facts
+from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -95,6 +96,7 @@ class RankCore:
         waiting = Waiting(main_thread, gate, observer, user_code)
         self.stacks = Stacks(process, main_thread, waiting, user_code)
         self.variables = Variables(process, waiting, main_thread, user_code, names)
+        self.expressions = Expressions(process.rank, self.debugger, self.variables, names)
         self.reporter = self._make_reporter(waiting)
         self.handlers = Handlers()
         self.questions = ControlSocket(process.questions, self.handlers.answer)
@@ -162,6 +164,7 @@ class RankCore:
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
+        on(calls.EVALUATE, self.expressions.evaluate)
         on(calls.MOVE, self.debugger.move)
         on(calls.SET_BREAKPOINTS, self.debugger.set_breakpoints)
         on(calls.BREAKPOINTS, lambda _: self.debugger.bounds())

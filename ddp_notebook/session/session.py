@@ -370,6 +370,17 @@ class Session:
         """
         return self._values.variables(names, ranks)
 
+    def evaluate(
+        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+    ) -> VariableTable:
+        """The value of an expression on `ranks` (all by default), equal ones as one.
+
+        Where a rank stands: at a line, blocked in a collective, or idle; `up` frames of the user's
+        above. With `assign` it is an assignment, and the table is empty where it succeeded. What
+        cannot be evaluated is in the table's `unread`. Raises UsageMistake.
+        """
+        return self._values.evaluate(source, ranks, up, assign=assign)
+
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.
 

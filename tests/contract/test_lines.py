@@ -12,7 +12,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import StepTable
+from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.rank.calls import Breakpoint, How
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.runs.run import CellResult
@@ -214,3 +214,36 @@ def test_a_restart_of_a_paused_rank_keeps_breakpoints_and_strands_nobody() -> No
         assert set(where(result.steps)) == {(0, 1)}
     finally:
         session.shutdown()
+
+
+def shown(table: VariableTable) -> dict[tuple[int, ...], str]:
+    """By ranks, a value; or why there is none."""
+    cells = [cell for part in table.sections for row in part.rows for cell in row.cells]
+    return {cell.ranks: cell.text for cell in cells} | {u.ranks: u.why for u in table.unread}
+
+
+def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
+    ranks2: Session,
+) -> None:
+    ranks2.run_cell(
+        "top = 7\ndef inner(x):\n    y = x + rank\n    breakpoint()\n    return y\n"
+        "def outer(z):\n    return inner(z * 2)\nprint(outer(5))\n"
+    )
+    assert shown(ranks2.evaluate("y")) == {(0,): "10", (1,): "11"}
+    assert shown(ranks2.evaluate("(x, top)")) == {(0, 1): "(10, 7)"}
+    assert shown(ranks2.evaluate("z", up=1)) == {(0, 1): "5"}
+    assert "frames of yours, none 9 up" in next(iter(shown(ranks2.evaluate("z", up=9)).values()))
+    assert shown(ranks2.evaluate("1 // rank")) == {
+        (1,): "1",
+        (0,): "raised ZeroDivisionError: integer division or modulo by zero",
+    }
+    with pytest.raises(UsageMistake, match="is no expression"):
+        ranks2.evaluate("y =")
+    with pytest.raises(UsageMistake, match="is no assignment"):
+        ranks2.evaluate("y", assign=True)
+    assert shown(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}
+    ranks2.step(to="end")
+    assert texts(ranks2.wait()) == "10\n1100\n"
+    assert shown(ranks2.evaluate("top")) == {(0, 1): "7"}
+    ranks2.evaluate("top = 8", assign=True)
+    assert texts(ranks2.run_cell("print(top)")) == "8\n"

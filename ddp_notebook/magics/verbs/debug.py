@@ -1,4 +1,4 @@
-"""`%ddp_break`: where ranks stop."""
+"""`%ddp_break`, `%ddp_print`, `%ddp_set`: stop ranks at lines, and look into them there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb
+from ddp_notebook.model import VariableTable, name_ranks
 from ddp_notebook.rank.calls import Breakpoint
 
 _NONE = (
@@ -44,6 +45,57 @@ def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
         log=args.log,
     )
     ui.say(ui.session.set_breakpoint(args.place, wanted).text)
+
+
+def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable:
+    source = " ".join(args.expression)
+    return ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up)
+
+
+PRINT = Verb(
+    "ddp_print",
+    about="Evaluate an expression on the ranks, where each stands: paused at a line, blocked in a "
+    "collective, or idle. Equal values are shown once. Unlike %ddp_vars it runs your code. Returns "
+    "a VariableTable.",
+    examples=(
+        ("%ddp_print loss.item() * 2", "on all ranks"),
+        ("%ddp_print --ranks 1 --up 1 batch", "on rank 1, in the function that called this one"),
+    ),
+    run=_print,
+    options=(
+        options.ranks("evaluate it on these ranks only"),
+        Option("--up N", "in the frame of yours N above", default=0),
+        Option("expression", "a Python expression", nargs=argparse.REMAINDER),
+    ),
+)
+
+
+def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
+    source = " ".join(args.assignment)
+    table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, assign=True)
+    failed = {rank for unread in table.unread for rank in unread.ranks}
+    ranks = chosen_ranks(ui.session, args) or tuple(range(ui.session.record.snapshot.world_size))
+    done = tuple(rank for rank in ranks if rank not in failed)
+    lines = [f"{source} → {name_ranks(done)}"] if done else []
+    lines += [f"{name_ranks(each.ranks)}: {each.why}" for each in table.unread]
+    ui.say("\n".join(lines))
+
+
+SET = Verb(
+    "ddp_set",
+    about="Assign a variable on the ranks, where each stands: of the function in which it is "
+    "paused, or a global one.",
+    examples=(
+        ("%ddp_set lr = 0.1", "on all ranks"),
+        ("%ddp_set --ranks 1 x = x * 2", "on rank 1, from its own value"),
+    ),
+    run=_set,
+    options=(
+        options.ranks("assign it on these ranks only"),
+        Option("--up N", "in the frame of yours N above", default=0),
+        Option("assignment", "such as x = 3", nargs=argparse.REMAINDER),
+    ),
+)
 
 
 BREAK = Verb(

@@ -250,6 +250,11 @@ class Debugger(Component):
             if frame is not None:
                 self._go_on(order, frame)
 
+    def users_frames(self, frame: FrameType) -> list[FrameType]:
+        """The user's frames from `frame` on outwards."""
+        is_users = self._user_code.is_users
+        return [each for each in frames.chain(frame) if is_users(each.f_code.co_filename)]
+
     # -- questions -------------------------------------------------------------------------
 
     def move(self, order: Move) -> calls.Moved:

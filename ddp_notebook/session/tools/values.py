@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import pickle
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,32 @@ class Values:
         _check_known(names, table, tuple(told))
         return table
 
+    def evaluate(
+        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+    ) -> VariableTable:
+        """`Session.evaluate`."""
+        cluster = self._pool.need("%ddp_print").cluster
+        snapshot = self._record.snapshot
+        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+        check_ranks(members, snapshot)
+        _check_source(source, assign=assign)
+        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        request = calls.Expression(source, up, assign)
+        answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
+        values = []
+        reasons: dict[str, list[int]] = {}
+        for rank in members:
+            answer = answers.get(rank)
+            if isinstance(answer, calls.Evaluated) and not answer.problem:
+                values += [answer.value] if answer.value is not None else []
+                continue
+            why = "dead" if rank not in alive else "does not answer"
+            if answer is not None:
+                why = answer.why if isinstance(answer, CannotAnswer) else answer.problem
+            reasons.setdefault(why, []).append(rank)
+        unread = [Unread(tuple(of), why) for why, of in reasons.items()]
+        return variable_table.fold(values, unread, snapshot.world_size)
+
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""
         processes = self._pool.need("%ddp_output")
@@ -137,6 +164,18 @@ class Values:
         if log or run is None:
             return text or ""
         return with_tracebacks(run.written(rank) if text is None else text, run, rank)
+
+
+def _check_source(source: str, *, assign: bool) -> None:
+    """Raises UsageMistake for what is no expression, or no assignment."""
+    what = "assignment, such as x = 3" if assign else "expression, such as loss.item()"
+    try:
+        tree = ast.parse(source, mode="exec" if assign else "eval")
+    except (SyntaxError, ValueError) as error:
+        raise UsageMistake(f"{source!r} is no {what} ({error}).") from None
+    assignments = (ast.Assign, ast.AugAssign, ast.AnnAssign)
+    if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):
+        raise UsageMistake(f"{source!r} is no {what}.")
 
 
 def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:
