@@ -41,6 +41,12 @@ MISMATCHES = {
     ),
     "another root": "dist.broadcast(torch.ones(4), src=1 if rank == 2 else 0)",
     "another operation": ("dist.barrier() if rank == 2 else dist.all_reduce(torch.ones(4))"),
+    "a part that its receiver does not expect": (
+        "sends = [1, 1, 1, 2] if rank == 2 else [1, 1, 1, 1]\n"
+        "x, out = torch.ones(sum(sends), 3), torch.empty(4, 3)\n"
+        "dist.all_to_all_single(out, x, [1, 1, 1, 1], sends)\n"
+        "dist.barrier()"
+    ),
     "a shorter piece": (
         "out = [torch.zeros(8) for _ in range(4)]\n"
         "dist.all_gather(out, torch.ones(5 if rank == 2 else 8))"
