@@ -19,8 +19,8 @@ from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.debugger import Debugger
-from ddp_notebook.rank.inspect import facts
 from ddp_notebook.rank.debugger.expressions import Expressions
+from ddp_notebook.rank.inspect import facts
 from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
