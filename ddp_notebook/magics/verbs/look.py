@@ -112,6 +112,7 @@ WHERE = Verb(
 
 def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     run = ui.session.current
+    paused = run is not None and run.paused
     if args.to is not None and args.to not in _GOALS and not args.to.isdecimal():
         raise UsageMistake(
             f"--to {args.to}: there is no such goal. A line: --to 42. Or one of "
@@ -121,7 +122,7 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
         raise UsageMistake("Give one of --into, --out and --to.")
     how = How.INTO if args.into else How.OUT if args.out else How.NEXT
     table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)
-    if run is not None:
+    if run is not None and paused:
         ui.show_news(run)
     return table
 
