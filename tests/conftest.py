@@ -23,6 +23,8 @@ from support import (
     leftovers,
 )
 
+from ddp_notebook.session import InitOptions
+
 # Before anything starts a process: children inherit both. The folder's name is short,
 # because the path of a socket must be.
 os.environ[support.RUN_TAG] = uuid.uuid4().hex
@@ -228,12 +230,5 @@ def ranks4(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
 
 
 def _shared_session(world_size: int) -> Iterator[Any]:
-    from ddp_notebook.session import InitOptions, Session
-
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=world_size, device="cpu"))
-        with support.spared(session):
-            yield session
-    finally:
-        session.shutdown()
+    with support.shared_session(InitOptions(world_size=world_size, device="cpu")) as session:
+        yield session

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
-from support import ipython_shell, session_of, spared
+from support import shared_shell
 
 from ddp_notebook.model import Board, Category, Diagnosis, Stage, Status, StepTable
 from ddp_notebook.views.ansi import strip_ansi
@@ -202,10 +202,8 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
 @pytest.fixture(scope="module")
 def ranks_up(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """A shell with three ranks, shared by the tests below."""
-    with ipython_shell() as ipython:
-        assert ipython.run_cell("%ddp_init -n 3 --device cpu").success
-        with spared(session_of(ipython)):
-            yield ipython
+    with shared_shell(3) as made:
+        yield made
 
 
 @pytest.fixture
