@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -17,6 +18,7 @@ from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
 from ddp_notebook.session.setup.bring_up import BringUp
+from ddp_notebook.session.setup.shadowing import why_not_loaded
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
@@ -407,6 +409,8 @@ def _why_not_started(error: BaseException) -> str:
         what = "Set-up was interrupted."
     elif not isinstance(error, DDPError):
         what = f"The ranks could not be started: {type(error).__name__}: {error}."
+    if shadowed := why_not_loaded(sys.path):
+        what = f"{what}\n{shadowed}"
     return f"{what}\nNothing is left running. Try again with %ddp_init."
 
 
