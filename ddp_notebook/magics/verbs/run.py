@@ -108,7 +108,7 @@ SCRIPT = Verb(
         options.ranks("run it on these ranks only"),
         Option(
             "--store",
-            "who hosts the script's store: the session, or rank 0, whose store torch lets listen on "
+            "who hosts the script's store: the session, or rank 0; torch lets that one listen on "
             "all addresses of this host",
             choices=STORES,
         ),

@@ -17,6 +17,7 @@ from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
+from ddp_notebook.session.setup import package_changes
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.session.setup.shadowing import why_not_loaded
 from ddp_notebook.state.board_rows import board
@@ -93,6 +94,7 @@ class SetUp:
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
+        changed = package_changes.check()
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
         self._findings.begin(Found(SET_UP))
         why_anew = ""
@@ -100,8 +102,9 @@ class SetUp:
             why_anew = processes.why_not_kept(options)
             if not why_anew:
                 return self._resize(processes, options, devices)
+            why_anew = f"All processes are new, without variables: {why_anew}."
         self._pool.close("New ranks were started.")
-        self._start(options, devices, why_anew)
+        self._start(options, devices, tuple(filter(None, (changed, why_anew))))
         return self._set_up(options)
 
     def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
@@ -126,17 +129,13 @@ class SetUp:
         self._record.note(notes=(*devices.notes, *options.notes(), fate))
         return self._set_up(options)
 
-    def _start(self, options: InitOptions, devices: DevicePlan, why_anew: str) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
         """Start the processes. When that fails nothing is left of them."""
         self._pool.lost_reason = ""
         self._runs.reset()
         self.script = None
-        self._record.begin(
-            options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
-        )
-        if why_anew:
-            anew = f"All processes are new, without variables: {why_anew}."
-            self._record.note(notes=(*self._record.snapshot.notes, anew))
+        notes = (*devices.notes, *options.notes(), *more)
+        self._record.begin(options.world_size, backend=devices.backend, notes=notes)
         mode = launch_mode(options.launcher)
         try:
             processes = self._pool.open(options, devices, mode)
