@@ -6,7 +6,8 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ class SetUp:
             if states[rank].status is not Status.DEAD and device_of[rank] == environment
         }
         ended = tuple(state.rank for state in states if state.rank not in kept)
-        with self._record.restarting(ended):
+        with self._unless_lost("%ddp_init"), self._record.restarting(ended):
             processes.stop(ended)
             blocked = self.free(tuple(sorted(kept)))
             self._runs.await_released()
@@ -334,7 +335,7 @@ class SetUp:
         check_ranks(members, self._record.snapshot)
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        with self._record.restarting(members):
+        with self._unless_lost("%ddp_restart"), self._record.restarting(members):
             processes.stop(members)
             if in_set_up:  # they wait for the old group, and nothing else ends that
                 self.free(in_set_up)
@@ -343,6 +344,15 @@ class SetUp:
             self._runs.await_released()
             processes.launch(members)
         return self._set_up(self.as_before())
+
+    @contextmanager
+    def _unless_lost(self, verb: str) -> Iterator[None]:
+        """Within, an error of a session that is lost meanwhile becomes the reason for that."""
+        try:
+            yield
+        except OSError:  # its folder, or a connection, is gone
+            self._pool.need(verb)
+            raise
 
     def _in_set_up(self, ranks: Ranks) -> Ranks:
         """Those of `ranks` that are in set-up, or paused in it."""
