@@ -14,6 +14,7 @@ main_thread.py     What the main thread is doing, for threads that answer in its
 orders.py          Takes the session's orders to run something.
 runtime.py         The owner of all that lives on a rank; which function answers what.
 setup/             torch.distributed brought up one stage at a time, and freed again.
+torch_fsdp_private.py  The same of FSDP2: what it knows of the modules that it shards.
 torch_private.py   Every use of torch's private API, each checked before use.
 training/          What a rank knows of the training that runs on it.
 variables/         What a rank tells of its variables.

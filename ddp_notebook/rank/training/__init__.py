@@ -7,5 +7,6 @@ digests.py        Tensors in a few bytes, to be compared across ranks.
 facts.py          The summary of a run: what was trained, and on what.
 hooks.py          Hooks in torch that count what happens to replicas, optimizers and samplers.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
+sharded.py        The models that FSDP2 shards on this rank, and their units.
 samplers.py       What the batches of this rank come from.
 """
