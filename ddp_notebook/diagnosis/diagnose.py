@@ -95,6 +95,7 @@ RULES: tuple[Rule, ...] = (
     Rule(sharding.other_wrapping, When.RUN_BLOCKED),
     Rule(sharding.other_sync, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
+    Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(exits.ended, When.RUN),

@@ -128,10 +128,14 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
         pending = [each for each in records if not each.over]
         held_up = (each for each in pending if arrivals.missing(each))
         return next(held_up, pending[0] if pending else None)
+    if not gave_up(evidence):
+        return None
     last = records[-1]
-    if gave_up(evidence) and last.phase in (Phase.ISSUED, Phase.FAILED):
+    if last.phase in (Phase.ISSUED, Phase.FAILED):
         return last
-    return None
+    # It waited for one of several messages, and others came after that were sent.
+    open_ = [each for each in records if each.is_point_to_point and not each.over]
+    return next((each for each in open_ if arrivals.missing(each)), None)
 
 
 def gave_up(evidence: RankReport) -> bool:
