@@ -303,7 +303,7 @@ class _Numbering:
             if lines is None:
                 lines = tuple([(place.file, place.line) for place in path])
                 paths[id(path)] = lines
-            what = (
+            what: tuple[object, ...] = (
                 record.operation,
                 record.api,
                 record.shape,
