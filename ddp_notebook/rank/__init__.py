@@ -17,7 +17,6 @@ orders.py          Takes the session's orders to run something.
 rank_process.py    What the process of a rank was started with, whoever started it.
 runtime.py         The runtime of an engine: the core of a rank, and what runs cells on it.
 setup/             torch.distributed brought up one stage at a time, and freed again.
-torch_fsdp_private.py  The same of FSDP2: what it knows of the modules that it shards.
 torch_private.py   Every use of torch's private API, each checked before use.
 training/          What a rank knows of the training that runs on it.
 variables/         What a rank tells of its variables.

@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.model import ShardedUnit
-from ddp_notebook.rank import torch_fsdp_private as fsdp
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.training import fsdp_private
 
 _MOST_MODELS = 8
 _MOST_UNITS = 512
@@ -28,10 +28,10 @@ class Sharded(Component):
 
     def see(self, frame: FrameType | None) -> None:
         """Remember the model whose FSDP code issues a collective of a new kind on these frames."""
-        if fsdp.PARAM_GROUP_MODULE not in sys.modules or len(self._roots) >= _MOST_MODELS:
+        if fsdp_private.PARAM_GROUP_MODULE not in sys.modules or len(self._roots) >= _MOST_MODELS:
             return
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
-            root = fsdp.root_of(frame)
+            root = fsdp_private.root_of(frame)
             if root is not None and all(known() is not root for known in self._roots):
                 self._roots.append(weakref.ref(root))
 
@@ -40,6 +40,6 @@ class Sharded(Component):
         found = [
             ShardedUnit(number, *unit)
             for number, known in enumerate(self._roots)
-            for unit in fsdp.units(known())
+            for unit in fsdp_private.units(known())
         ]
         return tuple(found[:_MOST_UNITS])
