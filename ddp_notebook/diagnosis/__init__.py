@@ -12,6 +12,7 @@ pages.py      A page of help for each category: what torch prints, what it means
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
 splits.py     The rule for ranks that send each other other amounts in an all_to_all than expected.
 setup/        Rules for set-up.
+sharding.py   Rules for models that FSDP2 shards: wrapped in another way, or not reduced alike.
 collectives/  Rules for collectives: who diverged from the others, and how.
 training/     Rules for training that ends well and is wrong.
 

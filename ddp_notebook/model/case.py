@@ -151,6 +151,24 @@ class Splits:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardedUnit:
+    """What FSDP2 gathers as one on a rank: the parameters of a module that `fully_shard` was given.
+
+    `model` numbers the models of the rank, in the order in which they were used; `name` is that
+    of the module in it. `mesh` are ranks of the default group.
+    """
+
+    model: int
+    name: str
+    parameters: int
+    reshards: bool
+    """It is freed after forward, and gathered again in backward."""
+    syncs: bool
+    """Gradients are reduced in the next backward."""
+    mesh: Ranks
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
@@ -219,6 +237,8 @@ class RankReport:
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     splits: Splits | None = None
     """What it brought to its last all_to_all."""
+    sharded: tuple[ShardedUnit, ...] = ()
+    """The units of the models that FSDP2 shards, of those that it used in this run."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

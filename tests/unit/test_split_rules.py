@@ -1,4 +1,4 @@
-"""An all_to_all in which two ranks do not agree how much goes from one to the other: whose doing."""
+"""An all_to_all in which two ranks do not agree how much one sends to the other: whose doing."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
 from ddp_notebook.rank.training.replicas import Tracker
+from ddp_notebook.rank.training.sharded import Sharded
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
@@ -76,6 +77,8 @@ class Observer(Component):
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
         """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
+        self.sharded = Sharded()
+        """The models that FSDP2 shards, known by their collectives."""
         self.exchanges: Exchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
@@ -100,6 +103,7 @@ class Observer(Component):
     def run_begins(self, run: Run) -> None:
         """The records of the last run are forgotten."""
         self.run, self.exchanges = run.number, None
+        self.sharded.run_begins(run)
         self.pending.clear()
         if self._file is not None:
             self._file.begin(run.number)
@@ -434,6 +438,7 @@ def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[i
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
+            observer.sharded.see(frame)
         rest, alike, waited, facts = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)

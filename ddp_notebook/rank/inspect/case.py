@@ -120,6 +120,7 @@ class Reporter:
             runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             groups_made=tuple(self._observer.subgroups.made),
+            sharded=self._observer.sharded.units(),
             splits=exchanges.latest if exchanges is not None else None,
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),

@@ -5,7 +5,9 @@ ddp.py            The one place for DDP's private API.
 ddp_stage.py      The stages of `%ddp_wrap` on a rank.
 digests.py        Tensors in a few bytes, to be compared across ranks.
 facts.py          The summary of a run: what was trained, and on what.
+fsdp_private.py   The one place for the private API of FSDP2.
 hooks.py          Hooks in torch that count what happens to replicas, optimizers and samplers.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
+sharded.py        The models that FSDP2 shards on this rank, and their units.
 samplers.py       What the batches of this rank come from.
 """
