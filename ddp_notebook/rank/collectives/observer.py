@@ -22,7 +22,6 @@ import torch.distributed as dist
 from ddp_notebook.model import DEFAULT_GROUP, Limited, Part, Phase
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.collectives import guard, operations
 from ddp_notebook.rank.collectives.call_sites import CallSite, CallSites
 from ddp_notebook.rank.collectives.guard import Guard
@@ -30,6 +29,7 @@ from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups
 from ddp_notebook.rank.training.replicas import Tracker

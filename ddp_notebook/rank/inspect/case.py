@@ -1,6 +1,6 @@
 """What this rank knows about itself and its set-up, gathered when it is asked.
 
-Called on the engine's control thread, also while the main thread is blocked: nothing here may
+Called on the thread that answers questions, also while the main thread is blocked: nothing here may
 wait long, or for the main thread.
 """
 
@@ -26,7 +26,6 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.collectives.call_sites import CallSites
@@ -39,7 +38,8 @@ from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
 from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
 from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
 from ddp_notebook.rank.main_thread import Failure, MainThread
-from ddp_notebook.rank.setup import store_process
+from ddp_notebook.rank.rank_process import RankProcess
+from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.training import ddp
@@ -184,7 +184,7 @@ def _holder(error: Failure | None, port: int | None) -> str:
         return ""
     ours = error.category == Category.PORT_IN_USE
     in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
-    return store_process.holder(port) if in_use else ""
+    return listening.holder(port) if in_use else ""
 
 
 def _store_file(path: str) -> StoreFile:
