@@ -4,15 +4,17 @@ Every process that imports torch comes here, so that nothing is imported before 
 somebody wants it, and no error leaves: it would break `import torch`.
 """
 
-import importlib
+import contextlib
 import os
+
+_WANTED = os.environ.get("DDP_NOTEBOOK", "0") not in ("", "0")
+if _WANTED:
+    with contextlib.suppress(Exception):
+        from ddp_notebook.rank.prepared import early
 
 
 def load() -> None:
     """The entry point, of the group `torch.backends`."""
-    if os.environ.get("DDP_NOTEBOOK", "0") in ("", "0"):
-        return
-    try:
-        importlib.import_module("ddp_notebook.rank.prepared.early").begin()
-    except Exception:  # noqa: BLE001  # `import torch` goes on, whatever is wrong with us
-        return
+    if _WANTED:
+        with contextlib.suppress(Exception):
+            early.begin()

@@ -154,9 +154,7 @@ def _record(
     sizes = _sizes(entry.get("output_sizes" if operation == "scatter" else "input_sizes"))
     frames = _frames(entry.get("frames"))
     api, part = function_called(frames)
-    done = entry.get("state") == "completed" or (
-        backend == "gloo" and entry.get("retired") is True
-    )
+    done = entry.get("state") == "completed" or (backend == "gloo" and entry.get("retired") is True)
     sequence = _int(entry.get("p2p_seq_id" if message else "collective_seq_id"))
     dtypes = entry.get("input_dtypes")
     dtype = _text(dtypes[0]) if isinstance(dtypes, list) and dtypes else ""
@@ -194,9 +192,7 @@ def _frames(value: object) -> list[Frame]:
     if not isinstance(value, list | tuple):
         return []
     return [
-        Frame(
-            _text(frame.get("filename")), _int(frame.get("line")), _text(frame.get("name"))
-        )
+        Frame(_text(frame.get("filename")), _int(frame.get("line")), _text(frame.get("name")))
         for frame in value[:_MOST_FRAMES]
         if isinstance(frame, dict) and isinstance(frame.get("filename"), str)
     ]

@@ -104,9 +104,7 @@ def _error(raised: Raised, sources: Sources) -> RankReport:
     )
 
 
-def _failed(
-    records: tuple[Collective, ...], error: RankReport | None
-) -> tuple[Collective, ...]:
+def _failed(records: tuple[Collective, ...], error: RankReport | None) -> tuple[Collective, ...]:
     """The records, where the last one raised the error as failed: gloo's say that they are done."""
     if not records or error is None or not error.error_at:
         return records

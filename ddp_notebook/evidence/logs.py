@@ -114,9 +114,8 @@ def _by_rank(lines: list[str], rank: int | None) -> Iterator[tuple[int, list[str
             of.setdefault(int(match[1]), []).append(match[2])
         else:
             unmarked.append(line)
-    if rank is not None:
-        if not any(_TRACEBACK in line for line in of.get(rank, ())):
-            yield rank, unmarked, False
+    if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
+        yield rank, unmarked, False
     yield from ((who, own, True) for who, own in of.items())
 
 

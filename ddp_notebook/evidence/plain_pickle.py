@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 MOST_VALUES = 4_000_000
 """Opcodes of one file; a dump of 2000 collectives with stacks has about 200,000."""
@@ -24,7 +24,7 @@ def loads(data: bytes) -> Any:
     memo: dict[int, Any] = {}
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            name = opcode.name
+            name, argument = opcode.name, cast(Any, argument)
             if name == "STOP":
                 return stack.pop()
             if count > MOST_VALUES:
@@ -34,9 +34,9 @@ def loads(data: bytes) -> Any:
             elif name in _LITERALS:
                 stack.append(argument)
             elif name in ("BINGET", "LONG_BINGET"):
-                stack.append(memo[argument])
+                stack.append(memo[int(argument)])
             elif name in ("BINPUT", "LONG_BINPUT"):
-                memo[argument] = stack[-1]
+                memo[int(argument)] = stack[-1]
             elif name == "MEMOIZE":
                 memo[len(memo)] = stack[-1]
             elif name in _BUILD:
@@ -62,8 +62,18 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NEWFALSE": lambda: False,
 }
 _LITERALS = frozenset(
-    """BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE BINUNICODE8
-    SHORT_BINBYTES BINBYTES""".split()
+    [
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "BINFLOAT",
+        "SHORT_BINUNICODE",
+        "BINUNICODE",
+        "BINUNICODE8",
+        "SHORT_BINBYTES",
+        "BINBYTES",
+    ]
 )
 
 

@@ -17,9 +17,9 @@ from ddp_notebook.model import Place, codec, format_ranks
 from ddp_notebook.views import findings as view
 
 _TARGET = (
-    "a pid of a job that was started with DDP_NOTEBOOK=1, a rank's or the launcher's; or the folder "
-    "or files that a job left: dumps of torch's flight recorder, torchrun's log folder, logs, a "
-    "run written by %%ddp_save. Without one: the job that runs, or the last one"
+    "a pid of a job that was started with DDP_NOTEBOOK=1, a rank's or the launcher's; or the "
+    "folder or files that a job left: dumps of torch's flight recorder, torchrun's log folder, "
+    "logs, a run written by %%ddp_save. Without one: the job that runs, or the last one"
 )
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_notebook.archive.replay import Replay, is_saved_run
-from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
-from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.evidence.gathered import Gathered, gather
-from ddp_notebook.jobs.verdict import Verdict, for_others
+from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -57,13 +56,15 @@ def judged(gathered: Gathered) -> Diagnosis:
     diagnosis = diagnose_run(by_rules)
     findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
     if not any(not finding.passing for finding in findings):
-        findings += [*_ended_in_set_up(case), *_raised(case), *_conditional(by_rules)]
+        findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
     if not findings:
         findings += _died(case)
     if not findings:
         findings += _undecided(case)
-    unsure = "" if findings or _all_ended_well(case) else (
-        "No problem is seen in these files; how the job went on is not in them."
+    unsure = (
+        ""
+        if findings or _all_ended_well(case)
+        else ("No problem is seen in these files; how the job went on is not in them.")
     )
     what = {report.rank: _doing(report) for report in case.ranks}
     return replace(diagnosis, findings=tuple(findings), unsure=unsure, doing=what)
@@ -148,12 +149,6 @@ def _in_set_up(text: str) -> bool:
     return "clients joined" in text or "default_pg/" in text
 
 
-def _raised(case: Case) -> tuple[Finding, ...]:
-    """What ranks raised that only waited is left out: it says nothing of the cause."""
-    own = tuple(report for report in case.ranks if not torch_errors.is_victim(report))
-    return failures.raised_in(replace(case, ranks=own)) if len(own) else ()
-
-
 def _undecided(case: Case) -> list[Finding]:
     """Who waited, failed or was ended, where no rule says why."""
     waited = tuple(
@@ -206,4 +201,3 @@ def _doing(report: RankReport) -> str:
 
 def _all_ended_well(case: Case) -> bool:
     return bool(case.ranks) and all(report.exit_code == 0 for report in case.ranks)
-

@@ -6,6 +6,7 @@ change what they do.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.cluster.questions import ask
-from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence.frames import Frame
 from ddp_notebook.evidence.frames import Sources as FilesRead
-from ddp_notebook.jobs.verdict import Verdict, for_others
-from ddp_notebook.launch import job_folder
-from ddp_notebook.launch.job_folder import About
+from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -28,6 +27,7 @@ from ddp_notebook.model import (
     Finding,
     Place,
     RankReport,
+    RunFacts,
     codec,
     collective_log,
     cut,
@@ -36,6 +36,8 @@ from ddp_notebook.model import (
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.job_folder import About
 
 READ_LAST = 2000
 """Records of each rank that a diagnosis looks at."""
@@ -134,7 +136,9 @@ def newest() -> Job:
     return (alive or everything)[0]
 
 
-HOW_TO_PREPARE = "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
+HOW_TO_PREPARE = (
+    "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
+)
 
 
 def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
@@ -181,7 +185,7 @@ def case_of(job: Job) -> Case:
     )
     first = job.first
     return Case(
-        reports,
+        reports if job.alive else _ended_by_others(reports),
         dict(first.told or {}),
         None if first.agents_store else 0,
         collectives=_collectives(job),
@@ -213,6 +217,21 @@ def _report(
 
 
 _RUN = 1
+_LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
+
+
+def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+    """Of a job that is over, processes that wrote no end as ended by others.
+
+    A launcher ends the rest when one has failed; then no connection is lost before.
+    """
+    if any(_LOST.search(report.error_text) for report in reports):
+        return reports
+    what = "it was ended from outside, by a signal; what it did then is not recorded"
+    return tuple(
+        RankReport(report.rank, doing=what) if report.activity is Activity.DEAD else report
+        for report in reports
+    )
 
 
 def _state(pid: int) -> str:
@@ -295,12 +314,35 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
     found = diagnose_run(case)
     if found.wrong:
         return found
-    more: tuple[Finding, ...] = failures.raised_in(case)
+    more: tuple[Finding, ...] = own_errors(case)
     if not more and (finding := failures.unexplained(case, _waited_s(job, case))):
         more = (finding,)
+    if not more and all(report.activity is Activity.IDLE for report in case.ranks):
+        return _trained(job, case, found)
     if more:
         return replace(found, findings=(*more, *found.findings), unsure="")
     return replace(found, unsure=found.unsure or _unsure(job, case))
+
+
+def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
+    """Of a job that has ended well on all ranks: was what they trained right?"""
+    facts = {}
+    for rank, process in job.processes.items():
+        wire = job_folder.read(process.folder / "facts.json", _MOST_FACTS_BYTES)
+        try:
+            facts[rank] = codec.decode(RunFacts, wire.get("facts"))
+        except DecodeError:
+            continue
+    if not any(fact.backwards for fact in facts.values()):
+        return replace(found, unsure="")
+    if len(facts) < len(case.ranks):
+        return replace(found, unsure=_NOT_COMPARED)
+    trained = diagnose_training(facts, case.collectives)
+    return replace(found, findings=trained.findings, notes=trained.notes, unsure="")
+
+
+_NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."
+_MOST_FACTS_BYTES = 1 << 24
 
 
 def _waited_s(job: Job, case: Case) -> dict[int, float]:
@@ -315,8 +357,6 @@ def _waited_s(job: Job, case: Case) -> dict[int, float]:
 
 
 def _unsure(job: Job, case: Case) -> str:
-    if all(report.activity is Activity.IDLE for report in case.ranks):
-        return ""
     if not job.alive:
         return "No problem is seen; how the job ended is not recorded."
     return f"No problem found so far: {name_ranks(job.alive)} still run."

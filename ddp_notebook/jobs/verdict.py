@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ddp_notebook.model import Category, Diagnosis, Finding
+from ddp_notebook.diagnosis import failures
+from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.model import Case, Category, Diagnosis, Finding
 
 FORMAT = "ddp_notebook verdict"
 VERSION = 1
@@ -52,6 +54,12 @@ class Verdict:
             "unread": list(self.unread),
             **self.diagnosis.to_json(),
         }
+
+
+def own_errors(case: Case) -> tuple[Finding, ...]:
+    """What ranks raised, without those that only waited: it says nothing of the cause."""
+    own = tuple(report for report in case.ranks if not torch_errors.is_victim(report))
+    return failures.raised_in(replace(case, ranks=own))
 
 
 def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> Verdict:

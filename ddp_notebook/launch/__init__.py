@@ -6,7 +6,6 @@ client.py              the session's end of the fork server: spawn, signal, hear
 devices.py             which GPUs there are, and which rank gets which
 environment.py         the environment variables that a child starts with
 fork_server.py         the process per host that has torch loaded and forks ranks in milliseconds
-job_folder.py          where prepared ranks leave what others read: a folder for each process
 network_namespaces.py  the fault lab's hosts: network namespaces with an address and a name each
 out_of_memory.py       how many processes the kernel has killed for lack of memory
 preload.py             what the fork server imports before it forks

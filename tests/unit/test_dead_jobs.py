@@ -247,7 +247,8 @@ def test_plain_pickles_are_read_as_python_reads_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x80\x02garbage", b'{"entries": 3}', b'{"version": "1", "pg_config": []', b"{}"]
+    "content",
+    [b"", b"\x80\x02garbage", b'{"entries": 3}', b'{"version": "1", "pg_config": []', b"{}"],
 )
 def test_what_is_no_dump_is_said_to_be_none(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
@@ -293,7 +294,7 @@ def test_the_json_has_the_form_of_its_schema(
 def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["why", "/does/not/exist"]) == 3
     with pytest.raises(SystemExit) as ended:
-        __main__.main(["why"])
+        __main__.main(["why", "--no-such-option"])
     assert ended.value.code == 3
     with pytest.raises(UsageMistake, match="does not exist"):
         dead.why([Path("/does/not/exist")])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import sys
 import threading
@@ -20,9 +19,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.launch import job_folder
-from ddp_notebook.launch.job_folder import About
+from ddp_notebook.launch.child import load
 from ddp_notebook.rank.control_socket import ControlSocket
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.ending import note_the_end
+from ddp_notebook.rank.prepared.job_folder import About
 
 _PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
 _TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -30,8 +31,9 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 
 
+@functools.cache  # the entry point may be installed twice
 def begin() -> None:
-    """Prepare this process: now if it is a rank, else if it becomes one."""
+    """Prepare this process: now if it is a rank, else if it becomes one. Once."""
     here = Prepared()
     rank = os.environ.get("RANK", "")
     if rank.isascii() and rank.isdigit() and _is_ranks_own():
@@ -63,8 +65,7 @@ class Prepared:
         about = _about(rank)
         self._rank, self._folder = rank, job_folder.make(about)
         if self._folder is not None:
-            ending = importlib.import_module("ddp_notebook.rank.prepared.ending")
-            ending.note_the_end(self._folder)
+            note_the_end(self._folder)
             self._questions = ControlSocket(self._folder / "ask", self._answer)
             self._questions.attach()
 
@@ -97,9 +98,10 @@ class Prepared:
             self.appear(int(rank))
         if self._folder is None:
             return
+        # Loaded only now: it takes as long as a good part of torch. Meanwhile we answer here.
+        attached = load("ddp_notebook.rank.prepared.attached")
         if self._questions is not None:
             self._questions.close()
-        attached = importlib.import_module("ddp_notebook.rank.prepared.attached")
         attached.attach(self._rank, self._folder)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             job_folder.sweep()
@@ -117,7 +119,7 @@ class Prepared:
 def _path() -> list[dict[str, Any]]:
     """The main thread's lines of the user's code, the outermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    path = []
+    path: list[dict[str, Any]] = []
     while frame is not None and len(path) < 50:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if not file.startswith(("<", _OURS)) and not any(part in file for part in _LIBRARIES):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from ddp_notebook.launch import job_folder
+from ddp_notebook.rank.prepared import job_folder
 
 _MOST_TEXT = 2000
 _FIRST_S, _LONGEST_S = 2.0, 60.0
@@ -27,14 +27,14 @@ def note_the_end(folder: Path) -> None:
     pid, shows = os.getpid(), sys.excepthook
     error: dict[str, object] = {}
 
-    def take(
-        kind: type[BaseException], value: BaseException, trace: TracebackType | None
-    ) -> None:
+    def take(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == pid:
             with contextlib.suppress(Exception):  # the user's own __str__
                 frames = traceback.extract_tb(trace)[-100:]
                 error.update(type=kind.__name__, text=str(value)[:_MOST_TEXT])
-                error["frames"] = [(f.filename, f.lineno or 0, f.name, f.line or "") for f in frames]
+                error["frames"] = [
+                    (f.filename, f.lineno or 0, f.name, f.line or "") for f in frames
+                ]
         shows(kind, value, trace)
 
     def ends() -> None:
@@ -46,7 +46,9 @@ def note_the_end(folder: Path) -> None:
     atexit.register(ends)
 
 
-def write_when_stuck(counts: Callable[[], object], report: Callable[[], object], path: Path) -> None:
+def write_when_stuck(
+    counts: Callable[[], object], report: Callable[[], object], path: Path
+) -> None:
     """From a thread of ours: while `counts` stays the same, write `report` now and then."""
     pid = os.getpid()
 

@@ -127,7 +127,14 @@ def _about(wire: Mapping[str, object]) -> About | None:
     names = {field.name for field in fields(About)}
     try:
         about = About(**{name: value for name, value in wire.items() if name in names})  # type: ignore[arg-type]
-        numbers = about.pid, about.began, about.parent, about.parent_began, about.rank, about.attempt
+        numbers = (
+            about.pid,
+            about.began,
+            about.parent,
+            about.parent_began,
+            about.rank,
+            about.attempt,
+        )
         texts = about.script, about.folder, about.host, about.pids
     except TypeError:
         return None
@@ -152,7 +159,7 @@ def began(pid: int) -> int:
 def namespace() -> str:
     """The namespace of this process's numbers; empty where there are none."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 
