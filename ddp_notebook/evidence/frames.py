@@ -12,7 +12,14 @@ from pathlib import Path
 
 from ddp_notebook.model import Part, Place
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/torch/")
+_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "/lib64/python3",
+    "/torch/",
+    f"{Path(__file__).parents[1]}/",
+)
 _MOST_SOURCE_BYTES = 1 << 20
 _MOST_FILES = 200
 _API_OF_DDP = {

@@ -76,15 +76,14 @@ def _joined(
     dumps: Mapping[int, Dump], records: Mapping[int, tuple[Collective, ...]]
 ) -> Collectives:
     """The ranks' records, and those groups whose members a dump knows."""
-    views: dict[str, dict[int, Ranks]] = {}
-    for rank, dump in sorted(dumps.items()):
+    groups: dict[str, Ranks] = {}
+    for _, dump in sorted(dumps.items()):
         for name, members in dump.groups.items():
-            views.setdefault(name, {})[rank] = members
+            groups.setdefault(name, members)
     return Collectives(
         dict(sorted(records.items())),
-        {name: next(iter(of.values())) for name, of in views.items()},
+        groups,
         {rank: of[0].number for rank, of in records.items() if of and of[0].number},
-        {name: of for name, of in views.items() if len(set(of.values())) > 1},
     )
 
 

@@ -321,7 +321,7 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
         return _trained(job, case, found)
     if more:
         return replace(found, findings=(*more, *found.findings), unsure="")
-    return replace(found, unsure=found.unsure or _unsure(job, case))
+    return replace(found, unsure=_unsure(job, case, found.unsure))
 
 
 def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
@@ -356,10 +356,15 @@ def _waited_s(job: Job, case: Case) -> dict[int, float]:
     return waited
 
 
-def _unsure(job: Job, case: Case) -> str:
+def _unsure(job: Job, case: Case, why: str) -> str:
+    """Why no findings prove nothing; `why` is what the rules say."""
+    silent = case.where(Activity.SILENT)
     if not job.alive:
-        return "No problem is seen; how the job ended is not recorded."
-    return f"No problem found so far: {name_ranks(job.alive)} still run."
+        return why if not silent else "No problem is seen; how the job ended is not recorded."
+    if silent and not case.waiting:
+        do = "does" if len(silent) == 1 else "do"
+        return f"No problem found so far: {name_ranks(silent)} {do} not answer."
+    return why or f"No problem found so far: {name_ranks(job.alive)} still run."
 
 
 def _basis(job: Job) -> str:

@@ -56,10 +56,11 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A process group: its name, and its members as ranks of the default group."""
+    """A process group: its name, its members as ranks of the default group, how it is called."""
 
     group: str
     members: tuple[int, ...]
+    called: str = ""
 
 
 Text: TypeAlias = str | tuple[Place, ...] | _Group
@@ -114,16 +115,15 @@ def read(
 
 def joined(logs: Mapping[int, LogTail], ranks: Ranks) -> Collectives:
     """The logs of several ranks as one; members of groups are `ranks` in their order."""
-    views: dict[str, dict[int, Ranks]] = {}
-    for rank, log in logs.items():
+    groups: dict[str, Ranks] = {}
+    for log in logs.values():
         for name, members in log.groups.items():
             there = tuple(ranks[member] for member in members if 0 <= member < len(ranks))
-            views.setdefault(name, {})[rank] = there
+            groups.setdefault(name, there)
     return Collectives(
         {rank: log.records for rank, log in logs.items()},
-        {name: next(iter(of.values())) for name, of in views.items()},
+        groups,
         {rank: log.first for rank, log in logs.items()},
-        {name: of for name, of in views.items() if len(set(of.values())) > 1},
     )
 
 
@@ -171,6 +171,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         operation=name(operation),
         slot=slot,
         group=in_group.group if isinstance(in_group, _Group) else "",
+        called=in_group.called if isinstance(in_group, _Group) else "",
         api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,
         shape=tuple(fields[22 : 22 + min(sizes, DIMENSIONS)]),
