@@ -6,7 +6,6 @@ entries have no state of their own, and no sends and receives; JSON has no stack
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from ddp_notebook.evidence import plain_pickle
 from ddp_notebook.evidence.frames import Frame, Sources, function_called
 from ddp_notebook.evidence.plain_pickle import NotPlain
-from ddp_notebook.model import DEFAULT_GROUP, Collective, Phase
+from ddp_notebook.model import DEFAULT_GROUP, Collective, Phase, codec
 
 _MOST_ENTRIES = 50_000
 _MOST_FRAMES = 200
@@ -70,8 +69,8 @@ def parse(data: bytes) -> dict[str, Any]:
     """What a dump holds, as torch wrote it. Raises NotPlain where it is none."""
     if data[:1] == b"{":
         try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            value = codec.loads(data, of_others=True)
+        except ValueError as error:
             raise NotPlain(f"it is no whole JSON ({error})") from None
     else:
         value = plain_pickle.loads(data)
