@@ -156,6 +156,18 @@ class Replay:
         return replace(case)
 
 
+def is_saved_run(file: Path) -> bool:
+    """True of a file that begins as those do that `%ddp_save` writes."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(_BEGINS)) == _BEGINS
+    except OSError:
+        return False
+
+
+_BEGINS = b'{"traceEvents"'
+
+
 def what_is_missing(saved: SavedRun) -> list[str]:
     """What was too much to keep, a line each."""
     dropped = saved.dropped
@@ -189,7 +201,7 @@ def _run_in(file: Path) -> dict[str, Any]:
     try:
         whole = codec.loads(text, of_others=True)
     except ValueError:
-        ours = f'"{KEY}"'.encode() in text or text.startswith(b'{"traceEvents"')
+        ours = f'"{KEY}"'.encode() in text or text.startswith(_BEGINS)
         if ours:
             raise _damaged(file, "it is no whole JSON; was it copied to its end?") from None
         raise _foreign(file) from None

@@ -15,6 +15,7 @@ events.py          The event sender.
 inspect/           What a rank says about itself when it is asked.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
 orders.py          Takes the session's orders to run something.
+prepared/          A rank that nobody of ours started, with DDP_NOTEBOOK=1.
 rank_process.py    What the process of a rank was started with, whoever started it.
 runtime.py         The runtime of an engine: the core of a rank, and what runs cells on it.
 setup/             torch.distributed brought up one stage at a time, and freed again.

@@ -168,8 +168,8 @@ class Observer(Component):
         self.log = None
 
     def new_guard(self) -> Guard | None:
-        """A guard for a group that is about to be made; None while nothing is recorded."""
-        if self.log is None:
+        """A guard for a group that is about to be made; None where nothing is to be refused."""
+        if self.log is None or not self.process.guards:
             return None
         try:
             return Guard(self.process, next(self._guard_numbers))
