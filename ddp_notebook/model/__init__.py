@@ -102,13 +102,17 @@ from ddp_notebook.model.state import (
     Status,
 )
 from ddp_notebook.model.training import (
+    EvaluationFacts,
+    FunctionalFacts,
     LoaderFacts,
     OptimizerFacts,
     ParallelFacts,
     ReplicaFacts,
     RunFacts,
     SamplerFacts,
+    StepStart,
     TensorDigest,
+    WorkFacts,
 )
 
 __all__ = [
@@ -118,13 +122,17 @@ __all__ = [
     "Part",
     "Phase",
     "Place",
+    "EvaluationFacts",
+    "FunctionalFacts",
     "LoaderFacts",
     "OptimizerFacts",
     "ParallelFacts",
     "ReplicaFacts",
     "RunFacts",
     "SamplerFacts",
+    "StepStart",
     "TensorDigest",
+    "WorkFacts",
     "StoreFile",
     "ThreadError",
     "Worker",

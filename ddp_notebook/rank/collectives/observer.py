@@ -29,6 +29,7 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.collectives.works import AsyncWorks, completed
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups
@@ -42,9 +43,10 @@ _BACKWARD = Part.BACKWARD
 _now_ns = time.monotonic_ns
 _getframe = sys._getframe
 
-_Prepared = tuple[bytes, int, bool, Facts]
+_Prepared = tuple[bytes, int, bool, Facts, CallSite | None]
 """What records of calls that are alike have in common, packed; its hash for the guard, whether
-the call waits for its end, and the facts for an explanation."""
+the call waits for its end, the facts for an explanation, and the call site where the caller got a
+handle and must wait itself."""
 
 
 class Observer(Component):
@@ -65,6 +67,7 @@ class Observer(Component):
         self.tracker = tracker
         self.sockets = sockets
         self.subgroups = subgroups
+        self.works = AsyncWorks()
         self.log: LogWriter | None = None
         """Where collectives are recorded now; None while none are, as after a defect of ours."""
         self.broken = ""
@@ -91,6 +94,7 @@ class Observer(Component):
             self.disable(error)
             self._say_limited("Collectives are not recorded, nor compared", error)
         self._group_type = _group_type(self)
+        self.works.attach(self.call_sites.is_users)
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
 
@@ -98,6 +102,7 @@ class Observer(Component):
         """The records of the last run are forgotten."""
         self.run = run.number
         self.pending.clear()
+        self.works.begin()
         if self._file is not None:
             self._file.begin(run.number)
 
@@ -138,7 +143,7 @@ class Observer(Component):
         if not pending or not self._settling.acquire(False):
             return
         try:
-            while pending and pending[0][1].is_completed():
+            while pending and _is_done(pending[0][1]):
                 number, _ = pending.popleft()
                 if log is not None:
                     log.done(number, _now_ns())
@@ -220,11 +225,16 @@ class _FromAnybody:
 
     def is_completed(self) -> bool:
         """As torch's. The log is told from whom before it is told that it is done."""
-        done: bool = self._work.is_completed()
+        done: bool = completed(self._work)
         source = torch_private.source_of(self._work) if done else None
         if source is not None and source < len(self._members):
             self._log.came_from(self._number, self._members[source])
         return done
+
+
+def _is_done(work: Any) -> bool:
+    done: bool = work.is_completed() if type(work) is _FromAnybody else completed(work)
+    return done
 
 
 class ObservedGroup(dist.ProcessGroup):
@@ -336,7 +346,8 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     name = operation.method
     record = _recorder(observer, operation)
     gate, pending = observer.gate, observer.pending
-    from_anybody = name == operations.FROM_ANYBODY
+    from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
+    works = observer.works
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
@@ -345,7 +356,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if log is None:
             return call(*args, **named)
         try:
-            number, waited = record(group, log, args, named)
+            number, waited, started_at = record(group, log, args, named)
         except guard.Mismatch:
             raise
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
@@ -369,8 +380,12 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             raise
         if waited or work is None:
             log.done(number, _now_ns())
+            if is_barrier:
+                works.barrier()
         else:
             observer.settle()
+            if started_at is not None:
+                works.issued(work, name, args, started_at)
             pending.append(
                 (number, _FromAnybody(work, group, log, number) if from_anybody else work)
             )
@@ -382,10 +397,13 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     return observed
 
 
-def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[int, bool]]:
+def _recorder(
+    observer: Observer, operation: Operation
+) -> Callable[..., tuple[int, bool, CallSite | None]]:
     """What records a call of `operation` and compares it with the other ranks'.
 
-    It gives the number of the record, and whether the call is waited for. Raises Mismatch.
+    It gives the number of the record, whether the call is waited for, and its call site where the
+    caller gets a handle. Raises Mismatch.
     """
     name, key_of, has_metric = operation.method, operation.key, operation.has_metric
     kind = 1 if operation.to_peer else 0
@@ -393,7 +411,7 @@ def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[i
 
     def record(
         group: _Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, bool, CallSite | None]:
         try:
             frame = _getframe(2)  # torch's function: `call_sites` counts on this depth
         except ValueError:  # a thread of torch's own calls
@@ -409,7 +427,7 @@ def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[i
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
-        rest, alike, waited, facts = ready
+        rest, alike, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
         seq_ids = group.seq_ids
@@ -425,7 +443,7 @@ def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[i
                 seq_ids[kind] = seq_id
                 log.mark(number, Phase.REFUSED, _now_ns())
                 raise
-        return number, waited
+        return number, waited, started_at
 
     torch_private.keep_from_compiler(record)
     return record
@@ -465,7 +483,8 @@ def _prepare(
         0,
     )
     alike = guard.hash_of((operation.name, facts.alike))
-    prepared = rest, alike, facts.waited and group.waits, facts
+    started_at = None if facts.waited or site.part is not None else site
+    prepared = rest, alike, facts.waited and group.waits, facts, started_at
     if about is not None:
         log.keep_prepared(key, prepared)
     return prepared

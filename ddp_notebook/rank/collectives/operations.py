@@ -51,6 +51,11 @@ class Operation:
     has_metric: bool = False
     """The user's code may name what is reduced, a metric: the name is looked for."""
 
+    @property
+    def is_barrier(self) -> bool:
+        """True of what waits for all that was issued before."""
+        return self.name in ("barrier", "monitored_barrier")
+
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
