@@ -28,6 +28,7 @@ from ddp_notebook.diagnosis.training import (
     devices,
     evaluations,
     gradients,
+    randomness,
     rules,
     samplers,
     settings,
@@ -145,6 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.other_statistics, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
+    Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),
 )
 """In the order in which mistakes should be corrected."""
@@ -179,11 +181,18 @@ def diagnose_setup(case: Case) -> Diagnosis:
     return _diagnosis(case, *(_findings(Context(case), When.SETUP) if judged else ([], [])))
 
 
-def diagnose_training(facts: Mapping[int, RunFacts], collectives: Collectives) -> Diagnosis:
-    """What is wrong with the training of a run that ended well, by what each rank knows of it."""
+def diagnose_training(
+    facts: Mapping[int, RunFacts],
+    collectives: Collectives,
+    sources: Mapping[str, str] | None = None,
+) -> Diagnosis:
+    """What is wrong with the training of a run that ended well, by what each rank knows of it.
+
+    `sources` has the text of the user's files and cells by the names that places have.
+    """
     if len(facts) < 2:
         return Diagnosis()
-    context = Context(Case((), collectives=collectives), facts=facts)
+    context = Context(Case((), collectives=collectives), Sources(sources), facts)
     findings, notes = _findings(context, When.TRAINED)
     return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
 

@@ -6,6 +6,7 @@ devices.py           Rules about devices: two ranks on one GPU, a backend for an
 evaluations.py       Rules about evaluations: other statistics, results that are never joined.
 gradients.py         Rules about gradients between the backward and the optimizer's step.
 models.py            Models compared across ranks, and what failed while DDP was constructed.
+randomness.py        The rule for random numbers that are the same on all ranks.
 replicas.py          One model on all ranks: its replicas, and the tensors in which they differ.
 rules.py             Rules about gradients, values and buffers of a run that ended well.
 samplers.py          Rules about DistributedSampler: wrong shards, other seeds or epochs, or none.

@@ -43,7 +43,7 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
             continue
         evaluations = _together(model)
         wrong = [of for of in evaluations if _of_parts(of) and len(_who_wrote(of)) == 1]
-        if not wrong or len(wrong) != len(evaluations) or _exchanged(context, model, wrong[0]):
+        if not wrong or _exchanged(context, model, evaluations[0]):
             continue
         (rank,) = _who_wrote(wrong[0])
         yield Finding(

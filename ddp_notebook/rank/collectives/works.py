@@ -8,6 +8,7 @@ know what they do. A handle is waited for when it is asked anything (`wait`, `is
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,8 @@ _ASKED = ("wait", "is_completed", "is_success", "get_future", "result", "synchro
 _MOST_OPEN, _MOST_LINES = 256, 64
 _SENDS = ("isend", "send")
 _TORCHS = frozenset({distributed_c10d.__file__, c10d_logger.__file__})
-_OPERATORS = torch._ops.__file__
+_TORCH = torch.__file__.removesuffix("__init__.py")
+_OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
 
 completed: Callable[[Any], bool] = dist.Work.is_completed
 """torch's own: to ask a handle by it is not the user's asking."""
@@ -123,7 +125,7 @@ class AsyncWorks:
     def issued(self, work: Any, method: str, args: Sequence[Any], site: CallSite) -> None:
         """A group's method was called, by the function that called ours, and gave `work`."""
         frame = sys._getframe(2)
-        if frame.f_code.co_filename == _OPERATORS:
+        if frame.f_code.co_filename.startswith(_OPERATORS):
             self._functional(frame, method, site)
             return
         if method not in WATCHED or len(args[0]) != 1:
@@ -145,7 +147,7 @@ class AsyncWorks:
         self._open[id(work)] = _Open(work, tensor, line)
 
     def _functional(self, frame: Any, method: str, site: CallSite) -> None:
-        while frame.f_code.co_filename == _OPERATORS and frame.f_back is not None:
+        while frame.f_code.co_filename.startswith(_OPERATORS) and frame.f_back is not None:
             frame = frame.f_back
         if not self._is_users(frame.f_code.co_filename):
             self._others += 1
