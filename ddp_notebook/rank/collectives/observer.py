@@ -109,6 +109,7 @@ class Observer(Component):
     def run_ends(self) -> None:
         """What is done by now is marked so; of an aborted run nothing else will be."""
         self.settle()
+        self.works.run_ends()
         while self.gate.aborted and self.log is not None and self.pending:
             self.log.freed(self.pending.popleft()[0], _now_ns())
 

@@ -77,7 +77,7 @@ class AsyncWorks:
         """By the id of the handle, or of nothing where another handle has that id by now."""
         self._lines: dict[int, _Line] = {}
         """By the number of the call site."""
-        self._direct = self._others = self._left_before = 0
+        self._direct = self._others = self._left = self._left_before = 0
         self._direct_operation = ""
         self._direct_place: Place | None = None
 
@@ -93,18 +93,19 @@ class AsyncWorks:
         """A run begins."""
         self._open.clear()
         self._lines.clear()
-        self._direct = self._others = 0
+        self._direct = self._others = self._left = 0
         self._left_before = torch_private.unwaited_results()
+
+    def run_ends(self) -> None:
+        """It is over. torch counts results for each thread: only this one knows them."""
+        if self._direct:
+            self._left = max(0, torch_private.unwaited_results() - self._left_before)
 
     @property
     def suspicious(self) -> bool:
         """True when a handle was not waited for, or a tensor changed before."""
         lines = self._lines.values()
-        return bool(self._open or self._left) or any(e.written or e.unwaited for e in lines)
-
-    @property
-    def _left(self) -> int:
-        return max(0, torch_private.unwaited_results() - self._left_before) if self._direct else 0
+        return bool(self._open or self._left) or any(e.written for e in lines)
 
     def _asked(self, original: Any) -> Any:
         opened = self._open
