@@ -145,6 +145,8 @@ class ReplicaFacts:
     """The first ones."""
     starts: tuple[StepStart, ...] = ()
     """Of its first training forwards."""
+    autocast: str = ""
+    """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
     start_place: Place | None = None
     """Where the first of them was called."""
 

@@ -28,6 +28,9 @@ WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
 _ASKED = ("wait", "is_completed", "is_success", "get_future", "result", "synchronize", "exception")
 _MOST_OPEN, _MOST_LINES = 256, 64
 _SENDS = ("isend", "send")
+_KEPT_BYTES = 16 * 2**10
+"""Tensors up to this size are kept until their handle was asked, or some time has passed: what a
+function returns is gone before anything else is heard of."""
 _TORCHS = frozenset({distributed_c10d.__file__, c10d_logger.__file__})
 _TORCH = torch.__file__.removesuffix("__init__.py")
 _OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
@@ -51,18 +54,19 @@ class _Line:
 class _Open:
     """A handle that was asked nothing yet, and the tensor."""
 
-    __slots__ = ("line", "stepped", "tensor", "version", "work", "written")
+    __slots__ = ("kept", "line", "stepped", "tensor", "version", "work", "written")
 
     def __init__(self, work: Any, tensor: torch.Tensor, line: _Line) -> None:
         self.work = weakref.ref(work)
         self.tensor = weakref.ref(tensor)
+        self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= _KEPT_BYTES else None
         self.version = tensor._version
         self.line = line
         self.written = self.stepped = False
 
     def look(self) -> None:
         """Was the tensor changed?"""
-        tensor = self.tensor()
+        tensor = self.tensor() if self.kept is None else self.kept  # of one version counter
         if tensor is not None and not self.written and tensor._version != self.version:
             self.written = True
             self.line.written += 1
@@ -164,6 +168,8 @@ class AsyncWorks:
 
     def barrier(self) -> None:
         """A barrier is over: gloo's waits for all that was issued before."""
+        for handle in list(self._open.values()):
+            handle.look()
         self._open.clear()
 
     def step(self, parameters: Iterable[Any]) -> None:

@@ -60,6 +60,7 @@ class Moments:
         self.evaluations: list[Evaluation] = []
         self.starts: list[StepStart] = []
         self.start_line: Line | None = None
+        self.autocast = ""
         self._evaluation: Evaluation | None = None
         self._random = ""
         self._loads = 0
@@ -87,6 +88,7 @@ class Moments:
             return
         if self.start_line is None:
             self.start_line = self._call_sites.users_line()
+            self.autocast = _autocast()
         random = _random_state()
         drew = bool(self._random) and random != self._random and loads == self._loads
         self.starts.append(StepStart(random, drew, hash_of(inputs)))
@@ -121,6 +123,14 @@ def _printed() -> int | None:
     """How much was printed so far; None where that is not known."""
     count = getattr(sys.stdout, "printed", None)
     return count() if callable(count) else None
+
+
+def _autocast() -> str:
+    """The dtype of torch.autocast, on a CPU or a GPU; "" where it is off."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return ""
 
 
 def _random_state() -> str:

@@ -200,6 +200,7 @@ def _counts(replica: Replica, wrapped: Any) -> ReplicaFacts:
         unready=replica.unready[:_MOST_NAMES],
         evaluations=replica.moments.evaluation_facts(),
         starts=tuple(replica.moments.starts),
+        autocast=replica.moments.autocast,
         start_place=_place(replica.moments.start_line),
     )
 
@@ -250,7 +251,6 @@ def _precision() -> tuple[str, ...]:
     return (
         f"torch.get_default_dtype()={torch.get_default_dtype()}",
         f"torch.get_float32_matmul_precision()={torch.get_float32_matmul_precision()}",
-        f"torch.backends.cuda.matmul.allow_tf32={torch.backends.cuda.matmul.allow_tf32}",
         f"torch.backends.cudnn.allow_tf32={torch.backends.cudnn.allow_tf32}",
         "torch.are_deterministic_algorithms_enabled()="
         f"{torch.are_deterministic_algorithms_enabled()}",
