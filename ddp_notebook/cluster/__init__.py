@@ -6,4 +6,5 @@ event_receiver.py       The event receiver of the session.
 ipyparallel_private.py  Every use of the private API of ipyparallel's client.
 launchers.py            ipyparallel launchers that use the fork server.
 order_sender.py         Orders to run something, to the ranks' processes.
+questions.py            Asks processes questions at their unix sockets, all at once.
 """

@@ -18,11 +18,10 @@ from typing import Any, Protocol
 import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
+from ddp_notebook.cluster import questions
 from ddp_notebook.cluster.ipyparallel_private import (
-    ask_engine,
     check_private_api,
     engine_name,
-    has_private_api,
     unregister,
 )
 from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
@@ -32,8 +31,9 @@ from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Ranks, codec
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
+from ddp_notebook.rank.rank_process import questions_of
 from ddp_notebook.state.descriptions import exit_text
 
 ExitCallback = Callable[[int, int, int], None]
@@ -75,17 +75,6 @@ _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
     """What `child.call` needs to have a rank's runtime answer a call."""
     return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
-
-
-def _read_answer(
-    question: Question[Request, Answer], content: Mapping[str, Any]
-) -> Answer | CannotAnswer:
-    if "answer" not in content:
-        return CannotAnswer(str(content.get("error", "")))
-    try:
-        return codec.decode(question.answer, content["answer"])
-    except codec.DecodeError as error:
-        return CannotAnswer(f"its answer cannot be read: {error}")
 
 
 class RankCluster(Protocol):
@@ -284,30 +273,9 @@ class IPyParallelCluster:
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
     ) -> dict[int, Answer | CannotAnswer]:
-        """Ask ranks through the control channel. Without ipyparallel's private API: no answers."""
-        client = self._client
-        if not has_private_api(client):
-            return {}
-        content = {"question": question.name, "about": codec.encode(request)}
-        sent = {}
-        for rank in ranks:
-            name = self._engine(rank)
-            if name is None:
-                continue
-            try:
-                sent[rank] = ask_engine(client, name, content)
-            except OSError:
-                if not self._closing:
-                    raise
-                return {}  # the session ended meanwhile, and nobody needs the answers
-        deadline = time.monotonic() + timeout_s
-        answers: dict[int, Answer | CannotAnswer] = {}
-        for rank, future in sent.items():
-            with contextlib.suppress(TimeoutError):
-                message = future.result(max(0.0, deadline - time.monotonic()))
-                answer: Answer | CannotAnswer = _read_answer(question, message["content"])
-                answers[rank] = answer
-        return answers
+        """Ask ranks at their own sockets, whatever their main threads do."""
+        sockets = {rank: questions_of(self._folder, rank) for rank in ranks}
+        return questions.ask(sockets, question, request, timeout_s)
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:
         """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""

@@ -1,7 +1,6 @@
 """The one place that uses private API of ipyparallel's client, each checked before it is used.
 
-What is used: sending a message to an engine's control channel, which it answers while it runs a
-cell; sending a message to the hub to forget an engine whose process is known to be gone
+What is used: sending a message to the hub to forget an engine whose process is known to be gone
 (ipyparallel itself would find out by missed heartbeats, half a minute later); the table of the
 engines' names; and the class whose object its controller starts as the heart monitor.
 """
@@ -10,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import ipyparallel as ipp
 
 
 def has_private_api(client: Any) -> bool:
-    """True when this ipyparallel has what `ask_engine` and `unregister` use."""
-    needed = ("_query_stream", "_control_stream", "_engines")
+    """True when this ipyparallel has what `engine_name` and `unregister` use."""
+    needed = ("_query_stream", "_engines")
     return callable(getattr(client, "_send", None)) and all(hasattr(client, n) for n in needed)
 
 
@@ -26,8 +24,7 @@ def check_private_api(client: Any) -> None:
     """Say it once when a rank's death will be known to ipyparallel only by its heartbeats."""
     if not has_private_api(client):
         logging.getLogger("ddp_notebook").warning(
-            "ipyparallel %s has changed: restarting a dead rank may take a minute, and a blocked "
-            "rank cannot be asked why.",
+            "ipyparallel %s has changed: restarting a dead rank may take a minute.",
             ipp.__version__,
         )
 
@@ -36,13 +33,6 @@ def engine_name(client: Any, rank: int) -> str | None:
     """ipyparallel's name for the engine of `rank`, None when the client knows none."""
     name: str | None = getattr(client, "_engines", {}).get(rank)
     return name
-
-
-def ask_engine(client: Any, name: str, content: Mapping[str, Any]) -> Any:
-    """Send a question to an engine's control channel; the future of its answer."""
-    return client._send(
-        client._control_stream, "ddp_ask_request", content=dict(content), ident=name.encode()
-    )
 
 
 def unregister(client: Any, rank: int) -> None:

@@ -17,6 +17,7 @@ from ddp_notebook.launch.preload import loaded
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
+from ddp_notebook.rank.rank_process import RankProcess, questions_of
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that computes keeps Python's lock from others that want it (5 ms by default).
@@ -28,26 +29,19 @@ lock it changes nothing.
 
 
 @dataclass(frozen=True)
-class RankProcess:
-    """What the process of a rank was started with."""
+class EngineProcess:
+    """What the process of a rank was started with that is to be an engine."""
 
-    rank: int
+    process: RankProcess
     events: EventSender
     orders: OrderSocket
     log: Path
     """The file behind the process's own stdout and stderr."""
-    folder: Path
-    """For files of the rank: its collective log, output that is too long to send."""
     modules: frozenset[str]
     """Top-level modules that were loaded before any code of the user's ran."""
 
-    @property
-    def collective_log(self) -> Path:
-        """Where this rank records its collectives; the session maps the same file."""
-        return self.folder / f"ring-{self.rank}"
 
-
-_process: RankProcess | None = None
+_engine: EngineProcess | None = None
 _LONGEST_FOLDER_BYTES = 70
 """multiprocessing's sockets have to fit behind it: a socket's path has about a hundred bytes."""
 
@@ -58,22 +52,23 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
     `log` is the file behind this process's own stdout and stderr, `output_folder` the folder for
     output that is too long to send.
     """
-    global _process
+    global _engine
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     keep_temporary_files_in(folder.parent)
     sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
-    _process = RankProcess(rank, sender, socket_, Path(log), folder, loaded())
-    _process.events.emit(
-        StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname()
+    questions = questions_of(folder.parent, rank)
+    _engine = EngineProcess(
+        RankProcess(rank, sender, folder, questions), sender, socket_, Path(log), loaded()
     )
+    sender.emit(StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname())
 
 
-def process() -> RankProcess:
+def engine() -> EngineProcess:
     """What this process was started with. Raises RuntimeError where it is no rank."""
-    if _process is None:
+    if _engine is None:
         raise RuntimeError("this process is not a rank of a ddp_notebook session")
-    return _process
+    return _engine
 
 
 def keep_temporary_files_in(folder: Path) -> None:

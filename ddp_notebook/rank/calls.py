@@ -1,7 +1,7 @@
 """Every remote call, once: what the session can have a rank do or answer, with its types.
 
 A `Call` runs on the rank's main thread and is pickled. An `Order` runs there too, is JSON and has
-no answer: events say what came of it. A `Question` is answered by the engine's control thread,
+no answer: events say what came of it. A `Question` is answered by a thread of ours,
 also while the main thread is blocked, and is JSON. `runtime.py` says which function answers each.
 The notebook kernel imports this: no torch here.
 """
@@ -41,7 +41,7 @@ class Order(Generic[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Request, Answer]):
-    """A question to the control thread. The types say how `model.codec` reads its JSON."""
+    """A question to a thread of ours. The types say how `model.codec` reads its JSON."""
 
     name: str
     request: type[Request]

@@ -1,6 +1,7 @@
 """Answers calls, orders and questions by name: one function for each, with its types checked.
 
-Questions are answered on the engine's control thread, whatever the main thread is doing.
+Questions come through `control_socket.py` and are answered on its thread, whatever the main
+thread is doing.
 """
 
 from __future__ import annotations
@@ -9,26 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.model import codec
-from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.calls import Answer, Call, Order, Question, Request
-from ddp_notebook.rank.component import Component
-
-REQUEST = "ddp_ask_request"
-REPLY = "ddp_ask_reply"
 
 
-class Handlers(Component):
-    """Which function answers what. `kernel` is ipykernel's, None where there is none."""
+class Handlers:
+    """Which function answers what."""
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+    def __init__(self) -> None:
         self._calls: dict[str, Callable[[Any], Any]] = {}
         self._orders: dict[str, Callable[[Any], None]] = {}
         self._questions: dict[str, Callable[[Any], Any]] = {}
-
-    def attach(self) -> None:
-        """Have the kernel answer questions; without effect when this ipykernel has changed."""
-        engine_private.answer(self._kernel, REQUEST, REPLY, self.answer)
 
     def on_call(self, call: Call[Request, Answer], function: Callable[[Request], Answer]) -> None:
         """`function` answers `call`."""

@@ -1,13 +1,11 @@
 """Every use of ipykernel's and IPython's private API inside a rank, each checked and tested.
 
-Without it an interrupted cell takes longer to end, a rank takes more memory, and cannot be asked
-anything while it is blocked.
+Without it an interrupted cell takes longer to end, and a rank takes more memory.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -60,24 +58,4 @@ def complete_inside(kind: type) -> bool:
     allowed.add(kind)
     for name in ("_getattr_methods", "_getattribute_methods"):  # made of the set, once
         limited.__dict__.pop(name, None)
-    return True
-
-
-def answer(
-    kernel: Any, request: str, reply: str, to: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
-) -> bool:
-    """Have `kernel` answer messages of type `request` with `to(question, about)`.
-
-    On its control thread, whatever its main thread is doing. False if it cannot.
-    """
-    handlers = getattr(kernel, "control_handlers", None)
-    if not isinstance(handlers, dict) or not hasattr(kernel, "session"):
-        return False
-
-    def handle(stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
-        asked = parent["content"]
-        content = dict(to(str(asked.get("question", "")), asked.get("about") or {}))
-        kernel.session.send(stream, reply, content, parent=parent, ident=ident)
-
-    handlers[request] = handle
     return True

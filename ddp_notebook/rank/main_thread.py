@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ class MainThread(Component):
         self.doing = ""
         """In words, while it waits in code of ours."""
         self.error: Failure | None = None
+        self.task: asyncio.Task[None] | None = None
+        """The last cell with top-level `await`; it may be over."""
         self.abort = threading.Event()
         """Set to end waiting loops of ours."""
 

@@ -1,4 +1,4 @@
-"""The runtime: the one owner of all that lives on a rank, and which function answers what.
+"""The runtime of an engine: the core of a rank, and what runs cells on it.
 
 `RankRuntime` makes the components and hands each what it needs; none finds another by itself.
 What the session calls is in `calls.py`; `call` is where such a call arrives.
@@ -11,149 +11,77 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
-from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.boot import EngineProcess
 from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.cells.keyboard import Keyboard
 from ddp_notebook.rank.cells.names import Names
 from ddp_notebook.rank.cells.output import OutputForwarder
+from ddp_notebook.rank.cells.raised import shown
 from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
 from ddp_notebook.rank.cells.scripts import ScriptRunner
 from ddp_notebook.rank.cells.shell import RankShell
-from ddp_notebook.rank.cells.threads import ThreadErrors
-from ddp_notebook.rank.collectives.call_sites import CallSites
-from ddp_notebook.rank.collectives.observer import Observer
-from ddp_notebook.rank.collectives.pause import PauseGate
-from ddp_notebook.rank.component import Lifecycle
-from ddp_notebook.rank.control import Handlers
-from ddp_notebook.rank.inspect import facts
-from ddp_notebook.rank.inspect.case import Reporter
-from ddp_notebook.rank.inspect.data_workers import DataWorkers
-from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
-from ddp_notebook.rank.inspect.stacks import Stacks
-from ddp_notebook.rank.inspect.store_keys import StoreKeys
-from ddp_notebook.rank.inspect.waiting import Waiting
-from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
-from ddp_notebook.rank.setup.rendezvous import InitCalls
-from ddp_notebook.rank.setup.rescue import Rescue
-from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.stages import SetUp
-from ddp_notebook.rank.setup.subgroups import Subgroups
-from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.ddp_stage import DDPConstruction
-from ddp_notebook.rank.training.facts import RunSummary
-from ddp_notebook.rank.training.hooks import TrainingHooks
-from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.samplers import Samplers
-from ddp_notebook.rank.variables.scopes import Variables
+from ddp_notebook.rank.variables.global_names import GlobalNames
 
 
 class RankRuntime:
-    """Everything of ours in a rank's process. `shell` is IPython's."""
+    """Everything of ours in an engine's process. `shell` is IPython's."""
 
-    def __init__(self, process: RankProcess, shell: Any) -> None:
-        self.process = process
-        self.events = process.events
-        self.main_thread = main_thread = MainThread()
-        self.user_code = user_code = UserCode()
-        self.call_sites = call_sites = CallSites(user_code)
-        self.gate = gate = PauseGate(main_thread)
-
-        self.sockets = sockets = TorchSockets()
-        self.subgroups = subgroups = Subgroups()
-        self.resolver = resolver = Resolver()
-        self.reachability = Reachability(resolver, sockets)
-        self.init_calls = init_calls = InitCalls(main_thread, sockets, resolver)
-        self.rescue = Rescue(main_thread, init_calls, sockets, resolver)
-
-        self.tracker = tracker = Tracker(call_sites)
-        self.samplers = samplers = Samplers(call_sites)
-        self.data_parallel = parallel = DataParallelTracking(tracker, call_sites)
-        self.observer = observer = Observer(process, call_sites, gate, tracker, sockets, subgroups)
-        self.summary = summary = RunSummary(process, observer, tracker, samplers, parallel)
-        self.hooks = hooks = TrainingHooks(
-            observer, call_sites, tracker, samplers, parallel, summary, subgroups
-        )
-        self.ddp_construction = DDPConstruction(self.events)
-        self.bench = CollectivesBench(self.events, observer)
-        self.steps_bench = StepsBench(self.events, observer, hooks)
-
-        self.forwarder = forwarder = OutputForwarder(self.events, process.log, process.folder)
+    def __init__(self, engine: EngineProcess, shell: Any) -> None:
+        process = engine.process
+        self.events = events = engine.events
+        self.forwarder = forwarder = OutputForwarder(events, engine.log, process.folder)
+        names = GlobalNames(lambda: shell.user_ns, getattr(shell, "user_ns_hidden", {}))
+        self.core = core = RankCore(process, names, self._show)
+        main_thread, user_code = core.main_thread, core.user_code
+        self.ddp_construction = DDPConstruction(events)
+        self.bench = CollectivesBench(events, core.observer)
+        self.steps_bench = StepsBench(events, core.observer, core.hooks)
         self.shell = RankShell(shell, forwarder, user_code)
-        self.names = names = Names(shell)
-        self.thread_errors = ThreadErrors(forwarder, user_code)
-        self.data_workers = DataWorkers(process, user_code)
-        self.handlers = Handlers(getattr(shell, "kernel", None))
-        self.life = life = Lifecycle(
-            # The order in which they are attached and hear of what begins. What is read while
-            # something runs comes before what can make it run; sockets come last in a set-up,
-            # when everything of the one before is closed.
+        self.names = Names(shell)
+        self.life = core.lifecycle(
             (
-                main_thread,
                 forwarder,
                 self.shell,
-                self.thread_errors,
                 LostInterrupts(forwarder),
                 Keyboard(shell, user_code),
-                names,
-                self.handlers,
-                Orders(process.orders, self.handlers.carry_out),
-                gate,
-                init_calls,
-                observer,
-                hooks,
-                self.data_workers,
-                StoreKeys(),
-                subgroups,
-                self.rescue,
-                sockets,
+                self.names,
+                Orders(engine.orders, core.handlers.carry_out),
             )
         )
         self.runner = CellRunner(
-            life, self.shell, forwarder, self.events, main_thread, hooks, parallel, user_code
+            self.life,
+            self.shell,
+            forwarder,
+            events,
+            main_thread,
+            core.hooks,
+            core.data_parallel,
+            user_code,
         )
-        self.scripts = ScriptRunner(process, life, self.runner, user_code)
+        self.scripts = ScriptRunner(engine, self.life, self.runner, user_code)
         self.set_up = self._make_set_up()
-        waiting = Waiting(main_thread, gate, observer, user_code)
-        self.reporter = self._make_reporter(waiting)
-        self.stacks = Stacks(process, main_thread, waiting, user_code, self.runner)
-        self.variables = Variables(process, waiting, user_code, self.runner, shell)
         self._answer_calls()
         self._take_orders()
-        self._answer_questions()
 
     def _make_set_up(self) -> SetUp:
         return SetUp(
             self.life,
             self.events,
-            self.main_thread,
-            self.init_calls,
-            StoreClient(self.main_thread, self.resolver),
-            self.sockets,
-            self.subgroups,
+            self.core.main_thread,
+            self.core.init_calls,
+            StoreClient(self.core.main_thread, self.core.resolver),
+            self.core.sockets,
+            self.core.subgroups,
             self._verified,
-        )
-
-    def _make_reporter(self, waiting: Waiting) -> Reporter:
-        return Reporter(
-            self.process,
-            self.main_thread,
-            waiting,
-            self.observer,
-            self.call_sites,
-            self.user_code,
-            self.init_calls,
-            self.sockets,
-            self.resolver,
-            self.reachability,
-            self.data_workers,
-            self.thread_errors,
-            self.summary,
         )
 
     def attach(self) -> None:
@@ -164,21 +92,25 @@ class RankRuntime:
 
     def _pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""
-        self.observer.settle()
-        doing = self.main_thread.doing
-        if self.forwarder.cell:
-            doing = self.user_code.describe_main_thread()
-            doing = doing or self.user_code.describe_task(self.runner.task)
-        withheld_bytes = self.forwarder.withheld_bytes
-        return {"doing": doing, "cell": self.forwarder.cell, "withheld_bytes": withheld_bytes}
+        cell = self.forwarder.cell
+        doing = self.core.doing(in_run=cell != 0)
+        return {"doing": doing, "cell": cell, "withheld_bytes": self.forwarder.withheld_bytes}
+
+    def _show(self, text: str) -> bool:
+        """Show why a thread of the user's ended, if that is in a run, and not in a fork."""
+        forwarder = self.forwarder
+        if not forwarder.cell or forwarder.forked:
+            return False
+        forwarder.show(what=OutputKind.ERROR, text=shown(text))
+        return True
 
     def _verified(self, names: Mapping[str, Any]) -> None:
         """A set-up has passed all stages: DDP objects that are left go on with the new group."""
-        self.hooks.reattach()
+        self.core.hooks.reattach()
         self.shell.publish(names)
 
     def _answer_calls(self) -> None:
-        on = self.handlers.on_call
+        on = self.core.handlers.on_call
         on(calls.BRING_UP, self.set_up.bring_up)
         on(calls.PREPARE, self.set_up.prepare)
         on(calls.ADVANCE, self.set_up.advance)
@@ -201,22 +133,10 @@ class RankRuntime:
         on(calls.FORGET_STEPS, self.steps_bench.forget)
 
     def _take_orders(self) -> None:
-        on = self.handlers.on_order
+        on = self.core.handlers.on_order
         on(calls.RUN_CELL, self.runner.run)
         on(calls.START_CELL, self.runner.start)
         on(calls.RUN_SCRIPT, self.scripts.run)
-
-    def _answer_questions(self) -> None:
-        on = self.handlers.on_question
-        on(calls.REPORT, lambda _: self.reporter.report())
-        on(calls.FREE, lambda _: self.rescue.free())
-        on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
-        on(calls.STACK, self.stacks.stack)
-        on(calls.VARIABLES, self.variables.variables)
-        on(calls.RUN_FACTS, lambda _: self.summary.facts())
-        on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
-        on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
-        on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
 
 
 _runtime: RankRuntime | None = None
@@ -226,7 +146,7 @@ def current() -> RankRuntime:
     """This rank's runtime, made and attached on first use. Raises RuntimeError off a rank."""
     global _runtime
     if _runtime is None:
-        _runtime = RankRuntime(boot.process(), get_ipython())
+        _runtime = RankRuntime(boot.engine(), get_ipython())
         _runtime.attach()
     return _runtime
 
@@ -238,4 +158,4 @@ def wake() -> None:
 
 def call(name: str, request: Any) -> Any:
     """Answer a call of the session's: every one arrives here."""
-    return current().handlers.call(name, request)
+    return current().core.handlers.call(name, request)

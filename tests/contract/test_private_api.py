@@ -58,8 +58,7 @@ def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known(tmp_pa
         "rendezvous = importlib.import_module('torch.distributed.rendezvous')\n"
         "from ddp_notebook.rank import torch_private as p\n"
         "assert all(hasattr(rendezvous, name) for name in p.STORE_FUNCTIONS)\n"
-        "names = (*p.GROUP_FUNCTIONS, *p.NEW_GROUP_FUNCTIONS)\n"
-        "assert all(hasattr(distributed_c10d, name) for name in names)"
+        "assert all(hasattr(distributed_c10d, name) for name in p.GROUP_FUNCTIONS)"
     )
     run_with_torch(code, tmp_path)
 
@@ -103,26 +102,10 @@ def test_ipyparallels_controller_still_is_one_process(ranks2: Session) -> None:
     assert psutil.Process(pids_of(ranks2).controller).children() == []
 
 
-def test_ipyparallel_and_ipykernel_still_have_what_asking_a_rank_needs(ranks2: Session) -> None:
+def test_ipyparallel_still_has_the_names_of_its_engines(ranks2: Session) -> None:
     client = cluster_of(ranks2)._client
     assert callable(client._send)
-    assert client._control_stream is not None
-    assert isinstance(client._engines[0], str), "a rank's address on the control channel"
-    ranks2.run_cell(
-        "from ddp_notebook.rank import control, engine_private\n"
-        "kernel = get_ipython().kernel\n"
-        "def attach(kernel):\n"
-        "    names = control.REQUEST, control.REPLY\n"
-        "    handlers = getattr(kernel, 'control_handlers', {})\n"
-        "    before = dict(handlers)\n"
-        "    done = engine_private.answer(kernel, *names, lambda question, about: {})\n"
-        "    handlers.update(before)\n"
-        "    return done\n"
-        "there = [isinstance(kernel.control_handlers, dict), callable(kernel.session.send),\n"
-        "         control.REQUEST in kernel.control_handlers,\n"
-        "         attach(kernel), attach(None), attach(object())]"
-    ).raise_for_error()
-    assert ranks2.pull("there")[0] == [True, True, True, True, False, False]
+    assert isinstance(client._engines[0], str), "by which a new engine is told from the last one"
 
 
 def test_a_rank_that_cannot_answer_is_left_out_in_time(ranks2: Session) -> None:
@@ -185,13 +168,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from pathlib import Path
 from types import SimpleNamespace
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.boot import RankProcess
-from ddp_notebook.rank.runtime import RankRuntime
+from ddp_notebook.rank.core import RankCore
+from ddp_notebook.rank.rank_process import NoEvents, RankProcess
 from ddp_notebook.rank.training import ddp
 
 assert not ddp.missing_in_use()
-process = RankProcess(0, SimpleNamespace(), None, Path.cwd(), Path.cwd(), frozenset())
-runtime = RankRuntime(process, None)
+runtime = RankCore(RankProcess(0, NoEvents(), Path.cwd(), Path.cwd() / 'ask'))
 hooks, tracker = runtime.hooks, runtime.tracker
 hooks.attach()
 

@@ -50,8 +50,6 @@ class CellRunner:
         user_code: UserCode,
     ) -> None:
         self.shell = shell
-        self.task: asyncio.Task[None] | None = None
-        """The last cell with top-level `await`; it may be over."""
         self._life = life
         self._forwarder = forwarder
         self._events = events
@@ -71,7 +69,8 @@ class CellRunner:
 
         ipykernel 7.4 cannot do it in an ipyparallel engine (it looks for a thread of its own).
         """
-        self.task = asyncio.get_running_loop().create_task(self._run_async(cell))
+        loop = asyncio.get_running_loop()
+        self._main_thread.task = loop.create_task(self._run_async(cell))
 
     async def _run_async(self, cell: Cell) -> None:
         shell = self.shell.shell

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ddp_notebook.rank.boot import RankProcess
+from ddp_notebook.rank.boot import EngineProcess
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import script_state
 from ddp_notebook.rank.cells.runner import CellRunner
@@ -27,19 +27,19 @@ class ScriptRunner:
     """Runs scripts, in the way that `runner` runs cells."""
 
     def __init__(
-        self, process: RankProcess, life: Lifecycle, runner: CellRunner, user_code: UserCode
+        self, engine: EngineProcess, life: Lifecycle, runner: CellRunner, user_code: UserCode
     ) -> None:
-        self._process = process
+        self._engine = engine
         self._life = life
         self._runner = runner
         self._user_code = user_code
 
     def run(self, script: Script) -> None:
         """Run a script to its end; reports as a cell does."""
-        runner, path, rank = self._runner, script.path, self._process.rank
+        runner, path, rank = self._runner, script.path, self._engine.process.rank
         shell = runner.shell.shell
         self._user_code.add_script(path)
-        main = _as_main(script, self._process.modules)
+        main = _as_main(script, self._engine.modules)
         with runner.running(script, path) as outcome, main as module:
             # A script makes its own process group, as a new process does.
             self._life.setup_begins()

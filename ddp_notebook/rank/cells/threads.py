@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
+from collections.abc import Callable
 
-from ddp_notebook.model import OutputKind, ThreadError
-from ddp_notebook.rank.cells.output import OutputForwarder
-from ddp_notebook.rank.cells.raised import frames_of, message_of, place_of, shown
+from ddp_notebook.model import ThreadError
+from ddp_notebook.rank.cells.raised import frames_of, message_of, place_of
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.frames import UserCode
 
@@ -15,30 +16,33 @@ _MOST = 4
 
 
 class ThreadErrors(Component):
-    """Errors that ended threads in the run that goes on, or was the last; the first few."""
+    """Errors that ended threads in the run that goes on, or was the last; the first few.
 
-    def __init__(self, forwarder: OutputForwarder, user_code: UserCode) -> None:
+    `show` shows such a text, unless it returns False: then Python shows the error.
+    """
+
+    def __init__(self, show: Callable[[str], bool], user_code: UserCode) -> None:
         self.of_run: tuple[ThreadError, ...] = ()
-        self._forwarder = forwarder
+        self._show = show
+        self._pid = 0
         self._user_code = user_code
 
     def attach(self) -> None:
         """Once: Python tells of a thread that an error ended."""
-        otherwise = threading.excepthook
+        otherwise, self._pid = threading.excepthook, os.getpid()
 
-        def forward_from_thread(error: threading.ExceptHookArgs) -> None:
-            forwarder = self._forwarder
-            if not forwarder.cell or forwarder.forked or error.exc_type is SystemExit:
+        def take(error: threading.ExceptHookArgs) -> None:
+            if error.exc_type is SystemExit or os.getpid() != self._pid:
                 otherwise(error)
                 return
             name = error.thread.name if error.thread is not None else "?"
             lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-            text = f"Exception in thread {name}:\n{''.join(lines)}"
-            forwarder.show(what=OutputKind.ERROR, text=shown(text))
+            if not self._show(f"Exception in thread {name}:\n{''.join(lines)}"):
+                otherwise(error)
             if error.exc_value is not None and len(self.of_run) < _MOST:
                 self.of_run = (*self.of_run, self._told(name, error.exc_value))
 
-        threading.excepthook = forward_from_thread
+        threading.excepthook = take
 
     def run_begins(self, run: Run) -> None:
         """Threads of the last run may go on; what ended them then does not count any more."""

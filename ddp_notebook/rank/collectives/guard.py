@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.model import collective_log
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.operations import Facts, Operation
+from ddp_notebook.rank.rank_process import RankProcess
 
 ENTRIES = 1024
 _MASK = ENTRIES - 1

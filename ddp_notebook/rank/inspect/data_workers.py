@@ -20,10 +20,10 @@ from types import FrameType
 
 from ddp_notebook.model import Child, Place, Worker
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect.blocked import FUTEX, waits_for_ever
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
+from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
 _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}

@@ -1,6 +1,6 @@
 """The main thread's stack for `%ddp_where`: from the user's first frame down into torch.
 
-Called on the engine's control thread: nothing here waits, imports, or runs code of the user's.
+Called on the thread that answers: nothing here waits, imports, or runs code of the user's.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.model import Activity, Doing, Frame, Local, RankStack, codec
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.calls import StackRequest
-from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.inspect import frames as stack_frames
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.process import is_runnable
 from ddp_notebook.rank.inspect.waiting import Awaited, Waiting
 from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.rank_process import RankProcess
 
 MOST_BYTES = 16_000
 """Of a rank's answer, as JSON."""
@@ -52,13 +51,11 @@ class Stacks:
         main_thread: MainThread,
         waiting: Waiting,
         user_code: UserCode,
-        runner: CellRunner,
     ) -> None:
         self._rank = process.rank
         self._main_thread = main_thread
         self._waiting = waiting
         self._user_code = user_code
-        self._runner = runner
 
     def stack(self, request: StackRequest) -> RankStack:
         """This rank's stack, of at most `MOST_BYTES` as JSON."""
@@ -110,7 +107,7 @@ class Stacks:
         _, operation = self._user_code.innermost(stack)
         if frames := self._from_users(stack[::-1]):
             return frames, operation
-        if frames := self._from_users(list(stack_frames.task_frames(self._runner.task))):
+        if frames := self._from_users(list(stack_frames.task_frames(self._main_thread.task))):
             return frames, "await"
         return [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"], operation
 

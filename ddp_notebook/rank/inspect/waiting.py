@@ -1,6 +1,6 @@
 """What the main thread is at: it runs, waits in torch or for a key, is paused, or does nothing.
 
-Called on the engine's control thread: nothing here waits for the main thread.
+Called on the thread that answers questions: nothing here waits for the main thread.
 """
 
 from __future__ import annotations

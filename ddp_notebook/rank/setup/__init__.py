@@ -2,6 +2,7 @@
 
 connecting.py     Opening the store and waiting for its keys.
 errors.py         What a stage of set-up raises when it cannot be passed.
+listening.py      A socket that listens for a store; why it cannot, and who does instead.
 rendezvous.py     Notes each call of `init_process_group` on this rank.
 rescue.py         Frees the main thread when it is blocked.
 settings.py       The variables that torch reads on this rank.

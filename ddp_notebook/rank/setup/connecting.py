@@ -18,7 +18,7 @@ from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.errors import StageError
-from ddp_notebook.rank.setup.store_process import explain, listen
+from ddp_notebook.rank.setup.listening import explain, listen
 
 _POLL_S = 0.1
 _CONNECT_TIMEOUT_S = 1.0

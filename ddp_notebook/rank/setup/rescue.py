@@ -24,9 +24,9 @@ from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames, host
 from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.setup.listening import listen
 from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.setup.store_process import listen
 
 _MOST_PAIRS = 64
 """Of gloo's connections to peers, as many are ended as a group of so many ranks has."""
@@ -36,7 +36,7 @@ _POLLS_WITHIN_S = 0.05
 
 
 class Rescue(Component):
-    """Called on the control thread, while the main thread is blocked."""
+    """Called on the thread that answers questions, while the main thread is blocked."""
 
     def __init__(
         self,

@@ -7,23 +7,23 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.collectives.call_sites import Line
 from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.replicas import Replica, TrackedOptimizer, Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.variables.global_names import GlobalNames
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400
 _MOST_NAMES = 40
@@ -39,12 +39,14 @@ class RunSummary:
         tracker: Tracker,
         samplers: Samplers,
         data_parallel: DataParallelTracking,
+        names: GlobalNames,
     ) -> None:
         self._rank = process.rank
         self._observer = observer
         self._tracker = tracker
         self._samplers = samplers
         self._data_parallel = data_parallel
+        self._names = names
 
     def facts(self) -> RunFacts:
         """All of it. Only when nothing runs: it reads what the main thread would change."""
@@ -102,7 +104,7 @@ class RunSummary:
             key = f"{replica.made_of} {counted[replica.made_of]}"
             wrapped = replica.ref()
             if digester is None:
-                facts = _counts(replica, wrapped)
+                facts = _counts(replica, self._variable(wrapped))
             elif wrapped is None:
                 facts = replica.last_facts
             else:
@@ -110,6 +112,10 @@ class RunSummary:
             if facts is not None:
                 used.append((replica, replace(facts, key=key)))
         return used
+
+    def _variable(self, wrapped: Any) -> str:
+        """The name of the user's variable for an object; empty where there is none."""
+        return _variable(wrapped, self._names.get()) if wrapped is not None else ""
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> ReplicaFacts:
         module = wrapped.module
@@ -119,7 +125,7 @@ class RunSummary:
         group = wrapped.process_group
         first = next((p for _, p in named), None)
         return replace(
-            _counts(replica, wrapped),
+            _counts(replica, self._variable(wrapped)),
             device=str(first.device) if first is not None else "",
             backend=torch_private.group_backend(group),
             group_size=group.size(),
@@ -181,11 +187,11 @@ def _place(line: Line | None) -> Place | None:
     return Place(*line) if line else None
 
 
-def _counts(replica: Replica, wrapped: Any) -> ReplicaFacts:
+def _counts(replica: Replica, name: str) -> ReplicaFacts:
     return ReplicaFacts(
         key="",
         type=replica.type,
-        name=_variable(wrapped) if wrapped is not None else "",
+        name=name,
         forwards=replica.forwards,
         no_sync_forwards=replica.no_sync_forwards,
         bypasses=replica.bypasses,
@@ -212,9 +218,9 @@ def _batch_buffers(module: torch.nn.Module) -> Iterator[str]:
                 yield f"{prefix}.{name}".removeprefix(".")
 
 
-def _variable(wrapped: Any) -> str:
-    """The name of the user's variable for an object."""
-    spaces = [get_ipython().user_ns, vars(sys.modules.get("__main__", sys))]
+def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
+    """The name among `names`, or in a program, that an object has."""
+    spaces = [names, vars(sys.modules.get("__main__", sys))]
     main = spaces[0].get("main")
     if main is not None:
         spaces.append(getattr(main, "__dict__", {}))

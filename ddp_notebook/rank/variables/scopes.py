@@ -1,6 +1,6 @@
 """Which variables there are: of the function that the main thread is in, and global ones.
 
-Called on the engine's control thread: nothing here waits, imports, or runs code of the user's.
+Called on the thread that answers: nothing here waits, imports, or runs code of the user's.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.model import Activity, RankVariables, Scope, Variable, codec
-from ddp_notebook.rank.boot import RankProcess
 from ddp_notebook.rank.calls import VariablesRequest
-from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.inspect import frames as stack_frames
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.process import is_runnable
 from ddp_notebook.rank.inspect.stacks import LONGEST_NAME, NOT_SHOWN, values_of
 from ddp_notebook.rank.inspect.waiting import Waiting
+from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.variables.described import describe
+from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.tensors import TensorReader
 
 MOST_BYTES = 60_000
@@ -32,21 +33,21 @@ _IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
 
 
 class Variables:
-    """Tells this rank's variables, while its main thread goes on. `shell` is IPython's."""
+    """Tells this rank's variables, while its main thread goes on."""
 
     def __init__(
         self,
         process: RankProcess,
         waiting: Waiting,
+        main_thread: MainThread,
         user_code: UserCode,
-        runner: CellRunner,
-        shell: Any,
+        names: GlobalNames,
     ) -> None:
         self._rank = process.rank
         self._waiting = waiting
         self._user_code = user_code
-        self._runner = runner
-        self._shell = shell
+        self._main_thread = main_thread
+        self._names = names
 
     def variables(self, request: VariablesRequest) -> RankVariables:
         """This rank's variables, in at most `MOST_BYTES` as JSON."""
@@ -62,8 +63,9 @@ class Variables:
             traced = any(f.f_globals.get("__name__") == "bdb" for f in stack)
             local = [each for each in values_of(frame, keep=traced) if _is_shown(*each)]
             scopes.append(self._scope(_function(frame), _file(frame), local, request, reader, room))
-        names = frame.f_globals if frame is not None else self._shell.user_ns
-        file = "" if names is self._shell.user_ns or frame is None else _file(frame)
+        users = self._names.get()
+        names = frame.f_globals if frame is not None else users
+        file = "" if names is users or frame is None else _file(frame)
         scopes.append(self._scope("", file, self._global(names), request, reader, room))
         return RankVariables(self._rank, tuple(scopes), busy)
 
@@ -71,13 +73,13 @@ class Variables:
         """The user's innermost frame; None when none of the user's code runs."""
         frame, _ = self._user_code.innermost(stack)
         if frame is None:
-            awaiting = list(stack_frames.task_frames(self._runner.task))
+            awaiting = list(stack_frames.task_frames(self._main_thread.task))
             frame, _ = self._user_code.innermost(awaiting[::-1])
         return frame
 
     def _global(self, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """What the user has bound, but imports and definitions: what `%who` would list."""
-        hidden = self._shell.user_ns_hidden
+        hidden = self._names.hidden
         return [
             (name, value)
             for name, value in list(names.items())

@@ -1,0 +1,130 @@
+"""A unix socket at which a process answers questions, whatever its main thread does.
+
+A message is its length in four bytes, and JSON: ``{"question": name, "about": request}``, and what
+`Handlers.answer` gives for it. One question a connection. Only this user gets in: the socket is
+0600, its folder should be 0700, and the system says whose the other end is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.rank.component import Component
+
+Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+"""What answers: the name of a question and what it is about, to JSON."""
+
+LENGTH = struct.Struct("!I")
+MOST_BYTES = 1 << 24
+"""Of an answer."""
+_MOST_ASKED_BYTES = 1 << 16
+_READ_WITHIN_S = 1.0
+"""Who connects and then sends nothing keeps the others waiting for no longer."""
+_PEER = struct.Struct("3i")
+"""Of Linux: the pid, uid and gid of the other end."""
+
+
+def is_mine(connection: socket.socket) -> bool:
+    """Whether the other end is this user's, as far as this system tells.
+
+    Where it does not tell (not Linux), the folder of the socket has to keep others out.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    uid: int = _PEER.unpack(peer)[1]
+    return uid == os.geteuid()
+
+
+class ControlSocket(Component):
+    """Listens at `path`; `answer(question, about)` answers, on a thread of ours."""
+
+    def __init__(self, path: Path, answer: Answers) -> None:
+        self.path = path
+        self._answer = answer
+        self._listener: socket.socket | None = None
+        self._pid = 0
+
+    def attach(self) -> None:
+        """Listen from now on. Where that cannot be, this process can only not be asked."""
+        with contextlib.suppress(OSError):
+            self.listen()
+
+    def listen(self) -> None:
+        """The same. Raises OSError: the path is too long, or the folder is not there."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()  # of a process that was here before, and is dead
+            listener.bind(str(self.path))
+            self.path.chmod(0o600)
+            listener.listen(64)
+        except OSError:
+            listener.close()
+            raise
+        self._listener, self._pid = listener, os.getpid()
+        # A forked child is another process: it must not seem to listen when this one is dead.
+        os.register_at_fork(after_in_child=self._leave)
+        threading.Thread(target=self._serve, name="ddp-questions", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._listener is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._leave()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+    def _leave(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    def _serve(self) -> None:
+        while (listener := self._listener) is not None:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                if self._listener is None:
+                    return
+                time.sleep(_READ_WITHIN_S)  # no file descriptor is left: perhaps later
+                continue
+            with connection, contextlib.suppress(OSError, ValueError):
+                if is_mine(connection):
+                    self._serve_one(connection)
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        connection.settimeout(_READ_WITHIN_S)
+        (size,) = LENGTH.unpack(_read(connection, LENGTH.size))
+        if size > _MOST_ASKED_BYTES:
+            return
+        asked = json.loads(_read(connection, size))
+        if isinstance(asked, dict):
+            answer = self._answer(str(asked.get("question", "")), asked.get("about") or {})
+            connection.sendall(framed(answer))
+
+
+def framed(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent."""
+    data = json.dumps(message).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("it asked for nothing")
+        data += piece
+    return bytes(data)
