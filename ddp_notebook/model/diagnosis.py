@@ -59,8 +59,6 @@ class Category(StrEnum):
     METRIC_MISAGGREGATION = "metric-misaggregation"
     RNG_MISMATCH = "rng-mismatch"
     NUMERICS_MISMATCH = "numerics-mismatch"
-    CHECKPOINT_MISUSE = "checkpoint-misuse"
-    OPTIMIZER_DETACHED = "optimizer-detached"
     SAMPLER_MISUSE = "sampler-misuse"
     DATALOADER_DEADLOCK = "dataloader-deadlock"
     MISSING_DESTROY = "missing-destroy"

@@ -188,7 +188,10 @@ def source_of(work: Any) -> int | None:
 
 
 def unwaited_results() -> int:
-    """How many results of functional collectives were not given to wait_tensor yet; 0 if unknown."""
+    """Results of functional collectives not given to wait_tensor yet; 0 where unknown.
+
+    Of this thread: torch counts for each.
+    """
     size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return int(size()) if callable(size) else 0
 

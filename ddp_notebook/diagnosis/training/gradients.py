@@ -70,7 +70,9 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
     """Gradients that DDP has averaged are divided by the world size once more."""
     for of in optimizers(context.facts).values():
         size = len(of)
-        models = [m for key, m in context.models.items() if all(key in e.replicas for e in of.values())]
+        models = [
+            m for key, m in context.models.items() if all(key in e.replicas for e in of.values())
+        ]
         if size < 2 or len(models) != 1 or set(models[0].of) != set(of) or not models[0].whole:
             continue
         if any(each.backwards != each.steps or each.hook for each in models[0].of.values()):

@@ -32,7 +32,7 @@ def _differs(of: dict[int, str]) -> Finding:
     return Finding(
         Category.NUMERICS_MISMATCH,
         ranks,
-        f"{name} is {value}, and something else on other ranks: they compute with another precision",
+        f"{name} is {value}, and something else on other ranks: they compute with other precision",
         f"Make the same setting on every rank: {name}.",
         evidence=tuple(f"rank {rank}: {text}" for rank, text in of.items()),
     )

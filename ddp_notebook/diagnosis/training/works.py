@@ -65,6 +65,9 @@ def _functional(of: Mapping[int, FunctionalFacts]) -> Iterator[Finding]:
         "Read torch.ops._c10d_functional.wait_tensor(result), not the result itself; or call "
         "torch.distributed._functional_collectives, whose results wait by themselves.",
         evidence=by_ranks(
-            {r: f"{e.left} of {e.direct + e.others} results not waited for" for r, e in ranks.items()}
+            {
+                r: f"{e.left} of {e.direct + e.others} results not waited for"
+                for r, e in ranks.items()
+            }
         ),
     )

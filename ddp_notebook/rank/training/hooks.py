@@ -216,9 +216,7 @@ class TrainingHooks(Component):
             if torch.is_grad_enabled():
                 tracker.bypass(module)
             elif (replica := tracker.modules.get(id(module))) is not None and not replica.inside:
-                replica.moments.evaluates(
-                    module, inputs, tracker.backwards, self._samplers.current
-                )
+                replica.moments.evaluates(module, inputs, tracker.backwards, self._samplers.current)
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
