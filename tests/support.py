@@ -395,6 +395,15 @@ def ipython_shell() -> Iterator[Any]:
         InteractiveShell.clear_instance()
 
 
+def begun(session: Any) -> None:
+    """Wait until the first line of every rank in a detached run has been heard of.
+
+    A rank writes it to its file first, so `Session.output` may know it sooner than the run does.
+    """
+    run = session.detached.run
+    eventually(lambda: all("\n" in run.written(rank) for rank in run.ranks), 30, "the first line")
+
+
 def session_of(shell: Any) -> Any:
     """The session behind the magics of a shell."""
     return shell._ddp_notebook_magics.session

@@ -10,6 +10,7 @@ majority.py   Which of several values is the right one, and which ranks have ano
 names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
 pages.py      A page of help for each category: what torch prints, what it means, how it is mended.
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
+splits.py     The rule for ranks that send each other other amounts in an all_to_all than expected.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 training/     Rules for training that ends well and is wrong.

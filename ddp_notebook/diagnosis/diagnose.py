@@ -16,7 +16,7 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures, groups
+from ddp_notebook.diagnosis import failures, groups, splits
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
@@ -102,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     Rule(hang.unreduced_gradients, When.RUN),
     Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
     Rule(threads.concurrent_use, When.RUN),
+    Rule(splits.split_mismatch, When.RUN),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(exits.ended, When.RUN),

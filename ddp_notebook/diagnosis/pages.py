@@ -1,4 +1,4 @@
-"""A page of help for each category: what torch prints, what it means, how it is found and mended."""
+"""A page of help for each category: what torch prints, what it means, what to do."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ PAGES: Mapping[Category, Page] = {
     # -- collectives -------------------------------------------------------------------------
     Category.CONDITIONAL_COLLECTIVE: Page(
         _HANGS,
-        "Only some ranks call a collective, mostly under `if rank == 0`. Some calls are collectives "
-        "that do not look so: full_tensor, state_dict of a sharded model, dcp.save, "
+        "Only some ranks call a collective, mostly under `if rank == 0`. Some calls are "
+        "collectives that do not look so: full_tensor, state_dict of a sharded model, dcp.save, "
         "clip_grad_norm_, distribute_tensor.",
         "The collectives of all ranks side by side, and the test in your code before that line.",
         "Call it on every rank of the group, and keep only the printing or writing in the `if`.",
@@ -145,7 +145,7 @@ PAGES: Mapping[Category, Page] = {
         "Loop over names in one order on every rank: sorted().",
     ),
     Category.SHAPE_MISMATCH: Page(
-        "The process is aborted (SIGABRT) where a message is larger than its buffer, or wrong sums.",
+        "A process is aborted (SIGABRT) where a message is larger than its buffer; or wrong sums.",
         "In one collective ranks bring tensors of other shapes.",
         "Shapes are compared before anything is sent; what does not match is refused.",
         "Exchange the sizes first, pad to the largest, cut afterwards.",
@@ -205,7 +205,7 @@ PAGES: Mapping[Category, Page] = {
         "Pipeline stages disagree about the stage number, the number of micro-batches or the "
         "schedule.",
         "The sends and receives between neighbouring stages, counted.",
-        "Make stage and schedule of the same numbers on every rank; the stage number is the rank's.",
+        "Give stage and schedule the same numbers on every rank; each stage belongs to one rank.",
     ),
     Category.UNEVEN_INPUTS: Page(
         _HANGS,
@@ -325,7 +325,7 @@ PAGES: Mapping[Category, Page] = {
         _SILENT,
         "DistributedSampler without set_epoch, with another seed, or with overlapping shards.",
         "The samplers' state on every rank.",
-        "sampler.set_epoch(epoch) in each epoch, the same seed, num_replicas and rank of the group.",
+        "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job.",
     ),
     Category.DATALOADER_DEADLOCK: Page(
         _HANGS,

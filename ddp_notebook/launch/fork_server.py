@@ -149,6 +149,8 @@ class ForkServer:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        if modules:
+            child.call("ddp_notebook.rank.held_modules:hold", {})
         _freeze()
         self.send_ready(time.monotonic() - started)
 

@@ -136,6 +136,21 @@ class GroupMade:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """What a rank brought to an all_to_all: how much it sends to each member, and expects of it.
+
+    In rows, or in elements where lists of tensors are sent. `announced` is what it told each
+    member before, in an exchange of a few integers; empty where there was none.
+    """
+
+    group: str
+    slot: int
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    announced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
@@ -202,6 +217,8 @@ class RankReport:
     """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
+    splits: Splits | None = None
+    """What it brought to its last all_to_all."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from ddp_notebook.model import OutputKind
-from ddp_notebook.rank import boot, calls
+from ddp_notebook.rank import boot, calls, held_modules
 from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import EngineProcess
@@ -89,6 +89,7 @@ class RankRuntime:
         self.life.attach()
         self.events.collect = self.forwarder.collect
         self.events.pulse = self._pulse
+        held_modules.hold()
 
     def _pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""

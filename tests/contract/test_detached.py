@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GATE, HANG, eventually
+from support import GATE, HANG, begun, eventually
 
 from ddp_notebook.errors import (
     CellFailed,
@@ -70,12 +70,6 @@ def script(tmp_path: Path, gate: Path, more: str = "") -> str:
 
 def text_of(result: CellResult) -> str:
     return "".join(item.text for group in result.outputs for item in group.items)
-
-
-def begun(session: Session) -> None:
-    """Wait until every rank has printed its first line."""
-    everyone = range(session.record.snapshot.world_size)
-    eventually(lambda: all("begun" in session.output(r) for r in everyone), 30, "the first line")
 
 
 def ended(session: Session, within_s: float = 60) -> CellResult:

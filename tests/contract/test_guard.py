@@ -41,6 +41,12 @@ MISMATCHES = {
     ),
     "another root": "dist.broadcast(torch.ones(4), src=1 if rank == 2 else 0)",
     "another operation": ("dist.barrier() if rank == 2 else dist.all_reduce(torch.ones(4))"),
+    "a part that its receiver does not expect": (
+        "sends = [1, 1, 1, 2] if rank == 2 else [1, 1, 1, 1]\n"
+        "x, out = torch.ones(sum(sends), 3), torch.empty(4, 3)\n"
+        "dist.all_to_all_single(out, x, [1, 1, 1, 1], sends)\n"
+        "dist.barrier()"
+    ),
     "a shorter piece": (
         "out = [torch.zeros(8) for _ in range(4)]\n"
         "dist.all_gather(out, torch.ones(5 if rank == 2 else 8))"
@@ -185,7 +191,7 @@ def test_a_benchmark_measures_torch_and_not_us(ranks: Session) -> None:
 def test_a_defect_of_the_observer_does_not_reach_the_users_code(ranks: Session) -> None:
     ranks.run_cell(
         "from ddp_notebook.rank import runtime\n"
-        "observer = runtime.current().observer\n"
+        "observer = runtime.current().core.observer\n"
         "def broken(*_):\n"
         "    raise KeyError('a defect of ours')\n"
         "log, observer.call_sites.site = observer.log, broken\n"

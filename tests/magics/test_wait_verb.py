@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kernels import Kernel, Reply, seen_in
-from support import GATE, HANG, eventually, ipython_shell, session_of, spared
+from support import GATE, HANG, begun, ipython_shell, session_of, spared
 
 from ddp_notebook.session.runs.run import CellResult
 
@@ -154,8 +154,7 @@ def test_a_look_gives_control_back_and_says_what_goes_on(
 ) -> None:
     gate = tmp_path / "gate"
     shell.run_cell(f"%%ddp --detach\n{GATE.format(gate=str(gate))}")
-    eventually(lambda: "begun" in session_of(shell).output(1), 20, "the first line")
-    eventually(lambda: "begun" in session_of(shell).output(0), 20, "the first line")
+    begun(session_of(shell))
     capsys.readouterr()
     result = shell.run_cell("%ddp_wait --timeout 0").result
     assert isinstance(result, CellResult)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ddp_notebook.diagnosis.conditions import Test, tests_around
+from ddp_notebook.diagnosis.conditions import Test, shallow, tests_around
 from ddp_notebook.diagnosis.names import Names, Varies
 from ddp_notebook.model import Collective, Place, Ranks
 
@@ -153,8 +153,8 @@ class Sources:
             tree = None
             if name in self._texts:
                 try:
-                    tree = ast.parse(_MAGIC.sub("", self._texts[name]))
-                except (SyntaxError, ValueError):
+                    tree = shallow(ast.parse(_MAGIC.sub("", self._texts[name])))
+                except (SyntaxError, ValueError, RecursionError, MemoryError):
                     tree = None
             self._trees[name], self._names[name] = tree, Names(tree)
         return self._trees[name]

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -108,8 +109,10 @@ class CellRunner:
         try:
             self._begin(run, file_name, magic_line)
             yield outcome
-        except KeyboardInterrupt as interrupt:  # it came while IPython handled an error
-            outcome.error = interrupt
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001
+            # An interrupt came while IPython handled an error; or IPython itself failed, which the
+            # user's code can bring about.
+            outcome.error = error
         finally:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,8 +126,20 @@ class CellRunner:
         self._events.emit_now(CellStarted, cell=run.cell, number=run.number)
 
     def _end(self, cell: int, error: BaseException | None) -> None:
-        """It is over: say how."""
-        self._life.run_ends()
+        """It is over: say how. Where that cannot be said any more, the process ends."""
+        try:
+            self._life.run_ends()
+            how = self._how(error)
+        except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
+            how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
+        try:
+            self._events.emit_now(CellFinished, cell=cell, **how)
+        except Exception:  # noqa: BLE001  # silent, the session would wait for this rank for ever
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+
+    def _how(self, error: BaseException | None) -> dict[str, Any]:
+        """How it ended, as fields of `CellFinished`."""
         outcome, name, text = "ok", "", ""
         frames: tuple[Frame, ...] = ()
         if error is not None:
@@ -133,17 +148,15 @@ class CellRunner:
             frames = raised.frames_of(error, self._user_code)
             cause = self._data_parallel.cause_of(error)
             self._main_thread.error = Failure(name, text, *cause, frames=frames)
-        self._events.emit_now(
-            CellFinished,
-            cell=cell,
-            outcome=outcome,
-            ename=name,
-            evalue=text,
-            line=self._line_of(error),
-            path=tuple(map(raised.place_of, frames)),
-            withheld_bytes=self._forwarder.withheld_bytes,
-            trained=self._hooks.trained(),
-        )
+        return {
+            "outcome": outcome,
+            "ename": name,
+            "evalue": text,
+            "line": self._line_of(error),
+            "path": tuple(map(raised.place_of, frames)),
+            "withheld_bytes": self._forwarder.withheld_bytes,
+            "trained": self._hooks.trained(),
+        }
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.

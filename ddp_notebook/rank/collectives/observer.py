@@ -28,6 +28,7 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.collectives.splits import Exchanges
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
@@ -78,6 +79,8 @@ class Observer(Component):
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
         """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
+        self.exchanges: Exchanges | None = None
+        """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
         """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
         self._file: LogWriter | None = None
@@ -100,7 +103,7 @@ class Observer(Component):
 
     def run_begins(self, run: Run) -> None:
         """The records of the last run are forgotten."""
-        self.run = run.number
+        self.run, self.exchanges = run.number, None
         self.pending.clear()
         self.works.begin()
         if self._file is not None:
@@ -196,7 +199,10 @@ class _Group:
     """What is known of an observed group. A plain object: it is read before each collective, and
     attributes of one of torch's own objects take three times as long."""
 
-    __slots__ = ("called", "checks", "inner", "members", "number", "seq_ids", "title", "waits")
+    __slots__ = (
+        *("called", "checks", "exchanges", "inner", "members", "number", "seq_ids", "title"),
+        "waits",
+    )
 
     def __init__(
         self, inner: Any, title: str, called: str, members: Sequence[int], number: int
@@ -213,6 +219,8 @@ class _Group:
         """How many collectives, and sends and receives, were issued so far."""
         self.checks: list[Callable[..., None] | None] = [None, None]
         """What compares with the other ranks: collectives, and never sends and receives."""
+        self.exchanges: Exchanges | None = None
+        """Its all_to_alls, where they are compared."""
         self.waits = torch_private.group_backend(inner) == "gloo"
         """A collective that is waited for is waited for in here, so that its end is seen."""
 
@@ -327,7 +335,13 @@ class _Making:
         if self.guard is not None:
             self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
             group.ddp_notebook_group.checks[0] = self.guard.check
+            group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group
+
+    def _exchanges(self, group: _Group) -> Exchanges:
+        new = self.new
+        folder, where = self.observer.process.folder, (new.store, new.name, new.rank or 0)
+        return Exchanges(folder, *where, group.members, group.title)
 
     def ended(self) -> None:
         """torch has made the group, or could not."""
@@ -418,7 +432,7 @@ def _recorder(
     caller gets a handle. Raises Mismatch.
     """
     name, key_of, has_metric = operation.method, operation.key, operation.has_metric
-    kind = 1 if operation.to_peer else 0
+    kind, exchanges = 1 if operation.to_peer else 0, operation.exchanges
     call_sites, tracker = observer.call_sites, observer.tracker
 
     def record(
@@ -450,6 +464,9 @@ def _recorder(
         if check is not None:
             try:
                 check(seq_id, number, alike, operation, facts)
+                if exchanges and group.exchanges is not None:
+                    observer.exchanges = group.exchanges
+                    group.exchanges.check(seq_id, args, lists=exchanges == "lists")
             except guard.Mismatch:
                 # It is not issued: what this rank issues next meets the others there instead.
                 seq_ids[kind] = seq_id

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.errors import CellFailed, UsageMistake
+from ddp_notebook.errors import CellFailed, UsageMistake, named_file
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.environment import torchrun_variables
 from ddp_notebook.model import Diagnosis, Ranks
@@ -180,7 +180,7 @@ class ScriptWork:
 
 def find_script(path: str) -> Path:
     """The script, as an absolute path. Raises UsageMistake when there is none."""
-    script = Path(path).expanduser()
+    script = named_file(path)
     if not script.is_file():
         near = sorted(file.name for file in Path.cwd().glob("*.py"))[:5]
         here = f" Here are: {', '.join(near)}." if near else ""
