@@ -44,8 +44,12 @@ def diagnose_setup(case: Case) -> Diagnosis:
     return diagnose.diagnose_setup(case)
 
 
-def diagnose_training(facts: Mapping[int, RunFacts], collectives: Collectives) -> Diagnosis:
+def diagnose_training(
+    facts: Mapping[int, RunFacts],
+    collectives: Collectives,
+    sources: Mapping[str, str] | None = None,
+) -> Diagnosis:
     """What is wrong with the training of a run that ended well."""
     from ddp_notebook.diagnosis import diagnose
 
-    return diagnose.diagnose_training(facts, collectives)
+    return diagnose.diagnose_training(facts, collectives, sources)

@@ -285,6 +285,42 @@ PAGES: Mapping[Category, Page] = {
         "The first parameter and step with NaN, per rank, before the reduction.",
         "Look at that rank's batch of that step.",
     ),
+    Category.STALE_GRADIENTS: Page(
+        _SILENT,
+        "Gradients of a step stay and go into the next one: nobody clears them.",
+        "Values of a few gradients after a step, and when the next backward begins.",
+        "optimizer.zero_grad() once for each step, before its first backward.",
+    ),
+    Category.LOSS_SCALING: Page(
+        _SILENT,
+        "Gradients are divided by the world size although DDP has averaged them.",
+        "By what a few gradients were multiplied between backward and step.",
+        "Leave the division out, or reduce by hand without DDP.",
+    ),
+    Category.LOCAL_STATISTIC: Page(
+        _SILENT,
+        "A norm was taken of a rank's own shard, so each rank scales its gradients differently.",
+        "By what a few gradients of each rank were multiplied between backward and step.",
+        "torch.nn.utils.clip_grad_norm_, or all_reduce the sum of squares before the root.",
+    ),
+    Category.METRIC_MISAGGREGATION: Page(
+        _SILENT,
+        "Each rank evaluates its own part, and one reports its figure as that of the whole.",
+        "Other inputs on each rank, no collective afterwards, and only one rank that prints.",
+        "all_reduce the counts, and divide afterwards.",
+    ),
+    Category.RNG_MISMATCH: Page(
+        _SILENT,
+        "Ranks were given one seed, so noise and the like is the same for their different samples.",
+        "The state of torch's generator before each training forward, and the code that draws.",
+        "torch.manual_seed(seed + dist.get_rank()) once the model is made.",
+    ),
+    Category.NUMERICS_MISMATCH: Page(
+        _SILENT,
+        "Ranks compute with another precision: autocast, TF32 or the default dtype differ.",
+        "The settings of every rank after a run in which it trained.",
+        "The same setting on every rank.",
+    ),
     Category.SAMPLER_MISUSE: Page(
         _SILENT,
         "DistributedSampler without set_epoch, with another seed, or with overlapping shards.",

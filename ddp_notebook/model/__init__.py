@@ -107,13 +107,17 @@ from ddp_notebook.model.state import (
     Status,
 )
 from ddp_notebook.model.training import (
+    EvaluationFacts,
+    FunctionalFacts,
     LoaderFacts,
     OptimizerFacts,
     ParallelFacts,
     ReplicaFacts,
     RunFacts,
     SamplerFacts,
+    StepStart,
     TensorDigest,
+    WorkFacts,
 )
 
 __all__ = [
@@ -123,14 +127,18 @@ __all__ = [
     "Part",
     "Phase",
     "Place",
+    "EvaluationFacts",
+    "FunctionalFacts",
     "LoaderFacts",
     "OptimizerFacts",
     "ParallelFacts",
     "ReplicaFacts",
     "RunFacts",
     "SamplerFacts",
+    "StepStart",
     "TensorDigest",
     "ShardedUnit",
+    "WorkFacts",
     "Splits",
     "StoreFile",
     "ThreadError",

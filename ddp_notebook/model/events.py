@@ -118,7 +118,7 @@ class CellFinished(Event):
     """The rank is done with a cell. `outcome` is ok, error or interrupted.
 
     `withheld_bytes` of output were written beyond what was sent to the notebook. `trained`: an
-    optimizer has made steps with a DistributedDataParallel object; there is more to ask for.
+    optimizer has made steps, or a collective was not waited for; there is more to ask for.
     """
 
     kind: ClassVar[str] = "cell_finished"

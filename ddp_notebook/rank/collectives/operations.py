@@ -53,6 +53,11 @@ class Operation:
     exchanges: Literal["", "lists", "parts"] = ""
     """It sends each rank something else: tensors of a list, or parts of one tensor."""
 
+    @property
+    def is_barrier(self) -> bool:
+        """True of what waits for all that was issued before."""
+        return self.name in ("barrier", "monitored_barrier")
+
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
