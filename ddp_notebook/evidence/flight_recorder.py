@@ -137,26 +137,18 @@ def _record(
     groups: Mapping[str, tuple[int, ...]],
     sources: Sources,
 ) -> Collective | None:
-    profiling_name = _text(entry.get("profiling_name"))
-    backend, _, operation = profiling_name.partition(":")
-    pair = entry.get("process_group")
-    names = [_text(each) for each in pair[:2]] if isinstance(pair, list | tuple) else []
-    if not operation or len(names) < 2 or operation.startswith("coalesced"):
+    backend, _, operation = _text(entry.get("profiling_name")).partition(":")
+    group = _group_of(entry)
+    if not operation or not group or operation.startswith("coalesced"):
         return None
-    group = _group(*names)
     message = _PEERS.match(operation)
-    members = groups.get(group, ())
     peer = None
     if message:
-        operation, number = message[1], int(message[3])
-        peer = members[number] if number < len(members) else number
+        operation, peer = message[1], _member(groups.get(group, ()), int(message[3]))
     sizes = _sizes(entry.get("output_sizes" if operation == "scatter" else "input_sizes"))
     frames = _frames(entry.get("frames"))
     api, part = function_called(frames)
-    done = entry.get("state") == "completed" or (backend == "gloo" and entry.get("retired") is True)
     sequence = _int(entry.get("p2p_seq_id" if message else "collective_seq_id"))
-    dtypes = entry.get("input_dtypes")
-    dtype = _text(dtypes[0]) if isinstance(dtypes, list) and dtypes else ""
     return Collective(
         rank=rank,
         number=_int(entry.get("record_id")),
@@ -166,15 +158,36 @@ def _record(
         api=api,
         part=part,
         shape=sizes[0] if sizes else (),
-        dtype=_DTYPES.get(dtype, dtype.lower()) if sizes else "",
+        dtype=_dtype(entry.get("input_dtypes")) if sizes else "",
         numel=sum(math.prod(shape) for shape in sizes),
         tensors=len(sizes),
         peer=peer,
         path=sources.path(frames),
-        phase=Phase.DONE if done else Phase.ISSUED,
+        phase=Phase.DONE if _is_done(entry, backend) else Phase.ISSUED,
         issued_ns=_int(entry.get("time_created_ns")),
         done_ns=_int(entry.get("time_discovered_completed_ns")),
     )
+
+
+def _group_of(entry: Mapping[str, Any]) -> str:
+    pair = entry.get("process_group")
+    names = [_text(each) for each in pair[:2]] if isinstance(pair, list | tuple) else []
+    return _group(*names) if len(names) == 2 else ""
+
+
+def _member(members: tuple[int, ...], number: int) -> int:
+    """The rank with that number in a group; the number itself where the members are not known."""
+    return members[number] if number < len(members) else number
+
+
+def _dtype(value: object) -> str:
+    name = _text(value[0]) if isinstance(value, list) and value else ""
+    return _DTYPES.get(name, name.lower())
+
+
+def _is_done(entry: Mapping[str, Any], backend: str) -> bool:
+    retired = backend == "gloo" and entry.get("retired") is True
+    return retired or entry.get("state") == "completed"
 
 
 def _sizes(value: object) -> list[tuple[int, ...]]:

@@ -124,15 +124,7 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     if not starts:
         return None
-    frames: list[Frame] = []
-    texts: list[str] = []
-    at = starts[-1] + 1
-    while at < len(lines) and (lines[at].startswith(" ") or not lines[at]):
-        if match := _FRAME.match(lines[at]):
-            frames.append(Frame(match[1], int(match[2]), match[3]))
-            follows = lines[at + 1].strip() if at + 1 < len(lines) else ""
-            texts.append("" if follows.startswith("File ") else follows)
-        at += 1
+    frames, texts, at = _read_frames(lines, starts[-1] + 1)
     match = _RAISED.match(lines[at]) if at < len(lines) else None
     if match is None or not frames:
         return None
@@ -141,6 +133,19 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
     ends = not any(line.strip() for line in lines[at + _MOST_MESSAGE_LINES :])
     name = match[1].rpartition(".")[2]
     return Raised(name, text, tuple(frames), tuple(texts), certain or ends)
+
+
+def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int]:
+    """The frames of the traceback that goes on in line `at`, their code, and where they end."""
+    frames: list[Frame] = []
+    texts: list[str] = []
+    while at < len(lines) and (lines[at].startswith(" ") or not lines[at]):
+        if match := _FRAME.match(lines[at]):
+            frames.append(Frame(match[1], int(match[2]), match[3]))
+            follows = lines[at + 1].strip() if at + 1 < len(lines) else ""
+            texts.append("" if follows.startswith("File ") else follows)
+        at += 1
+    return frames, texts, at
 
 
 def _read_agent(lines: list[str], logs: Logs) -> None:

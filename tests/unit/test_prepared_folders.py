@@ -77,7 +77,9 @@ def test_what_is_half_written_or_of_another_version_is_passed_over(root: Path, t
 
 
 @pytest.mark.parametrize(
-    ("pid", "why"), [(2**22 + 5, "There is no process"), (os.getpid(), "is not prepared")]
+    ("pid", "why"),
+    [(2**22 + 5, "There is no process"), (os.getpid(), "is not prepared")],
+    ids=["no process", "this one"],
 )
 def test_a_pid_that_is_no_prepared_rank_is_told_why(pid: int, why: str) -> None:
     with pytest.raises(UsageMistake, match=why):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
+from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, OptimizerFacts, Ranks
 
@@ -69,13 +70,10 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
 def averaged_twice(context: Context) -> Iterator[Finding]:
     """Gradients that DDP has averaged are divided by the world size once more."""
     for of in optimizers(context.facts).values():
-        size = len(of)
-        models = [
-            m for key, m in context.models.items() if all(key in e.replicas for e in of.values())
-        ]
-        if size < 2 or len(models) != 1 or set(models[0].of) != set(of) or not models[0].whole:
+        size, model = len(of), _only_model(context, of)
+        if size < 2 or model is None or set(model.of) != set(of) or not model.whole:
             continue
-        if any(each.backwards != each.steps or each.hook for each in models[0].of.values()):
+        if any(each.backwards != each.steps or each.hook for each in model.of.values()):
             continue  # micro-batches: their number may be the world size
         steps = _common_steps(of)
         wrong = [i for i in steps if all(_is(f, 1 / size) for f in _factors_at(of, i).values())]
@@ -85,12 +83,22 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
         yield Finding(
             Category.LOSS_SCALING,
             tuple(of),
-            f"the gradients of {models[0].title} are divided by the world size, {size}, though "
+            f"the gradients of {model.title} are divided by the world size, {size}, though "
             f"DistributedDataParallel has averaged them: each step is {size} times too small"
             f"{_at(each.place)}",
             "Leave the division out: DistributedDataParallel averages over the ranks.",
             evidence=(f"times {1 / size:g} between backward and step, in {len(wrong)} steps",),
         )
+
+
+def _only_model(context: Context, of: _Of) -> Model | None:
+    """The one model that these optimizers train on every rank; None where there are several."""
+    found = [
+        model
+        for key, model in context.models.items()
+        if all(key in each.replicas for each in of.values())
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def leftovers(context: Context) -> Iterator[Finding]:
