@@ -78,16 +78,7 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent(lines, logs)
-        for who, own, certain in _by_rank(lines, rank):
-            logs.ranks.add(who)
-            if (raised := _last_raised(own, certain)) is not None:
-                logs.raised[who] = raised
-            if match := next(filter(None, map(_ABORTED.match, own)), None):
-                logs.last_words[who] = match[1]
-        for match in filter(None, map(_WATCHDOG.search, lines)):
-            timed_out = TimedOut(int(match[2]), match[3], int(match[4] or 0))
-            logs.timed_out.setdefault(int(match[1]), timed_out)
-            logs.ranks.add(int(match[1]))
+        _read_ranks(lines, rank, logs)
     if logs.exits:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
@@ -96,6 +87,20 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
         if not error.certain and logs.exits.get(rank, 0) <= 0:
             del logs.raised[rank]
     return logs
+
+
+def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
+    """What the ranks themselves wrote, and torch's watchdogs in them."""
+    for who, own, certain in _by_rank(lines, rank):
+        logs.ranks.add(who)
+        if (raised := _last_raised(own, certain)) is not None:
+            logs.raised[who] = raised
+        if match := next(filter(None, map(_ABORTED.match, own)), None):
+            logs.last_words[who] = match[1]
+    for match in filter(None, map(_WATCHDOG.search, lines)):
+        timed_out = TimedOut(int(match[2]), match[3], int(match[4] or 0))
+        logs.timed_out.setdefault(int(match[1]), timed_out)
+        logs.ranks.add(int(match[1]))
 
 
 def _clean(line: str) -> str:

@@ -7,11 +7,11 @@ their own parts of it. So the code must say as well that they are drawn for the 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.training.replicas import Model
-from ddp_notebook.model import Category, Finding, Place, name_ranks
+from ddp_notebook.model import Category, Finding, Place, StepStart, name_ranks
 
 _FEWEST_STEPS = 3
 _DEEPEST = 3
@@ -55,14 +55,14 @@ def _same_steps(model: Model) -> tuple[int, ...]:
         return ()
     rows = list(enumerate(zip(*of, strict=False)))
     equal = all(len({each.random for each in row}) == 1 for _, row in rows)
-    steps = tuple(
-        number
-        for number, row in rows
-        if all(each.drew for each in row)
-        and all(each.input for each in row)
-        and len({each.input for each in row}) == len(row)
-    )
+    steps = tuple(number for number, row in rows if _drew_for_their_own(row))
     return steps if equal and len(steps) >= _FEWEST_STEPS else ()
+
+
+def _drew_for_their_own(row: Sequence[StepStart]) -> bool:
+    """Every rank drew numbers, and has an input that no other one has."""
+    inputs = {each.input for each in row}
+    return all(each.drew and each.input for each in row) and len(inputs) == len(row)
 
 
 def _draw(tree: ast.Module, line: int) -> ast.Call | None:

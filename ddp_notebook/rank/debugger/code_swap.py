@@ -133,22 +133,24 @@ class CodeSwap:
             if flags not in by_flags:
                 by_flags[flags] = _compiled(plain, name, flags), _compiled(ours, name, flags)
             before, after = (codes.get(_key(own)) for codes in by_flags[flags])
-            if before is None or after is None:
+            changed = before is not None and own not in self._ours and not _alike(before, own)
+            if before is None or after is None or changed:
                 failed.add(own.co_qualname)
-                continue
-            if own not in self._ours and not _alike(before, own):
-                failed.add(own.co_qualname)
-                continue
-            function.__code__ = after
-            self._swapped[id(function)] = _Swapped(function, before, after)
-            for each in _all_code(after):
-                self._ours[each] = self._lines[file]
+            else:
+                self._give(function, before, after)
         if failed:
             return (
                 f"what {', '.join(sorted(failed))} runs is not what stands in the file now: it was "
                 "edited after it was imported"
             )
         return ""
+
+    def _give(self, function: FunctionType, before: CodeType, after: CodeType) -> None:
+        """`function` runs `after`, with our calls, in place of `before`."""
+        function.__code__ = after
+        self._swapped[id(function)] = _Swapped(function, before, after)
+        for each in _all_code(after):
+            self._ours[each] = self._lines[self._canonical(after.co_filename)]
 
     # -- modules that are imported later ---------------------------------------------------
 

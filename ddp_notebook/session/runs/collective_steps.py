@@ -189,20 +189,26 @@ def _let_go(
     others = tuple(rank for rank in ranks if rank not in at_lines)
     if wanted.move.how == How.COLLECTIVE:
         run.pausing = True
-    left: dict[int, int | None] = {}
-    moved = cluster.ask(at_lines, calls.MOVE, wanted.move, _ASK_TIMEOUT_S) if at_lines else {}
+    left = _move(run, cluster, at_lines, wanted.move) if at_lines else {}
+    question = calls.RESUME if wanted.to == END else calls.STEP
+    for rank, paused in cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S).items():
+        if not isinstance(paused, CannotAnswer):
+            left[rank] = paused.collective
+    return left
+
+
+def _move(
+    run: CellRun, cluster: RankCluster, ranks: Ranks, move: calls.Move
+) -> dict[int, int | None]:
+    """Let ranks that stand at lines go on; the collective before which each was paused."""
+    moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
     answers = {r: each for r, each in moved.items() if not isinstance(each, CannotAnswer)}
     problems = {each.problem for each in answers.values()}
     if problems and all(problems):
         raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
     for rank, answer in answers.items():
         run.left(rank, answer.stop)
-        left[rank] = answer.collective
-    question = calls.RESUME if wanted.to == END else calls.STEP
-    for rank, paused in cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S).items():
-        if not isinstance(paused, CannotAnswer):
-            left[rank] = paused.collective
-    return left
+    return {rank: answer.collective for rank, answer in answers.items()}
 
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:
