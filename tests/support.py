@@ -409,12 +409,16 @@ def ipython_shell() -> Iterator[Any]:
 
 
 def begun(session: Any) -> None:
-    """Wait until the first line of every rank in a detached run has been heard of.
+    """Wait until the first line of every rank in the run that goes on has been heard of.
 
     A rank writes it to its file first, so `Session.output` may know it sooner than the run does.
     """
-    run = session.detached.run
-    eventually(lambda: all("\n" in run.written(rank) for rank in run.ranks), 30, "the first line")
+
+    def heard() -> bool:
+        run = session.current
+        return run is not None and all("\n" in run.written(rank) for rank in run.ranks)
+
+    eventually(heard, 30, "the first line")
 
 
 @contextlib.contextmanager

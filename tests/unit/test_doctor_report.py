@@ -156,10 +156,10 @@ def test_in_a_shell_json_is_printed_and_no_failure_is_exit_code_0() -> None:
         (("--nonsense",), "unrecognized arguments: --nonsense"),
     ],
 )
-def test_in_a_shell_wrong_arguments_are_exit_code_2(
+def test_in_a_shell_wrong_arguments_are_exit_code_3(
     arguments: tuple[str, ...], message: str
 ) -> None:
     shown = run_script(*arguments)
-    assert shown.returncode == 2
+    assert shown.returncode == 3
     assert message in shown.stderr
     assert "Traceback" not in shown.stderr

@@ -30,6 +30,7 @@ _OBSERVING = tuple(
         "collectives/observer.py",
         "collectives/pause.py",
         "collectives/guard.py",
+        "collectives/works.py",
         "training/hooks.py",
         "inspect/store_keys.py",
         "debugger/debugger.py",
