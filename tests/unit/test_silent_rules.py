@@ -202,6 +202,7 @@ def test_every_rank_evaluates_with_statistics_of_its_own(
     assert not kinds(*every(False, (0,))), "rank 0 evaluates alone"
 
 
+REPORTS = "\n" * (HERE.line - 1) + "value = net(x).sum().item()\nprint(value)\n"
 JOINED = Collective(0, 9, "all_reduce", numel=2, backwards=8)
 
 
@@ -243,7 +244,7 @@ def test_one_rank_reports_its_own_part_as_the_whole(
         for rank in (0, 1)
     ]
     records = (record,) if record is not None else ()
-    told = kinds(*every, records=records)
+    told = kinds(*every, records=records, source=REPORTS)
     assert told == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
 
 

@@ -8,6 +8,7 @@ gradients.py         Rules about gradients between the backward and the optimize
 models.py            Models compared across ranks, and what failed while DDP was constructed.
 randomness.py        The rule for random numbers that are the same on all ranks.
 replicas.py          One model on all ranks: its replicas, and the tensors in which they differ.
+reported.py          Whether a program prints a number that its evaluation came to.
 rules.py             Rules about gradients, values and buffers of a run that ended well.
 samplers.py          Rules about DistributedSampler: wrong shards, other seeds or epochs, or none.
 settings.py          The rule for settings that change what a process computes, and differ.

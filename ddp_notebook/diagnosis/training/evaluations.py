@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import Category, EvaluationFacts, Finding, name_ranks
 
 _SILENT = ("barrier", "monitored_barrier")
@@ -37,12 +38,16 @@ def other_statistics(context: Context) -> Iterator[Finding]:
 
 
 def unjoined_results(context: Context) -> Iterator[Finding]:
-    """Ranks evaluate on parts, exchange nothing afterwards, and one alone says something."""
+    """Ranks evaluate on parts, exchange nothing afterwards, and one alone says what came of it."""
     for model in context.models.values():
         if not model.whole or not all(each.steps for each in model.of.values()):
             continue
         evaluations = _together(model)
-        wrong = [of for of in evaluations if _of_parts(of) and len(_who_wrote(of)) == 1]
+        wrong = [
+            of
+            for of in evaluations
+            if _of_parts(of) and len(_who_wrote(of)) == 1 and _is_reported(context, of)
+        ]
         if not wrong or _exchanged(context, model, evaluations[0]):
             continue
         (rank,) = _who_wrote(wrong[0])
@@ -88,6 +93,13 @@ def _who_wrote(of: _Of) -> list[int]:
     if any(each.wrote is None for each in of.values()):
         return []
     return [rank for rank, each in of.items() if each.wrote]
+
+
+def _is_reported(context: Context, of: _Of) -> bool:
+    """True when the code prints a number that this evaluation came to."""
+    place = next((each.place for each in of.values() if each.place is not None), None)
+    tree = context.sources.tree(place) if place is not None else None
+    return tree is not None and place is not None and is_reported(tree, place.line)
 
 
 def _exchanged(context: Context, model: Model, first: _Of) -> bool:
