@@ -1,8 +1,8 @@
 """Values as short texts, made while the main thread goes on: nothing of theirs is run.
 
 A `__repr__` of the user's may block, raise, or start a copy from a GPU. So only values of
-Python's own types are written out; of a tensor its shape, type and device, with its number if it is one
-in this host's memory; of all else the name of its class.
+Python's own types are written out; of a tensor its shape, type and device, or its number if it
+has no dimensions and is in this host's memory; of all else the name of its class.
 """
 
 from __future__ import annotations

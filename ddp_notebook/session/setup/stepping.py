@@ -180,8 +180,8 @@ def _why_not(bring_up: BringUp, ranks: Ranks | None) -> str:
     if not paused:
         if snapshot.ready:
             return (
-                "There is nothing to step: no rank is paused at a line, no cell runs, and set-up is "
-                "complete. To stop at a line: %ddp_break 2 for line 2 of the last cell, or "
+                "There is nothing to step: no rank is paused at a line, no cell runs, and set-up "
+                "is complete. To stop at a line: %ddp_break 2 for line 2 of the last cell, or "
                 "breakpoint() in the code. To step through set-up: %ddp_shutdown, then "
                 "%ddp_init --step"
             )
