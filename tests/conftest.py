@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)  # before the workers read from the marks which tests go together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes first, or the other workers would wait for one at the end.
 

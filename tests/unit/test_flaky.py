@@ -1,4 +1,4 @@
-"""A test that loses a race is run again and named; many of them fail the run."""
+"""How the tests run: those of a file on one worker; one that loses a race again, and named."""
 
 from __future__ import annotations
 
@@ -45,3 +45,12 @@ def test_up_to_three_flaky_tests_pass_and_are_named(
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stdout.count("FLAKY") == flaky
     assert ("at most 3 are let pass" in done.stdout) == (flaky > 3)
+
+
+def test_the_tests_of_a_file_go_to_one_worker(request: pytest.FixtureRequest) -> None:
+    """Or each worker starts the ranks of a file, its kernel or its JupyterLab once more."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("these tests have no workers: pytest -n 3 --dist loadgroup")
+    for item in request.session.items:
+        together = "browser" if "browser" in item.path.parts else item.path.stem
+        assert item.nodeid.endswith(f"@{together}")
