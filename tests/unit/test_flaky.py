@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from workers import together
 
 TESTS = Path(__file__).parents[1]
 ONCE = """
@@ -47,10 +48,14 @@ def test_up_to_three_flaky_tests_pass_and_are_named(
     assert ("at most 3 are let pass" in done.stdout) == (flaky > 3)
 
 
-def test_the_tests_of_a_file_go_to_one_worker(request: pytest.FixtureRequest) -> None:
-    """Or each worker starts the ranks of a file, its kernel or its JupyterLab once more."""
-    if not request.config.getoption("loadgroup", False):
-        pytest.skip("these tests have no workers: pytest -n 3 --dist loadgroup")
-    for item in request.session.items:
-        together = "browser" if "browser" in item.path.parts else item.path.stem
-        assert item.nodeid.endswith(f"@{together}")
+@pytest.mark.parametrize(
+    ("test", "group"),
+    [
+        ("tests/contract/test_where.py::test_all[cell]", "tests/contract/test_where.py"),
+        ("tests/browser/test_tabs.py::test_tabs[lab]", "browser"),
+        ("tests/notebooks/test_demo.py::test_it", "tests/notebooks/test_demo.py::test_it"),
+    ],
+)
+def test_tests_that_share_what_is_dear_go_to_one_worker(test: str, group: str) -> None:
+    """That they did, each run with workers judges at its end."""
+    assert together(test) == group
