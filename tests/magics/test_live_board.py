@@ -234,12 +234,21 @@ def test_buttons_work_while_a_cell_runs_and_later_cells_keep_their_order(
 
 def test_a_page_that_comes_late_gets_all_slices_and_the_past(page: Page) -> None:
     page.run("%%ddp\nfor n in range(5):\n    dist.all_reduce(torch.ones(4))")
-    everything = {(rank, number) for rank in (0, 1) for number in range(5)}
 
     def has_all() -> bool:
         # What a painting under way had not seen yet comes as news after the answer.
-        slices = {(rank, n) for each in page.told for rank, n, *_ in each.get("slices", ())}
-        return slices >= everything and any(each.get("first_kind") == 0 for each in page.told)
+        told = [each for each in page.told if each["kind"] == "slices"]
+        kinds = {
+            n: kind for each in told for n, kind in enumerate(each["kinds"], each["first_kind"])
+        }
+        last_run = max((each["run"] for each in told), default=0)
+        slices = {
+            (rank, n)
+            for each in told
+            for rank, n, kind, *_ in each["slices"]
+            if kind in kinds and kinds[kind][-1] == last_run
+        }
+        return len(slices) == 2 * 5 and any(each["first_kind"] == 0 for each in told)
 
     page.told.clear()
     page.say(kind="hello", view="late")
