@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_notebook.launch.preload import loaded
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
@@ -37,8 +36,6 @@ class EngineProcess:
     orders: OrderSocket
     log: Path
     """The file behind the process's own stdout and stderr."""
-    modules: frozenset[str]
-    """Top-level modules that were loaded before any code of the user's ran."""
 
 
 _engine: EngineProcess | None = None
@@ -59,7 +56,7 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
     sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
     questions = questions_of(folder.parent, rank)
     _engine = EngineProcess(
-        RankProcess(rank, sender, folder, questions), sender, socket_, Path(log), loaded()
+        RankProcess(rank, sender, folder, questions), sender, socket_, Path(log)
     )
     sender.emit(StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname())
 

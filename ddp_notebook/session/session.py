@@ -60,7 +60,7 @@ class Session:
         self._runs = RunRegistry(self.record, self.pool, self._findings)
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
-        self._scripts = Scripts(self.pool, self._runs, self._set_up)
+        self._scripts = Scripts(self.pool, self._runs)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self._values = Values(self.record, self.pool, self._runs)

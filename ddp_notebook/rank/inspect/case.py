@@ -94,7 +94,7 @@ class Reporter:
         calls, error = self._init_calls.calls, self._main_thread.error
         arguments = calls.arguments
         makes = _new_group(stack) if inside == "process-group" else ()
-        probe, addresses = host.as_main(lambda: self._store_and_name(arguments, calls.entered > 0))
+        probe, addresses = self._store_and_name(arguments, calls.entered > 0)
         return RankReport(
             rank=self._rank,
             activity=self._waiting.activity(inside),

@@ -1,0 +1,192 @@
+"""The processes of a script: started, heard, asked in the ranks' places, and ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_notebook.launch import out_of_memory
+from ddp_notebook.model import CellFinished, RankExited, Ranks, codec
+from ddp_notebook.rank.calls import Script
+from ddp_notebook.rank.rank_process import questions_of, streams_of
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.event_receiver import EventReceiver
+    from ddp_notebook.launch.client import ForkServerClient
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.record import Record
+
+_ENDED_WITHIN_S = 5.0
+_LAST_WORDS_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class Places:
+    """Who knows ranks by their processes: all of them are told when a script takes their places."""
+
+    record: Record
+    cluster: RankCluster
+    logs: CollectiveLogs
+    receiver: EventReceiver
+
+    def lend(self, ranks: Ranks, folder: Path) -> None:
+        """From now on a script's processes, which have their files in `folder`, are the ranks."""
+        self.record.lend(ranks)
+        self.logs.lend(ranks, folder)
+
+    def is_process(self, rank: int, pid: int, folder: Path) -> None:
+        """The process that has the place of `rank`."""
+        self.cluster.lend(rank, pid, questions_of(folder, rank))
+        self.record.lent_to(rank, pid)
+
+    def take_back(self, ranks: Ranks) -> None:
+        """The session's own processes are the ranks again."""
+        self.cluster.take_back()
+        self.logs.take_back(ranks)
+        self.record.take_back()
+
+
+class ScriptProcesses:
+    """One process for each rank of a script. They stay when it is over, until `end`.
+
+    `folder` is the run's own, and made here; `output_folder` is for output that is too long to
+    send.
+    """
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        places: Places,
+        folder: Path,
+        output_folder: Path,
+        ranks: Ranks,
+    ) -> None:
+        self.ranks = ranks
+        self._fork_server = fork_server
+        self._places = places
+        self._folder = folder
+        self._output_folder = output_folder
+        self._cell = 0
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, int] = {}
+        self._killed: set[int] = set()
+        self._lock = threading.Lock()
+        self._gone = threading.Condition(self._lock)
+        self._ending = False
+        self._oom_kills = out_of_memory.kills()
+        folder.mkdir(mode=0o700)
+        self._key = places.receiver.add_source(places.record.add)
+        places.lend(ranks, folder)
+
+    def start(
+        self,
+        script: Script,
+        environments: Mapping[int, Mapping[str, str]],
+        hosts: Mapping[int, Mapping[str, str]],
+    ) -> None:
+        """Start the script on every rank. Raises SessionLost, OSError."""
+        self._cell = script.cell
+        receiver = self._places.receiver
+        for rank in self.ranks:
+            out, errors = streams_of(self._folder, rank)
+            arguments = {
+                "rank": rank,
+                "events": receiver.url,
+                "key": self._key,
+                "folder": str(self._folder),
+                "output_folder": str(self._output_folder),
+                "script": codec.encode(script),
+            }
+            spec = {
+                "calls": [["ddp_notebook.rank.cells.scripts:main", arguments]],
+                "env": dict(environments[rank]),
+                "cwd": os.getcwd(),  # noqa: PTH109
+                "log": str(out),
+                "errors": str(errors),
+                "host": dict(hosts.get(rank, {})),
+            }
+            pid = self._fork_server.spawn(spec, partial(self._exited, rank))
+            self._places.is_process(rank, pid, self._folder)
+            with self._lock:
+                self._pids[rank] = pid
+                code = self._exits.get(rank)
+            if code is not None:  # it ended before this was known
+                self._tell(rank, code)
+
+    def kill(self, ranks: Ranks) -> None:
+        """End the processes of `ranks`; what runs there counts as interrupted."""
+        with self._lock:
+            alive = [r for r in ranks if r in self._pids and r not in self._exits]
+            self._killed.update(alive)
+        for rank in alive:
+            self._fork_server.signal(self._pids[rank], signal.SIGKILL)
+
+    def end(self) -> None:
+        """End what is left of it; the session's own processes are the ranks again."""
+        self.kill(self.ranks)
+        with self._gone:
+            self._gone.wait_for(lambda: self._exits.keys() >= self._pids.keys(), _ENDED_WITHIN_S)
+        self._ending = True
+        self._places.receiver.remove_source(self._key)
+        self._places.take_back(self.ranks)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _exited(self, rank: int, code: int) -> None:
+        """A process ended (on the fork server client's thread, or where it is started)."""
+        with self._gone:
+            known = rank in self._pids
+            self._exits[rank] = code
+            self._gone.notify_all()
+        if known:
+            self._tell(rank, code)
+
+    def _tell(self, rank: int, code: int) -> None:
+        if self._ending:
+            return
+        now_ns, record = time.monotonic_ns(), self._places.record
+        if rank in self._killed or code == 0:
+            outcome = "interrupted" if rank in self._killed else "ok"
+            name = "KeyboardInterrupt" if rank in self._killed else ""
+            record.add(
+                (
+                    CellFinished(
+                        rank=rank, cell=self._cell, outcome=outcome, ename=name, heard_ns=now_ns
+                    ),
+                )
+            )
+            return
+        before, now = self._oom_kills, out_of_memory.kills()
+        pid = self._pids[rank]
+        record.add(
+            (
+                RankExited(
+                    rank=rank,
+                    pid=pid,
+                    exit_code=code,
+                    last_words=self._last_words(rank),
+                    peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
+                    oom_kills=now - before if now is not None and before is not None else -1,
+                    heard_ns=now_ns,
+                ),
+            )
+        )
+
+    def _last_words(self, rank: int) -> str:
+        """The end of what it wrote: to stderr, or else to stdout."""
+        for path in reversed(streams_of(self._folder, rank)):
+            try:
+                data = path.read_bytes()[-_LAST_WORDS_BYTES:]
+            except OSError:
+                continue
+            if data.strip():
+                return data.decode("utf-8", "replace")
+        return ""
