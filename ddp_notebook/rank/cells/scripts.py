@@ -172,26 +172,17 @@ def _as_main(script: Script) -> types.ModuleType:
 def _let_others_go_on() -> None:
     """End all TCP connections, as the end of the process would: other ranks have to notice.
 
-    What torch's threads say about it goes nowhere: the script is over.
+    What torch's threads say about it goes nowhere: the script is over. Its listeners stay: a store
+    that this rank hosts would abort the process.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (1, 2):
         os.dup2(null, fd)
-    for fd in _tcp_sockets():
-        os.dup2(null, fd)
     os.close(null)
-
-
-def _tcp_sockets() -> list[int]:
-    """The descriptors of TCP sockets; what is connected is shut down."""
-    found = []
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError, ValueError):
             fd = int(entry.name)
             with socket.socket(fileno=os.dup(fd)) as one:
-                if one.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                found.append(fd)
-                if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                inet = one.family in (socket.AF_INET, socket.AF_INET6)
+                if inet and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     one.shutdown(socket.SHUT_RDWR)
-    return found

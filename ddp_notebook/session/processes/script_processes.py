@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.launch import out_of_memory
-from ddp_notebook.model import CellFinished, RankExited, Ranks, codec
+from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExited, Ranks, codec
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, streams_of
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _ENDED_WITHIN_S = 5.0
 _LAST_WORDS_BYTES = 4000
+_LAST_OUTPUT_BYTES = 16_000
+_STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,13 @@ class ScriptProcesses:
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
         self._ending = False
+        self._read: set[int] = set()
+        """Ranks whose processes have ended, and what they wrote was read from their files."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
-        self._key = places.receiver.add_source(places.record.add)
+        self._sent: dict[tuple[int, OutputKind], int] = {}
+        """Bytes of each stream that were sent here."""
+        self._key = places.receiver.add_source(self._hear)
         places.lend(ranks, folder)
 
     def start(
@@ -140,6 +147,31 @@ class ScriptProcesses:
         self._places.take_back(self.ranks)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _hear(self, events: Sequence[Event]) -> None:
+        """What the processes tell; of one that has died its files have told already."""
+        with self._lock:
+            kept = [e for e in events if not isinstance(e, Output) or e.rank not in self._read]
+            for event in kept:
+                if isinstance(event, Output) and event.what in _STREAMS:
+                    key = (event.rank, event.what)
+                    self._sent[key] = self._sent.get(key, 0) + len(event.text.encode())
+        if kept:
+            self._places.record.add(kept)
+
+    def _unsent(self, rank: int) -> list[Output]:
+        """What a process wrote and could not send any more."""
+        with self._lock:
+            self._read.add(rank)
+            sent = {what: self._sent.get((rank, what), 0) for what in _STREAMS}
+        found = []
+        for what, path in zip(_STREAMS, streams_of(self._folder, rank), strict=True):
+            with contextlib.suppress(OSError), path.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(max(sent[what], size - _LAST_OUTPUT_BYTES))
+                if text := stream.read().decode("utf-8", "replace"):
+                    found.append(Output(rank=rank, cell=self._cell, what=what, text=text))
+        return found
+
     def _exited(self, rank: int, code: int) -> None:
         """A process ended (on the fork server client's thread, or where it is started)."""
         with self._gone:
@@ -153,6 +185,7 @@ class ScriptProcesses:
         if self._ending:
             return
         now_ns, record = time.monotonic_ns(), self._places.record
+        record.add(self._unsent(rank))
         if rank in self._killed or code == 0:
             outcome = "interrupted" if rank in self._killed else "ok"
             name = "KeyboardInterrupt" if rank in self._killed else ""
