@@ -81,7 +81,6 @@ class ScriptProcesses:
         self._cell = 0
         self._pids: dict[int, int] = {}
         self._exits: dict[int, int] = {}
-        self._killed: set[int] = set()
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
         self._ending = False
@@ -130,10 +129,9 @@ class ScriptProcesses:
                 self._tell(rank, code)
 
     def kill(self, ranks: Ranks) -> None:
-        """End the processes of `ranks`; what runs there counts as interrupted."""
+        """End the processes of `ranks`."""
         with self._lock:
             alive = [r for r in ranks if r in self._pids and r not in self._exits]
-            self._killed.update(alive)
         for rank in alive:
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
 
@@ -186,16 +184,8 @@ class ScriptProcesses:
             return
         now_ns, record = time.monotonic_ns(), self._places.record
         record.add(self._unsent(rank))
-        if rank in self._killed or code == 0:
-            outcome = "interrupted" if rank in self._killed else "ok"
-            name = "KeyboardInterrupt" if rank in self._killed else ""
-            record.add(
-                (
-                    CellFinished(
-                        rank=rank, cell=self._cell, outcome=outcome, ename=name, heard_ns=now_ns
-                    ),
-                )
-            )
+        if code == 0:  # it left by itself, past Python's own end
+            record.add((CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns),))
             return
         before, now = self._oom_kills, out_of_memory.kills()
         pid = self._pids[rank]
