@@ -14,7 +14,7 @@ COMPARE = """
 import statistics, time
 from ddp_notebook.rank import runtime
 
-tracker = runtime.current().tracker
+tracker = runtime.current().core.tracker
 
 def in_turns(one, other, rounds, count, clock=time.perf_counter_ns):
     \"\"\"Times of a call of each, in us, a pair for each round; they take turns.\"\"\"

@@ -46,7 +46,7 @@ def bare(model, batches, steps):
         found[size] = times[3:]
     return found
 
-with runtime.current().observer.suspended(), runtime.current().hooks.suspended():
+with runtime.current().core.observer.suspended(), runtime.current().core.hooks.suspended():
     bare_us = bare(model, batches, 30)
 """
 

@@ -185,7 +185,7 @@ def test_a_benchmark_measures_torch_and_not_us(ranks: Session) -> None:
 def test_a_defect_of_the_observer_does_not_reach_the_users_code(ranks: Session) -> None:
     ranks.run_cell(
         "from ddp_notebook.rank import runtime\n"
-        "observer = runtime.current().observer\n"
+        "observer = runtime.current().core.observer\n"
         "def broken(*_):\n"
         "    raise KeyError('a defect of ours')\n"
         "log, observer.call_sites.site = observer.log, broken\n"

@@ -134,7 +134,7 @@ w = torch.ones(1, requires_grad=True)
 w.register_hook(lambda _: send(torch.ones(1)))
 w.sum().backward()
 from ddp_notebook.rank import runtime
-assert not runtime.current().observer.broken
+assert not runtime.current().core.observer.broken
 """
 
 

@@ -137,7 +137,7 @@ def test_after_an_abort_a_live_model_trains_on_with_right_gradients(ranks2: Sess
 def test_counting_costs_some_microseconds_a_step(ranks2: Session) -> None:
     ranks2.run_cell(
         NET + "from ddp_notebook.rank import runtime\n"
-        "tracker = runtime.current().tracker\n"
+        "tracker = runtime.current().core.tracker\n"
         "import time\n"
         "for _ in range(20): step()\n"
         "replica = tracker.replica(net)\n"

@@ -190,7 +190,7 @@ STATE = (
     "told = state, grads, net.training, [m.training for m in net.modules()], numbers, "
     "optimizer.state_dict()['state'], len(net._forward_pre_hooks), torch.is_grad_enabled()\n"
 )
-KNOWN = "from ddp_notebook.rank import runtime\nknown = runtime.current().tracker.made\n"
+KNOWN = "from ddp_notebook.rank import runtime\nknown = runtime.current().core.tracker.made\n"
 
 
 def test_the_users_model_is_as_it_was(ranks2: Session) -> None:
