@@ -15,7 +15,7 @@ def network() -> str:
     """
     with contextlib.suppress(OSError):
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{booted} {os.readlink('/proc/self/ns/net')}"  # noqa: PTH115
+        return f"{booted} {os.readlink('/proc/thread-self/ns/net')}"  # noqa: PTH115
     return ""
 
 

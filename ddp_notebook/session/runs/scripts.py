@@ -126,6 +126,7 @@ class ScriptWork:
         self._package = package
         self._processes = processes
         self._path, *self._arguments = command
+        self._placed = placed is not None
         self._hosts = placed.hosts if placed is not None else {}
         self._ended = ended
         host = processes.options.master_addr
@@ -174,6 +175,8 @@ class ScriptWork:
             checked = post_run.examine(run, controller.cluster, controller.logs)
             result = replace(result, diagnosis=checked)
         self._ended(controller)
+        if self._placed:
+            self._processes.end_script()  # and the hosts with it
         return result
 
 
