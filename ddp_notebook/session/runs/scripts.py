@@ -145,6 +145,7 @@ class ScriptWork:
             },
             run.ranks[0] if store == "rank0" else None,
             lambda: store == "rank0" or processes.script_store_alive,
+            script=True,
         )
 
     def send(self, ranks: Ranks) -> Ranks:
