@@ -5,8 +5,10 @@ context.py    What the rules look at: all ranks' reports, and what is derived fr
 deaths.py     Ranks whose process ended: how, what is known of why, and how to get them back.
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
 failures.py   What ranks failed with, or wait in, where no rule says more.
+groups.py     Rules about groups of some ranks: made of others, or used in another order.
 majority.py   Which of several values is the right one, and which ranks have another.
 names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
+pages.py      A page of help for each category: what torch prints, what it means, how it is mended.
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.

@@ -16,7 +16,7 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures
+from ddp_notebook.diagnosis import failures, groups
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
@@ -90,7 +90,7 @@ RULES: tuple[Rule, ...] = (
     Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
     # Collectives that met and do not match are proof, whether ranks are stuck or not.
     Rule(hang.unreduced_gradients, When.RUN),
-    Rule(p2p.disputed_groups, When.RUN_BLOCKED),
+    Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
     Rule(threads.concurrent_use, When.RUN),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
@@ -103,9 +103,8 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
     Rule(p2p.unmatched_messages, When.RUN_STUCK),
-    Rule(p2p.new_group_not_by_all, When.RUN_STUCK),
-    Rule(p2p.other_groups, When.RUN_STUCK),
-    Rule(p2p.opposite_groups, When.RUN_STUCK),
+    Rule(groups.new_group_not_by_all, When.RUN_STUCK),
+    Rule(groups.opposite_groups, When.RUN_STUCK),
     Rule(out_of_step.stragglers, When.RUN),
     # Ranks that wait in set-up, and those that they wait for.
     Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),

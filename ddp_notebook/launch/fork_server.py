@@ -159,9 +159,11 @@ class ForkServer:
         """Serve until the session is gone."""
         while not self.closed:
             self.fork_servers()
-            wait_s = GRACE_S if self.orphaned else _IDLE_S if self.idle_modules else _PARENT_CHECK_S
+            # Beside children it would copy the pages that they share: more than it saves.
+            to_import = self.idle_modules and not (self.children or self.orphaned)
+            wait_s = GRACE_S if self.orphaned else _IDLE_S if to_import else _PARENT_CHECK_S
             idle = not self.turn(wait_s)
-            if idle and self.idle_modules and not self.orphaned:
+            if idle and to_import and not self.children:
                 _import(self.idle_modules.pop(0))
                 _freeze()
 

@@ -120,6 +120,22 @@ class ThreadError:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupMade:
+    """A call of `new_group` on one rank, its own or that of a mesh which it made.
+
+    `number` counts them as torch does, since the default group was made: it is calls of equal
+    number that meet. `members` are the ranks that it gave, as ranks of the default group;
+    `called` is the dimension of the mesh, or what the user called the group.
+    """
+
+    number: int
+    members: Ranks
+    called: str = ""
+    path: tuple[Place, ...] = ()
+    of_mesh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
@@ -184,10 +200,8 @@ class RankReport:
     """The most memory that a process which ended had in use; 0 where unknown."""
     oom_kills: int = -1
     """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
-    makes: tuple[int, ...] = ()
-    """Whom the group has that it is making: what it gave to `new_group`; empty for all."""
-    makes_s: float = 0.0
-    """For how many seconds it has been seen to make that one."""
+    groups_made: tuple[GroupMade, ...] = ()
+    """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

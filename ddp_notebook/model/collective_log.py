@@ -55,10 +55,11 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A process group: its name, and its members as ranks of the default group."""
+    """A process group: its name, its members as ranks of the default group, how it is called."""
 
     group: str
     members: tuple[int, ...]
+    called: str = ""
 
 
 Text: TypeAlias = str | tuple[Place, ...] | _Group
@@ -155,6 +156,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         operation=name(operation),
         slot=slot,
         group=in_group.group if isinstance(in_group, _Group) else "",
+        called=in_group.called if isinstance(in_group, _Group) else "",
         api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,
         shape=tuple(fields[22 : 22 + min(sizes, DIMENSIONS)]),

@@ -66,7 +66,9 @@ class Collective:
     `operation` is torch's own name (all_reduce, broadcast, ...), `api` the function that the
     user called (all_gather_object, backward, ...). `shape` and `dtype` are those of the first
     of `tensors` tensors, with `numel` elements in all. `root` and `peer` are ranks of the
-    default group. `path` leads from the outermost line of the user's code to the innermost.
+    default group. `called` is what people call the group: a mesh's dimension, or what the user
+    called it; empty for nothing. `path` leads from the outermost line of the user's code to the
+    innermost.
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
     seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
@@ -103,6 +105,7 @@ class Collective:
     freed: bool = False
     waited: bool = False
     thread: int = 0
+    called: str = ""
 
     @property
     def is_point_to_point(self) -> bool:
@@ -125,14 +128,12 @@ class Collectives:
     """What the ranks issued: per rank of the session, in the order of issue, oldest first.
 
     The ring of a rank is bounded: `first` is the number of its oldest record here, 0 when
-    none was dropped. `groups` has the members of each group, as ranks of the session;
-    `disputed`, of groups about which ranks disagree, what each of them says.
+    none was dropped. `groups` has the members of each group, as ranks of the session.
     """
 
     of: Mapping[int, tuple[Collective, ...]] = dataclasses.field(default_factory=dict)
     groups: Mapping[str, Ranks] = dataclasses.field(default_factory=dict)
     first: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    disputed: Mapping[str, Mapping[int, Ranks]] = dataclasses.field(default_factory=dict)
 
     def pending(self, rank: int) -> tuple[Collective, ...]:
         """What `rank` issued, or is held before, and is not over."""
@@ -154,7 +155,6 @@ class Collectives:
             tuple(paths),
             self.groups,
             self.first,
-            self.disputed,
         )
 
     @classmethod
@@ -168,7 +168,7 @@ class Collectives:
                 raise error.inside(f"rows[{number}]") from None
             issued[collective.rank].append(collective)
         of = {rank: tuple(records) for rank, records in issued.items()}
-        return cls(of, table.groups, table.first, table.disputed)
+        return cls(of, table.groups, table.first)
 
 
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Collective))
@@ -189,7 +189,6 @@ class CollectiveTable:
     paths: tuple[tuple[Place, ...], ...]
     groups: Mapping[str, Ranks]
     first: Mapping[int, int]
-    disputed: Mapping[str, Mapping[int, Ranks]] = dataclasses.field(default_factory=dict)
 
     def collective(self, row: Sequence[Any]) -> Collective:
         """The collective of one of `rows`. Raises DecodeError."""

@@ -67,6 +67,11 @@ class Category(StrEnum):
     FILESYSTEM = "filesystem"
     GPU_MAPPING = "gpu-mapping"
     BACKEND_DEVICE_MISMATCH = "backend-device-mismatch"
+    MESH_MISMATCH = "mesh-mismatch"
+    SHARDING_MISMATCH = "sharding-mismatch"
+    SCHEDULE_MISMATCH = "schedule-mismatch"
+    SPLIT_MISMATCH = "split-mismatch"
+    CHECKPOINT_REENTRANT = "checkpoint-reentrant"
     UNDECIDED = "undecided"
 
 

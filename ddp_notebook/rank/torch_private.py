@@ -21,8 +21,6 @@ from torch.distributed import distributed_c10d
 
 STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
 """Functions of `torch.distributed.rendezvous` that a rank is in while it reaches the store."""
-NEW_GROUP_FUNCTIONS = ("_new_group_with_tag", "new_group")
-"""Functions whose `ranks` are those of the group that they make."""
 GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
 """Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
 
@@ -43,23 +41,35 @@ _HELPER_TAKES = {
     "timeout": "timeout",
 }
 """What the helper is called with, and what `NewGroup` calls it."""
+_MAY_TAKE = {"group_desc": "called"}
+"""What it has in addition in newer versions of torch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewGroup:
-    """With what torch makes a group. `rank` is within it, `members` are none for the default."""
+    """With what torch makes a group. `rank` is within it, `members` are none for the default.
+
+    `called` is what the user, or a mesh, calls it; None for nothing. Ranks that are no members
+    have to call for it too: their `rank` is None.
+    """
 
     store: Any
     name: str
-    rank: int
+    rank: int | None
     size: int
     members: Sequence[int]
     backend: str
     timeout: timedelta
+    called: str | None = None
+
+    @property
+    def has_me(self) -> bool:
+        """True when this rank is a member."""
+        return self.rank is not None and self.rank >= 0
 
 
 def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
-    """Have `making` see each process group that this rank is in made; once.
+    """Have `making` see each process group made, those that this rank is not in too; once.
 
     Its `before()` is called before torch makes it, `after(group)` gives what takes its place,
     and `ended()` is called whatever came of it. What fails in them leaves torch's own group.
@@ -77,11 +87,10 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
         call = signature.bind(*args, **named).arguments
         made: Any = None
         with contextlib.suppress(Exception):  # the user's group matters more
-            arguments: Any = {ours: call.get(theirs) for theirs, ours in _HELPER_TAKES.items()}
-            new = NewGroup(**arguments)
-            if new.rank is not None and new.rank >= 0:
-                made = making(new)
-                made.before()
+            takes = {**_HELPER_TAKES, **_MAY_TAKE}
+            arguments: Any = {ours: call.get(theirs) for theirs, ours in takes.items()}
+            made = making(NewGroup(**arguments))
+            made.before()
         try:
             group, prefixed = helper(*args, **named)
             if made is not None and isinstance(group, dist.ProcessGroup):

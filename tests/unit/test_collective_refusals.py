@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from collective_cases import DDP, SKIP, Program, found, lost, refuse, refused, same, the_one
@@ -22,7 +23,7 @@ from traces import (
 )
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Activity, Category, RankReport
+from ddp_notebook.model import Activity, Case, Category, GroupMade, RankReport
 
 EPOCHS = """
 for epoch in range(9):
@@ -246,28 +247,53 @@ def test_a_peer_that_left() -> None:
 # -- groups of some ranks ------------------------------------------------------------------
 
 
+def making(case: Case, lists: dict[int, list[tuple[int, ...]]], **more: Any) -> Case:
+    """`case`, in which each rank gave these lists to `new_group` before."""
+    path = places(4)
+    ranks = tuple(
+        replace(
+            e,
+            groups_made=tuple(
+                GroupMade(number, members, path=path, **more)
+                for number, members in enumerate(lists[e.rank], 1)
+            ),
+        )
+        for e in case.ranks
+    )
+    return replace(case, ranks=ranks)
+
+
 def test_a_rank_that_did_as_it_should_is_not_told_to_stay_out_of_its_own_group() -> None:
-    # Rank 3 left a call of new_group out: what it calls group 6 is of other ranks.
-    pair = all_reduce(5, group="6")
-    case = play({0: [pair], 1: [pair], 2: [], 3: [pair]}, groups={"6": (0, 1, 3)})
-    views = {0: (0, 1), 1: (0, 1), 3: (2, 3)}
-    mixed = replace(case, collectives=replace(case.collectives, disputed={"6": views}))
-    assert found(mixed) == [], "it may run and be right: nobody waits"
-    stuck = play({0: [pair, barrier(9)], 1: [pair], 2: [], 3: [pair]}, groups={"6": (0, 1, 3)})
-    stuck = replace(stuck, collectives=replace(stuck.collectives, disputed={"6": views}))
-    finding = diagnose_run(stuck).findings[0]
+    # Rank 3 left a call of new_group out: what it calls group 2 is of other ranks.
+    a, b, c = (0, 1), (0, 2), (2, 3)
+    lists = {0: [a, b, c], 1: [a, b, c], 2: [a, b, c], 3: [a, c]}
+    pair = all_reduce(5, group="2")
+    case = play({0: [pair], 1: [], 2: [pair], 3: [pair]}, groups={"2": (0, 2, 3)})
+    assert found(making(case, lists)) == [], "it may run and be right: nobody waits"
+    stuck = play({0: [pair, barrier(9)], 1: [], 2: [pair], 3: [pair]}, groups={"2": (0, 2, 3)})
+    finding = diagnose_run(making(stuck, lists)).findings[0]
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (3,))
-    assert "ranks 0-1 say ranks 0-1; rank 3 says ranks 2-3" in finding.cause
+    assert "another group 2: rank 3 makes it of ranks 2-3 at train.py:4; ranks 0-2 make" in (
+        finding.cause
+    )
     assert "with the same lists in the same order" in finding.remedy
-    even = {0: (0, 3), 3: (0, 3), 1: (1, 2), 2: (1, 2)}
-    program = {rank: [replace(pair, group="1"), barrier(9)] for rank in range(4)}
-    program[0] = program[0][:1]
-    case = play(program, groups={"1": (0, 1, 2, 3)})
-    case = replace(case, collectives=replace(case.collectives, disputed={"1": even}))
-    assert diagnose_run(case).findings[0].ranks == (0, 1, 2, 3), "nobody says which list is right"
-    of_two = {"1": {0: (0, 3), 1: (1, 2)}}
-    case = replace(case, collectives=replace(case.collectives, disputed=of_two))
-    assert diagnose_run(case).findings[0].ranks == (0, 1, 2, 3), "the others have not come so far"
+    assert finding.evidence[-1] == "rank 3: new_group of [0-1], [2-3]"
+    finding = diagnose_run(making(stuck, lists, called="dp", of_mesh=True)).findings[0]
+    assert (finding.category, finding.ranks) == (Category.MESH_MISMATCH, (3,))
+    assert "of ranks 0,2 (dp) at" in finding.cause
+
+
+def test_of_two_orders_of_new_group_neither_is_right_unless_a_test_of_the_rank_made_one() -> None:
+    lists = {0: [(0, 1), (1,)], 1: [(1,), (0, 1)]}
+    stuck = making(play({0: [all_reduce(9)], 1: []}), lists)
+    assert [f.ranks for f in diagnose_run(stuck).findings] == [(0, 1)]
+    stuck = making(stuck, {**lists, 1: []})
+    assert diagnose_run(stuck).findings[0].category is not Category.SUBGROUP_MISUSE
+    alone = making(play({0: [all_reduce(9)], 1: []}), {0: [(0,), (0, 1)], 1: [(0, 1)]})
+    other = replace(alone.ranks[1].groups_made[0], path=places(6))
+    alone = replace(alone, ranks=(alone.ranks[0], replace(alone.ranks[1], groups_made=(other,))))
+    code = "import x\n\nif rank == 0:\n    new_group([0])\n\nnew_group([0, 1])\n"
+    assert diagnose_run(alone, {"train.py": code}).findings[0].ranks == (0,)
 
 
 def test_new_group_that_not_all_ranks_call() -> None:

@@ -229,34 +229,6 @@ def test_threads_that_take_turns_are_no_finding() -> None:
     assert not found(case_of({0: one, 1: one}, *waits))
 
 
-# -- groups that ranks make at the same time -------------------------------------------------
-
-
-def making(*members: tuple[int, ...], seconds: float = 6.0) -> Case:
-    rank = RankReport(0, Activity.WAITING, "process-group", entered=1, left=1, initialized=True)
-    at = (Place("train.py", 16),)
-    return Case(
-        tuple(
-            replace(rank, rank=number, makes=those, makes_s=seconds, path=at)
-            for number, those in enumerate(members)
-        )
-    )
-
-
-def test_ranks_that_make_groups_of_other_ranks_for_long_are_told() -> None:
-    finding = the_one(making((0, 2), (1, 3), (0, 2), (0, 3)))
-    assert (finding.category, finding.ranks) == ("subgroup-misuse", (1, 3))
-    finding = the_one(making((0, 1), (0, 1), (0, 2)))
-    assert (finding.ranks, finding.waiting) == ((2,), (0, 1))
-    assert "train.py:16: rank 2 makes one of ranks 0,2" in finding.cause
-
-
-def test_ranks_that_make_groups_of_their_own_or_only_for_a_moment_are_left_alone() -> None:
-    assert found(making((0, 1), (0, 1), (2, 3), (2, 3))) == []
-    assert found(making((0, 1), (0, 1), (0, 2), seconds=0.5)) == []
-    assert found(making((0, 1, 2), (0, 1, 2), (0, 1, 2))) == []
-
-
 def test_a_rank_that_gloo_ended_for_a_message_that_is_too_large_is_no_mystery() -> None:
     words = "op.nbytes. 320 vs 192. Received data size doesn't match expected size. Is there"
     step = op("all_to_all_single", 33)

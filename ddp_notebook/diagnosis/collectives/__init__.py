@@ -9,7 +9,7 @@ exits.py          Rules about ranks that died or raised in a run: who was first,
 explain.py        The finding of each kind of divergence: what happened, why, what to change.
 hang.py           The rule for ranks that wait for gradients which another rank does not reduce.
 out_of_step.py    Rules: collectives that cannot be one, ranks that diverge, refusals, late ranks.
-p2p.py            Rules about sends and receives, and about groups of some of the ranks.
+p2p.py            Rules about sends and receives.
 source_code.py    What the user's code says about a line: its loops, and what keeps a rank from it.
 stopped_short.py  Rules about ranks that finished too early, or run nothing, while others wait.
 threads.py        Rules about a rank's threads: two that use one group at once, one that raised.

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddp_notebook.model import Activity, Collective, RankReport, Ranks, Side, name_ranks
+from ddp_notebook.model import (
+    DEFAULT_GROUP,
+    Activity,
+    Collective,
+    RankReport,
+    Ranks,
+    Side,
+    name_ranks,
+)
 
 
 def called(record: Collective) -> str:
@@ -18,18 +26,19 @@ def called(record: Collective) -> str:
 
 
 def named(record: Collective) -> str:
-    """A record with its line: ``barrier at train.py:31 in save``."""
+    """A record with its line: ``barrier at train.py:31``, ``all_reduce over dp at train.py:44``."""
     peer = ""
     if record.is_point_to_point:
         peer = f" {'to' if record.operation == 'send' else 'from'} "
         peer += f"rank {record.peer}" if record.peer is not None else "any rank"
-    return f"{called(record)}{peer}" + (f" at {record.place}" if record.place else "")
+    over = f" over {record.called}" if record.called else ""
+    return f"{called(record)}{peer}{over}" + (f" at {record.place}" if record.place else "")
 
 
 def numbered(record: Collective) -> str:
     """For evidence: its number in its group, what it is, and where it was called."""
     what = f" {record.dtype} {list(record.shape)}" if record.dtype else ""
-    group = "" if record.group == "default" else f" of group {record.group}"
+    group = "" if record.group == DEFAULT_GROUP else f" of group {record.called or record.group}"
     return f"collective {record.slot}{group}: {called(record)}{what}" + (
         f" at {record.place}" if record.place else ""
     )

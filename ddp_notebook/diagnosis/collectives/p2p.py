@@ -1,14 +1,13 @@
-"""Rules about sends and receives, and about groups of some of the ranks."""
+"""Rules about sends and receives."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.describe import again, named, numbered, verb
+from ddp_notebook.diagnosis.collectives.describe import named, verb
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -16,8 +15,6 @@ from ddp_notebook.model import (
     Ranks,
     name_ranks,
 )
-
-# -- sends and receives ------------------------------------------------------------------
 
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
@@ -177,139 +174,3 @@ def _unequal(context: Context, sent: Collective, received: Collective) -> Findin
 
 def _size(record: Collective) -> str:
     return f"{record.dtype} {list(record.shape)}"
-
-
-# -- groups of some ranks ----------------------------------------------------------------
-
-
-_SAME_LISTS = (
-    "Call new_group on every rank of the job, members or not, with the same lists in the same "
-    "order."
-)
-
-
-def disputed_groups(context: Context) -> Iterator[Finding]:
-    """Ranks whose groups of one number have other members: torch tells groups by their number."""
-    for group, views in sorted(context.collectives.disputed.items()):
-        alignment = context.alignments.get(group)
-        users = alignment.sequences if alignment else ()
-        of = {rank: members for rank, members in views.items() if rank in users}
-        if len(set(of.values())) < 2:
-            continue  # nobody uses both
-        sides = sorted(alike(of), key=lambda side: -len(side[0]))
-        outvoted = len(sides[0][0]) > len(sides[1][0])
-        # Where as many say this as that, everybody who is meant may have made the mistake.
-        named_by = () if outvoted else (member for _, members in sides for member in members)
-        culprits = tuple(
-            sorted({r for ranks, _ in sides[outvoted:] for r in ranks} | set(named_by))
-        )
-        yield Finding(
-            Category.SUBGROUP_MISUSE,
-            culprits,
-            f"ranks disagree who is in group {group}: "
-            + "; ".join(f"{verb(ranks, 'says', 'say')} {name_ranks(m)}" for ranks, m in sides),
-            _SAME_LISTS,
-            context.victims,
-            tuple(
-                f"{name_ranks(ranks)}: group {group} is of {name_ranks(m)}" for ranks, m in sides
-            ),
-        )
-        return  # later groups are numbered wrongly for the same reason
-
-
-def new_group_not_by_all(context: Context) -> Iterator[Finding]:
-    """Ranks that wait in `new_group` for ranks that will not call it."""
-    inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
-    stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
-    if not stuck:
-        return
-    absent = context.graph.waits[stuck[0]]
-    elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
-    if not elsewhere:
-        return
-    place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
-    where = f" at {place}" if place else ""
-    # Where more ranks left it out than call it, the call is what only some do.
-    culprits = elsewhere if len(elsewhere) <= len(inside) else inside
-    standing = context.standing(elsewhere)
-    them = "it" if len(elsewhere) == 1 else "them"
-    cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
-    if culprits == elsewhere:
-        cause = (
-            f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
-            f"{verb(inside, 'waits', 'wait')} for {them}; {again(standing, elsewhere)}"
-        )
-    yield Finding(
-        Category.SUBGROUP_MISUSE,
-        culprits,
-        cause,
-        _SAME_LISTS,
-        context.victims,
-        (f"{name_ranks(elsewhere)}: not in new_group",),
-    )
-
-
-_MAKES_S = 5.0
-"""Ranks that make groups one after the other are in different ones for a moment."""
-
-
-def other_groups(context: Context) -> Iterator[Finding]:
-    """Ranks that are all in `new_group`, and make groups of other ranks: none of them is done."""
-    ranks = context.case.ranks
-    if not ranks or not all(wait_graph.in_new_group(e) and e.makes_s >= _MAKES_S for e in ranks):
-        return
-    of = {e.rank: e.makes for e in ranks}
-    disagree = any(of.get(rank, e.makes) != e.makes for e in ranks for rank in e.makes)
-    sides = sorted(alike(of), key=lambda side: -len(side[0]))
-    if len(sides) < 2 or not all(members for _, members in sides) or not disagree:
-        return
-    outvoted = len(sides[0][0]) > len(sides[1][0])
-    culprits = tuple(sorted(rank for those, _ in sides[outvoted:] for rank in those))
-    place = next((f" at {e.path[-1]}" for e in ranks if e.path), "")
-    made = [f"{verb(those, 'makes', 'make')} one of {name_ranks(m)}" for those, m in sides[::-1]]
-    yield Finding(
-        Category.SUBGROUP_MISUSE,
-        culprits,
-        f"they make other groups at the same time{place}: {'; '.join(made)}",
-        f"{_SAME_LISTS} A DeviceMesh makes them of its tensor of ranks: give it one on all ranks.",
-        tuple(e.rank for e in ranks if e.rank not in culprits),
-        tuple(f"{name_ranks(those)}: new_group of {name_ranks(m)}" for those, m in sides),
-    )
-
-
-def opposite_groups(context: Context) -> Iterator[Finding]:
-    """Ranks that wait for each other in collectives of different groups: a ring."""
-    at = context.graph.at
-    for ring in context.graph.cycles:
-        records = [at[rank] for rank in ring if rank in at]
-        if len(records) < len(ring) or any(each.is_point_to_point for each in records):
-            continue
-        if len({each.group for each in records}) < 2:
-            continue
-        yield _ring_of_groups(context, ring, records)
-
-
-def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:
-    places = {(record.group, record.slot) for record in records}
-    # Who waits in the same collective outside of the ring has a vote too.
-    votes = {rank: (at.group, at.slot) for rank, at in context.graph.at.items()}
-    waiting = alike({rank: place for rank, place in votes.items() if place in places})
-    most = max(len(ranks) for ranks, _ in waiting)
-    outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}
-    culprits = tuple(sorted(outvoted.intersection(ring))) or ring
-    barriers = all(record.operation == "barrier" for record in records)
-    return Finding(
-        Category.BARRIER_MISUSE if barriers else Category.MISMATCHED_ORDER,
-        culprits,
-        f"{'barriers of different groups' if barriers else 'groups used in opposite order'}: "
-        f"{context.standing(ring)}",
-        "Give dist.barrier() the same group on every rank."
-        if barriers
-        else "Use the groups in one order on every rank.",
-        context.victims,
-        tuple(
-            f"rank {record.rank} waits in group {record.group} for "
-            f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
-            for record in sorted(records, key=lambda each: each.rank)
-        ),
-    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from ddp_notebook.board.side_panel import BESIDE, HOW, can_have_panel
+from ddp_notebook.diagnosis import pages
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
-from ddp_notebook.model import Board, Diagnosis, StackTree, Stage, StepTable
+from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.runs.collective_steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
@@ -56,6 +57,9 @@ BOARD = Verb(
 
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
+    if args.explain is not None:
+        ui.say(pages.text(Category(args.explain)))
+        return None
     return value_or_json(ui, args, ui.session.why())
 
 
@@ -65,9 +69,18 @@ WHY = Verb(
     examples=(
         ("%ddp_why", "what is wrong, which ranks cause it, what to type"),
         ("%ddp_why --json", "the same for a program"),
+        ("%ddp_why --explain straggler", "what a finding of that category means"),
     ),
     run=_why,
-    options=(options.JSON,),
+    options=(
+        options.JSON,
+        Option(
+            "--explain CATEGORY",
+            "what a category means: what torch prints then, how it is found, how it is mended",
+            choices=tuple(Category),
+            default=None,
+        ),
+    ),
     button=VerbButton(_why, findings.text),
 )
 

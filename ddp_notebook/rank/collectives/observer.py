@@ -31,7 +31,7 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.setup.subgroups import Subgroups
+from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
 from ddp_notebook.rank.training.replicas import Tracker
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
@@ -178,7 +178,8 @@ class Observer(Component):
         """The observed group around `inner`, which torch has just made of `new`."""
         members = new.members or tuple(range(new.size))
         name = str(new.name) if new.members else DEFAULT_GROUP
-        group = self._group_type(_Group(inner, name, members, next(self._group_numbers)))
+        called = group_name(new.called)
+        group = self._group_type(_Group(inner, name, called, members, next(self._group_numbers)))
         torch_private.take_place(group, inner)
         if new.members:
             self.subgroups.keep(group, new)
@@ -189,12 +190,16 @@ class _Group:
     """What is known of an observed group. A plain object: it is read before each collective, and
     attributes of one of torch's own objects take three times as long."""
 
-    __slots__ = ("checks", "inner", "members", "number", "seq_ids", "title", "waits")
+    __slots__ = ("called", "checks", "inner", "members", "number", "seq_ids", "title", "waits")
 
-    def __init__(self, inner: Any, title: str, members: Sequence[int], number: int) -> None:
+    def __init__(
+        self, inner: Any, title: str, called: str, members: Sequence[int], number: int
+    ) -> None:
         self.inner = inner
         """torch's own group."""
         self.title = title
+        self.called = called
+        """What the user, or a mesh, calls it; empty for nothing."""
         self.members = tuple(members)
         self.number = number
         """Names it on this rank; another one after `%ddp_abort`."""
@@ -207,7 +212,7 @@ class _Group:
 
     def text(self, log: LogWriter) -> int:
         """The number by which records name the group."""
-        value = {"group": self.title, "members": list(self.members)}
+        value = {"group": self.title, "members": list(self.members), "called": self.called}
         return log.text(("group", self.title), value)
 
 
@@ -290,12 +295,17 @@ class _Making:
         self.guard: Guard | None = None
 
     def before(self) -> None:
-        """Publish where the others find this rank's words."""
+        """Publish where the others find this rank's words, if it is a member."""
+        observer = self.observer
+        path = observer.call_sites.users_path(sys._getframe(1))
+        observer.subgroups.begins(self.new, path)
+        if not self.new.has_me:
+            return
         self.observer.outlived.clear()
         self.observer.sockets.group_begins()
         self.guard = self.observer.new_guard()
         if self.guard is not None:
-            self.guard.publish(self.new.store, self.new.name, self.new.rank)
+            self.guard.publish(self.new.store, self.new.name, self.new.rank or 0)
 
     def after(self, inner: Any) -> Any:
         """The observed group in place of `inner`, or `inner` where it cannot be."""
@@ -304,13 +314,14 @@ class _Making:
         new = self.new
         group = self.observer.observed(inner, new)
         if self.guard is not None:
-            self.guard.find_peers(new.store, new.name, new.rank, new.size)
+            self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
             group.ddp_notebook_group.checks[0] = self.guard.check
         return group
 
     def ended(self) -> None:
         """torch has made the group, or could not."""
-        self.observer.sockets.group_ended()
+        if self.new.has_me:
+            self.observer.sockets.group_ended()
 
 
 # -- before and after each collective ------------------------------------------------------

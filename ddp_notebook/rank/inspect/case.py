@@ -7,7 +7,6 @@ wait long, or for the main thread.
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from ddp_notebook.model import (
     StoreFile,
 )
 from ddp_notebook.model.ddp import Fingerprint
-from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.collectives.call_sites import CallSites
@@ -80,8 +78,6 @@ class Reporter:
         self._data_workers = data_workers
         self._thread_errors = thread_errors
         self._summary = summary
-        self._makes: tuple[tuple[int, ...], float] = (), 0.0
-        """The group that it was seen to make last, and since when."""
 
     def report(self) -> RankReport:
         """This rank, as it is now."""
@@ -93,7 +89,6 @@ class Reporter:
         inside = wait.inside
         calls, error = self._init_calls.calls, self._main_thread.error
         arguments = calls.arguments
-        makes = _new_group(stack) if inside == "process-group" else ()
         probe, addresses = self._store_and_name(arguments, calls.entered > 0)
         return RankReport(
             rank=self._rank,
@@ -124,8 +119,7 @@ class Reporter:
             listens=self._listens(inside, arguments),
             runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
-            makes=makes,
-            makes_s=self._since(makes),
+            groups_made=tuple(self._observer.subgroups.made),
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
             waits_for=wait.record,
@@ -134,13 +128,6 @@ class Reporter:
             run=self._observer.run,
             replicas=self._summary.counts(),
         )
-
-    def _since(self, makes: tuple[int, ...]) -> float:
-        """For how long every report has had this group."""
-        now_s = time.monotonic()
-        if makes != self._makes[0] or not makes:
-            self._makes = makes, now_s
-        return round(now_s - self._makes[1], 1)
 
     def _store_and_name(
         self, arguments: InitArguments, entered: bool
@@ -166,16 +153,6 @@ def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
             if isinstance(model, torch.nn.Module):
                 return ddp.contents(model)
     return None
-
-
-def _new_group(stack: Sequence[FrameType]) -> tuple[int, ...]:
-    """The ranks that were given to the `new_group` in which these frames are."""
-    for frame in stack:
-        if frame.f_code.co_name in torch_private.NEW_GROUP_FUNCTIONS:
-            given = frame.f_locals.get("ranks")
-            if isinstance(given, list | tuple) and all(isinstance(rank, int) for rank in given):
-                return tuple(sorted(given))
-    return ()
 
 
 def _holder(error: Failure | None, port: int | None) -> str:

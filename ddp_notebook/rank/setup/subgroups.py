@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.model import GroupMade, Place, Ranks, name_ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.torch_private import NewGroup
@@ -31,10 +31,24 @@ _Key = tuple[str, Ranks, int]
 """Name, members, and which one of that name and those members: a script's come after a cell's."""
 
 
+_MOST_MADE = 64
+_NO_NAMES = ("undefined", "default_pg", "mesh_default")
+
+
+def group_name(description: str | None) -> str:
+    """What people call a group: a mesh's dimension, or what the user called it; empty for none."""
+    if not description or description in _NO_NAMES:
+        return ""
+    return description.removeprefix("mesh_")
+
+
 class Subgroups(Component):
     """The groups of this rank that `new_group` made, held by weak references."""
 
     def __init__(self) -> None:
+        self.made: deque[GroupMade] = deque(maxlen=_MOST_MADE)
+        """The last calls of new_group on this rank since it has a default group, the one that
+        it is in included."""
         self._known: list[_Subgroup] = []
         """Those that torch may know."""
         self._lost: list[_Subgroup] = []
@@ -50,6 +64,19 @@ class Subgroups(Component):
                 self._lost.append(each)
         self._known.clear()
         torch_private.forget_groups()
+
+    def begins(self, new: NewGroup, path: Sequence[tuple[str, int, str, str]]) -> None:
+        """torch is about to make a group; this rank may be no member.
+
+        Those that only their members call for have no number: there is no order among them.
+        """
+        if not new.members:
+            self.made.clear()
+        elif str(new.name).isdecimal():
+            of_mesh = str(new.called or "").startswith("mesh_")
+            lines = tuple(Place(*line) for line in path)
+            made = GroupMade(int(new.name), tuple(new.members), group_name(new.called), lines)
+            self.made.append(replace(made, of_mesh=of_mesh))
 
     def keep(self, group: Any, new: NewGroup) -> None:
         """`new_group` made `group`, with `new`."""

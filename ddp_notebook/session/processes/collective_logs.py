@@ -82,16 +82,15 @@ class CollectiveLogs:
                 self._known[rank] = replace(log, records=())
                 if run is None or log.run == run:
                     logs[rank] = log
-        views: dict[str, dict[int, Ranks]] = {}
-        for rank, log in logs.items():
+        groups: dict[str, Ranks] = {}
+        for log in logs.values():
             for name, members in log.groups.items():
                 there = tuple(ranks[member] for member in members if 0 <= member < len(ranks))
-                views.setdefault(name, {})[rank] = there
+                groups.setdefault(name, there)
         return Collectives(
             {rank: log.records for rank, log in logs.items()},
-            {name: next(iter(of.values())) for name, of in views.items()},
+            groups,
             {rank: log.first for rank, log in logs.items()},
-            {name: of for name, of in views.items() if len(set(of.values())) > 1},
         )
 
     def close(self) -> None:

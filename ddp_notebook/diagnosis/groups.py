@@ -1,0 +1,162 @@
+"""Rules about groups of some of the ranks: ranks that make others, or use them in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.collectives import wait_graph
+from ddp_notebook.diagnosis.collectives.describe import again, numbered, verb
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
+from ddp_notebook.model import (
+    Category,
+    Collective,
+    Finding,
+    GroupMade,
+    RankReport,
+    Ranks,
+    format_ranks,
+    name_ranks,
+)
+
+_SAME_LISTS = (
+    "Call new_group on every rank of the job, members or not, with the same lists in the same "
+    "order."
+)
+_SAME_MESH = "Make the DeviceMesh of the same ranks in the same order and shape on every rank."
+_MOST_SHOWN = 8
+"""Groups of a rank in a line of evidence."""
+
+
+def other_groups(context: Context) -> Iterator[Finding]:
+    """Ranks whose calls of `new_group` of one number have other members: torch counts calls."""
+    calls = {e.rank: {made.number: made for made in e.groups_made} for e in context.case.ranks}
+    numbers = sorted({number for of_rank in calls.values() for number in of_rank})
+    for number in numbers:
+        there = {rank: of_rank[number] for rank, of_rank in calls.items() if number in of_rank}
+        if len({made.members for made in there.values()}) > 1:
+            yield _differ(context, number, there)
+            return  # later groups are counted wrongly for the same reason
+
+
+def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
+    members = {rank: made.members for rank, made in there.items()}
+    sides = sorted(alike(members), key=lambda side: len(side[0]))
+    culprits = outvoted(members)
+    if len(culprits) == len(there):
+        culprits = _under_a_condition(context, there) or culprits
+    mesh = all(made.of_mesh for made in there.values())
+    gave = [
+        f"{verb(ranks, 'makes', 'make')} it of {_of(context, ranks_in_it, there[ranks[0]])}"
+        for ranks, ranks_in_it in sides
+    ]
+    reports = {e.rank: e for e in context.case.ranks}
+    return Finding(
+        Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
+        culprits,
+        f"the ranks make another group {number}: {'; '.join(gave)}",
+        _SAME_MESH if mesh else _SAME_LISTS,
+        tuple(rank for rank in context.reports if rank not in culprits),
+        by_ranks({rank: _lists(context, reports[rank]) for rank in there}),
+    )
+
+
+def _of(context: Context, members: Ranks, made: GroupMade) -> str:
+    """``ranks 0,2 (dp) at train.py:12``."""
+    called = f" ({made.called})" if made.called else ""
+    place = f" at {made.path[-1]}" if made.path else ""
+    return f"{name_ranks(_ranks(context, members))}{called}{place}"
+
+
+def _lists(context: Context, report: RankReport) -> str:
+    """What a rank gave to new_group, in its order."""
+    made = report.groups_made[:_MOST_SHOWN]
+    more = ", …" if len(report.groups_made) > _MOST_SHOWN else ""
+    lists = (f"[{format_ranks(_ranks(context, each.members))}]" for each in made)
+    return f"new_group of {', '.join(lists)}{more}"
+
+
+def _ranks(context: Context, members: Ranks) -> Ranks:
+    """Ranks of the default group as ranks of the session."""
+    ranks = tuple(e.rank for e in context.case.ranks)
+    return tuple(ranks[member] for member in members if member < len(ranks))
+
+
+def _under_a_condition(context: Context, there: Mapping[int, GroupMade]) -> Ranks:
+    """Of calls none of which has the most ranks: those that a test of the rank lets through."""
+    found = []
+    for rank, made in there.items():
+        condition = context.sources.condition(Collective(rank, 0, "new_group", path=made.path))
+        if condition is not None and condition.on_rank:
+            found.append(rank)
+    return tuple(found) if len(found) < len(there) else ()
+
+
+def new_group_not_by_all(context: Context) -> Iterator[Finding]:
+    """Ranks that wait in `new_group` for ranks that will not call it."""
+    inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
+    stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
+    if not stuck:
+        return
+    absent = context.graph.waits[stuck[0]]
+    elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
+    if not elsewhere:
+        return
+    place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
+    where = f" at {place}" if place else ""
+    # Where more ranks left it out than call it, the call is what only some do.
+    culprits = elsewhere if len(elsewhere) <= len(inside) else inside
+    standing = context.standing(elsewhere)
+    them = "it" if len(elsewhere) == 1 else "them"
+    cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
+    if culprits == elsewhere:
+        cause = (
+            f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
+            f"{verb(inside, 'waits', 'wait')} for {them}; {again(standing, elsewhere)}"
+        )
+    yield Finding(
+        Category.SUBGROUP_MISUSE,
+        culprits,
+        cause,
+        _SAME_LISTS,
+        context.victims,
+        (f"{name_ranks(elsewhere)}: not in new_group",),
+    )
+
+
+def opposite_groups(context: Context) -> Iterator[Finding]:
+    """Ranks that wait for each other in collectives of different groups: a ring."""
+    at = context.graph.at
+    for ring in context.graph.cycles:
+        records = [at[rank] for rank in ring if rank in at]
+        if len(records) < len(ring) or any(each.is_point_to_point for each in records):
+            continue
+        if len({each.group for each in records}) < 2:
+            continue
+        yield _ring_of_groups(context, ring, records)
+
+
+def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:
+    places = {(record.group, record.slot) for record in records}
+    # Who waits in the same collective outside of the ring has a vote too.
+    votes = {rank: (at.group, at.slot) for rank, at in context.graph.at.items()}
+    waiting = alike({rank: place for rank, place in votes.items() if place in places})
+    most = max(len(ranks) for ranks, _ in waiting)
+    outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}
+    culprits = tuple(sorted(outvoted.intersection(ring))) or ring
+    barriers = all(record.operation == "barrier" for record in records)
+    return Finding(
+        Category.BARRIER_MISUSE if barriers else Category.MISMATCHED_ORDER,
+        culprits,
+        f"{'barriers of different groups' if barriers else 'groups used in opposite order'}: "
+        f"{context.standing(ring)}",
+        "Give dist.barrier() the same group on every rank."
+        if barriers
+        else "Use the groups in one order on every rank.",
+        context.victims,
+        tuple(
+            f"rank {record.rank} waits in group {record.called or record.group} for "
+            f"{name_ranks(context.graph.waits[record.rank])} ({numbered(record)})"
+            for record in sorted(records, key=lambda each: each.rank)
+        ),
+    )

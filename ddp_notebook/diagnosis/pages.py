@@ -1,0 +1,379 @@
+"""A page of help for each category: what torch prints, what it means, how it is found and mended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddp_notebook.model import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What stands on a page, a sentence or two for each question."""
+
+    prints: str
+    """What torch, left alone, prints or does."""
+    means: str
+    found: str
+    """The evidence that the finding rests on."""
+    mended: str
+
+
+_HANGS = "Nothing: the ranks wait until the group's timeout (30 minutes by default)."
+_SILENT = "Nothing: the run ends well and its result is wrong."
+
+PAGES: Mapping[Category, Page] = {
+    # -- set-up ------------------------------------------------------------------------------
+    Category.ENV_MISMATCH: Page(
+        "«The client socket has timed out … while trying to connect to (host, port)», or nothing.",
+        "Ranks were told other values of MASTER_ADDR, MASTER_PORT, WORLD_SIZE or of the backend, "
+        "so they do not meet.",
+        "What each rank gave to init_process_group is compared.",
+        "Give every rank the same values. Let one place, the launcher, choose the port.",
+    ),
+    Category.ENV_INVALID: Page(
+        "«environment variable RANK expected, but not set», «rank < size», or a ValueError.",
+        "A value cannot work on any job: a port above 65535, RANK not below WORLD_SIZE, no number.",
+        "The rank's own values are checked.",
+        "Start the script with %ddp_run or torchrun, which set them.",
+    ),
+    Category.PORT_IN_USE: Page(
+        "«The server socket has failed to listen … EADDRINUSE».",
+        "Another process holds MASTER_PORT on the host of rank 0.",
+        "The error of rank 0, and which process listens on the port.",
+        "End that process, or give the job a port of its own (torchrun --standalone).",
+    ),
+    Category.PORT_EXHAUSTED: Page(
+        "«no free port» of your launcher.",
+        "No port is free in the range in which one was looked for.",
+        "The error of the rank.",
+        "Widen the range, or let the system choose: port 0.",
+    ),
+    Category.DUPLICATE_RANK: Page(
+        "«wait timeout …, keys: /default_pg/0//cpu//0/2» on all ranks.",
+        "Two processes have one RANK, and another rank does not exist.",
+        "RANK of every process is compared.",
+        "Take RANK from the launcher's environment on every process.",
+    ),
+    Category.MISSING_RANK: Page(
+        "«1/2 clients joined», or nothing until the timeout.",
+        "The others wait for a rank that never called what they wait in.",
+        "What each rank runs: nothing, other code, or another branch.",
+        "Run the code on every rank, or use a group of the ranks that run it.",
+    ),
+    Category.WORLD_SIZE_MISMATCH: Page(
+        "«2/4 clients joined».",
+        "WORLD_SIZE is not the number of processes that there are.",
+        "WORLD_SIZE of the ranks beside the number of processes.",
+        "Take WORLD_SIZE from the launcher, not from the number of devices.",
+    ),
+    Category.STRAGGLER: Page(
+        "Nothing, unless the group's timeout is shorter than the delay.",
+        "Ranks wait for one that still computes, loads or is paused. It will come: no mistake.",
+        "The stack and the CPU time of the rank that is waited for.",
+        "Wait, make that part faster, or give init_process_group a longer timeout=.",
+    ),
+    Category.STALE_STORE: Page(
+        "«Gloo connectFullMesh failed … Connect timeout», after 40 s.",
+        "The file of a file:// rendezvous holds addresses of an earlier run.",
+        "The addresses in the file are counted, and whose they are.",
+        "Delete the file before the start, or use a new path for each run (or env://).",
+    ),
+    Category.STORE_GONE: Page(
+        "«Broken pipe» or «Connection reset by peer» in a store call, or «failed to recv».",
+        "The process that hosts the store, rank 0 as a rule, left while others still need it.",
+        "The end of the store's host, and who is in a call to the store.",
+        "Let all ranks reach a barrier before rank 0 leaves.",
+    ),
+    Category.UNREACHABLE_MASTER: Page(
+        "«The client socket has timed out after … while trying to connect».",
+        "Nobody answers at MASTER_ADDR:MASTER_PORT.",
+        "Each rank tries to connect there.",
+        "Start rank 0 first, and check address, port and firewall.",
+    ),
+    Category.FIREWALL: Page(
+        "«connectFullMesh failed» after 40 s on some ranks, while rank 0 waits.",
+        "The store can be reached, but the ports by which ranks talk to each other cannot.",
+        "Each rank tries to connect to the others where they listen.",
+        "Open the ports between the hosts (gloo takes any free one).",
+    ),
+    Category.HOSTNAME_LOOPBACK: Page(
+        "«Connection refused» to 127.x from another host.",
+        "A rank's host name resolves to its own loopback, and it tells others that address.",
+        "The address at which the rank listens.",
+        "Mend /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that the others reach.",
+    ),
+    Category.WRONG_INTERFACE: Page(
+        "«Unable to find address for: bond1».",
+        "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that the host does not have.",
+        "The error of the rank, and the host's interfaces.",
+        "Name an interface that exists there (ip link), or unset the variable.",
+    ),
+    Category.DOUBLE_INIT: Page(
+        "«trying to initialize the default process group twice!».",
+        "init_process_group was called, and the rank has a group already.",
+        "The rank's error.",
+        "Call it once, or dist.destroy_process_group() before.",
+    ),
+    Category.VERSION_MISMATCH: Page(
+        "Anything: a hang, a wrong message size, an error of the store.",
+        "Ranks run other versions of torch, Python or NCCL.",
+        "The versions of every rank.",
+        "Install the same versions on every host.",
+    ),
+    # -- collectives -------------------------------------------------------------------------
+    Category.CONDITIONAL_COLLECTIVE: Page(
+        _HANGS,
+        "Only some ranks call a collective, mostly under `if rank == 0`. Some calls are collectives "
+        "that do not look so: full_tensor, state_dict of a sharded model, dcp.save, "
+        "clip_grad_norm_, distribute_tensor.",
+        "The collectives of all ranks side by side, and the test in your code before that line.",
+        "Call it on every rank of the group, and keep only the printing or writing in the `if`.",
+    ),
+    Category.DIVERGENT_CONTROL_FLOW: Page(
+        _HANGS,
+        "Ranks took another way through a loop: a step skipped, repeated, or ended early, decided "
+        "by data of their own.",
+        "The collectives of all ranks side by side: who has an iteration more, less or another.",
+        "Let the ranks decide together: all_reduce the condition, then branch on the result.",
+    ),
+    Category.MISMATCHED_ORDER: Page(
+        "Nothing: a hang, or numbers of other things added up.",
+        "Ranks call the same collectives in another order, or use their groups in another order.",
+        "The same calls, moved; or ranks that wait for each other in a ring.",
+        "Loop over names in one order on every rank: sorted().",
+    ),
+    Category.SHAPE_MISMATCH: Page(
+        "The process is aborted (SIGABRT) where a message is larger than its buffer, or wrong sums.",
+        "In one collective ranks bring tensors of other shapes.",
+        "Shapes are compared before anything is sent; what does not match is refused.",
+        "Exchange the sizes first, pad to the largest, cut afterwards.",
+    ),
+    Category.DTYPE_MISMATCH: Page(
+        _SILENT,
+        "In one collective ranks bring tensors of other dtypes.",
+        "The dtypes are compared before anything is sent.",
+        "Convert the tensor to one dtype on every rank.",
+    ),
+    Category.OP_MISMATCH: Page(
+        "Nothing: a hang, or wrong numbers.",
+        "Where one collective was meant ranks call others, or with another op= or src=.",
+        "Operation, ReduceOp and root are compared before anything is sent.",
+        "Call the same operation, with the same arguments, on every rank at this point.",
+    ),
+    Category.SPLIT_MISMATCH: Page(
+        "The process is aborted: «Received data size doesn't match expected size».",
+        "In an all_to_all what a rank sends to a peer is not what the peer makes room for.",
+        "The splits of all ranks are compared, the row of one with the column of the other.",
+        "Send the counts after what changes them (capacity, dropped tokens), and use those counts.",
+    ),
+    Category.P2P_MISMATCH: Page(
+        _HANGS,
+        "A send has no recv, both sides send first, or tag, size or peer differ.",
+        "Sends and receives are paired in order; who waits for whom makes a ring or a dead end.",
+        "Let one side receive first, or use batch_isend_irecv; name the right peer on both sides.",
+    ),
+    Category.UNSET_KEY: Page(
+        "Nothing until the store's timeout, then «wait timeout».",
+        "A rank waits for a key of a store that no rank has set, or will set.",
+        "The key, and that no rank is left that could set it.",
+        "Set the key on the rank that should, under the same prefix and name.",
+    ),
+    Category.SUBGROUP_MISUSE: Page(
+        "Nothing: a hang in new_group, or messages that go to the wrong group.",
+        "torch tells groups apart by counting calls of new_group. Ranks gave other lists in their "
+        "k-th call, or some did not call it.",
+        "The lists that each rank gave, compared call by call.",
+        "Call new_group on every rank, members or not, with the same lists in the same order.",
+    ),
+    Category.MESH_MISMATCH: Page(
+        "Nothing: a hang while the mesh is made or used, or sums over the wrong ranks.",
+        "Ranks make a DeviceMesh of other ranks, of another shape or in another order.",
+        "A mesh makes groups: their lists are compared call by call.",
+        "Give init_device_mesh or DeviceMesh the same arguments on every rank.",
+    ),
+    Category.SHARDING_MISMATCH: Page(
+        "Nothing: a hang, or an error about shapes.",
+        "Ranks shard, wrap or place the same module in another way: fully_shard on other modules, "
+        "another reshard_after_forward, another plan of parallelize_module.",
+        "The collectives of all ranks side by side, in calls of the same module.",
+        "Decide the wrapping from the configuration that all ranks share, not from a rank's own.",
+    ),
+    Category.SCHEDULE_MISMATCH: Page(
+        _HANGS,
+        "Pipeline stages disagree about the stage number, the number of micro-batches or the "
+        "schedule.",
+        "The sends and receives between neighbouring stages, counted.",
+        "Make stage and schedule of the same numbers on every rank; the stage number is the rank's.",
+    ),
+    Category.UNEVEN_INPUTS: Page(
+        _HANGS,
+        "A rank ran out of batches and left the loop; the others wait in the next step.",
+        "How often each rank was at that line, and that it is past the loop.",
+        "DistributedSampler with drop_last=True, the same number of steps for all, or Join.",
+    ),
+    Category.ASYNC_MISUSE: Page(
+        _SILENT,
+        "A tensor is read or written while a collective on it still runs, or its work is never "
+        "waited for.",
+        "Works that nobody waited for, and what became of their tensors.",
+        "Call work.wait() (or wait_tensor) before the tensor is used.",
+    ),
+    Category.BARRIER_MISUSE: Page(
+        _HANGS,
+        "Not all ranks reach a barrier, or it is a barrier of another group.",
+        "Who waits in which barrier of which group.",
+        "Let every rank of the group reach it, or give the barrier the smaller group: group=.",
+    ),
+    # -- DDP ---------------------------------------------------------------------------------
+    Category.UNUSED_PARAMS: Page(
+        "«Expected to have finished reduction in the prior iteration before starting a new one», "
+        "or a hang where only one rank skips them.",
+        "A parameter got no gradient, so its bucket was never reduced.",
+        "Which buckets were reduced, and which parameters had no gradient.",
+        "Use every parameter in forward, or DistributedDataParallel(find_unused_parameters=True).",
+    ),
+    Category.CHECKPOINT_REENTRANT: Page(
+        "«Expected to mark a variable ready only once».",
+        "A parameter takes part in more than one backward pass of one forward: reentrant "
+        "checkpointing, or one module used in two checkpointed parts.",
+        "torch's error, and the parameter that it names.",
+        "checkpoint(..., use_reentrant=False), or DistributedDataParallel(static_graph=True) where "
+        "the graph is the same in each step.",
+    ),
+    Category.PARAM_MISMATCH: Page(
+        "«DDP expects same model across all ranks», or a hang in the constructor.",
+        "Ranks built models with other parameters.",
+        "Number, shapes and dtypes of the parameters per rank.",
+        "Build the model from what all ranks share: the same configuration and vocabulary.",
+    ),
+    Category.DDP_BYPASS: Page(
+        _SILENT,
+        "The forward whose loss is trained went through .module: gradients are not reduced.",
+        "The backward passes that DDP did not see.",
+        "Call the DDP object itself in training.",
+    ),
+    Category.PARAMS_OUTSIDE_DDP: Page(
+        _SILENT,
+        "Trained parameters are not known to DDP: added or unfrozen after wrapping.",
+        "The optimizer's parameters beside those of DDP.",
+        "Add and unfreeze before wrapping, or wrap anew.",
+    ),
+    Category.NO_SYNC_MISUSE: Page(
+        _SILENT,
+        "no_sync (or set_requires_gradient_sync(False)) covers the backward before the step, or "
+        "only some ranks have it on.",
+        "Whether gradients were reduced in the backward before each optimizer step.",
+        "Have it on for all but the last micro-batch: (i + 1) % accumulate != 0.",
+    ),
+    Category.BUFFER_SYNC: Page(
+        _SILENT,
+        "Buffers, such as running statistics, differ between the replicas.",
+        "Digests of the buffers by name.",
+        "broadcast_buffers=True, SyncBatchNorm, or a broadcast before evaluation.",
+    ),
+    Category.REPLICA_DIVERGENCE: Page(
+        _SILENT,
+        "Replicas that must be equal are not: parameters or optimizer state.",
+        "Digests of parameters and states of every rank.",
+        "Load and change them on every rank alike, or broadcast them from one.",
+    ),
+    Category.NAN_ON_ONE_RANK: Page(
+        "Nothing, or loss=nan on all ranks a step later.",
+        "One rank's loss or gradients were NaN or infinite first; the all_reduce spread it.",
+        "The first parameter and step with NaN, per rank, before the reduction.",
+        "Look at that rank's batch of that step.",
+    ),
+    Category.SAMPLER_MISUSE: Page(
+        _SILENT,
+        "DistributedSampler without set_epoch, with another seed, or with overlapping shards.",
+        "The samplers' state on every rank.",
+        "sampler.set_epoch(epoch) in each epoch, the same seed, num_replicas and rank of the group.",
+    ),
+    Category.DATALOADER_DEADLOCK: Page(
+        _HANGS,
+        "A worker process of a DataLoader waits for a lock that was held when it was forked.",
+        "The worker does not run, and all its threads wait for locks.",
+        "multiprocessing_context='spawn', or start no threads before the workers.",
+    ),
+    # -- processes ---------------------------------------------------------------------------
+    Category.MISSING_DESTROY: Page(
+        "«Connection closed by peer» on the other ranks.",
+        "A rank destroyed its group, or ended, before a peer had done its last communication.",
+        "Who has a group, and who waits for it in what.",
+        "dist.barrier() before destroy_process_group().",
+    ),
+    Category.EXCEPTION_ON_ONE_RANK: Page(
+        "Its traceback, and «Connection closed by peer» or a hang on the others.",
+        "One rank raised an error; the others wait for it.",
+        "Its error, and that the others' errors only say that it is gone.",
+        "Mend that error. Errors that a rank may meet have to be agreed on: all_reduce a flag.",
+    ),
+    Category.EXCEPTION: Page(
+        "The same traceback on every rank.",
+        "All ranks raised: no rank differs from the others.",
+        "The errors of all ranks.",
+        "Mend the error as in a program of one process.",
+    ),
+    Category.RANK_DIED: Page(
+        "«Connection closed by peer» on the others, or «exitcode: -9» of the launcher.",
+        "A process was killed or crashed; the others' errors follow from that.",
+        "Its exit code or signal, and which process ended first.",
+        "By signal 9: look for lack of memory. By 11 or 6: look at native code it was in.",
+    ),
+    Category.EARLY_EXIT: Page(
+        "«Connection closed by peer» on the others, or a hang.",
+        "A rank finished, or left by sys.exit, while others still need it.",
+        "Its end, and what the others wait in.",
+        "Let all ranks leave together.",
+    ),
+    Category.OOM_ON_ONE_RANK: Page(
+        "«CUDA out of memory», «can't allocate memory» or MemoryError, on that rank alone.",
+        "A rank ran out of memory, of the device or of the host.",
+        "Its error.",
+        "A smaller batch there, or longest sequences spread over the ranks.",
+    ),
+    Category.RESOURCE_STARVED: Page(
+        "«Too many open files», «No space left on device», or nothing.",
+        "Memory, CPU, file descriptors or /dev/shm are used up.",
+        "The figures of the host.",
+        "Raise the limit, or use less: fewer workers, persistent_workers=True.",
+    ),
+    Category.FILESYSTEM: Page(
+        "FileNotFoundError, FileExistsError or PermissionError on some ranks.",
+        "Ranks race on a path, or it is not there for all of them.",
+        "The ranks' errors and their paths.",
+        "Let one rank make it, then a barrier, then the others use it.",
+    ),
+    Category.GPU_MAPPING: Page(
+        "«Duplicate GPU detected», or a training that is slow.",
+        "Two ranks use one GPU.",
+        "The device of each rank.",
+        "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else.",
+    ),
+    Category.BACKEND_DEVICE_MISMATCH: Page(
+        "«No backend type associated with device type cpu».",
+        "A tensor is on a device for which the group has no backend.",
+        "The error, and the devices of the tensors.",
+        "Move the tensor, or init_process_group('cpu:gloo,cuda:nccl').",
+    ),
+    Category.UNDECIDED: Page(
+        "Whatever it is.",
+        "The ranks make no progress, and the evidence does not say why.",
+        "That nothing has moved for long.",
+        "%ddp_where shows where each rank is. %ddp_abort frees them, with their variables.",
+    ),
+}
+
+
+def text(category: Category) -> str:
+    """A page as text."""
+    page = PAGES[category]
+    return (
+        f"{category.value}\n\n"
+        f"What torch prints   {page.prints}\n"
+        f"What it means       {page.means}\n"
+        f"How it is found     {page.found}\n"
+        f"How it is mended    {page.mended}"
+    )
