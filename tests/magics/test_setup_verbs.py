@@ -363,7 +363,7 @@ def test_a_script_starts_the_ranks_it_is_to_run_on(
         "dist.all_reduce(total)\n"
     )
     shell.run_line_magic("ddp_run", f"--world-size 2 {script}")
-    shell.run_cell("%%ddp\nprint('total', main.total.item())")
+    shell.run_cell("total = %ddp_pull total\nprint('total', total[1].item())")
     assert "total 2.0" in capsys.readouterr().out
     with pytest.raises(UsageError, match="2 ranks are running, not 3"):
         shell.run_line_magic("ddp_run", f"--world-size 3 {script}")
