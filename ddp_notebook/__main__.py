@@ -1,4 +1,4 @@
-"""The console script: `ddp-notebook demo` opens the tutorial, `ddp-notebook doctor` checks here.
+"""The console script `ddp-notebook`: demo and doctor here, the commands for jobs in `jobs`.
 
 What only the demo needs (nbclient, nbformat, JupyterLab) is imported where it is used: it is an
 extra, and may not be installed.
@@ -17,13 +17,16 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddp_notebook.doctor import examine
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import commandline
 from ddp_notebook.session.options import BACKENDS
 from ddp_notebook.views import doctor as doctor_view
 
+WRONG_USAGE = 3
+"""The exit code; 0 is no problem, 1 a finding, 2 undecided."""
 _CELL_TIMEOUT_S = 300
 _KERNELS_TRIED = 3
 _SECTIONS = {"board": "Board", "accuracy": "Accuracy", "all_reduce": "all_reduce"}
@@ -39,21 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if args.command is None:
         parser.print_help()
-        return 2
+        return WRONG_USAGE
     if unknown and (args.command != "demo" or args.headless):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return _doctor(args) if args.command == "doctor" else _demo(args, unknown)
+        if args.command == "demo":
+            return _demo(args, unknown)
+        code: int = args.run(args)
+        return code
     except UsageMistake as mistake:
         print(f"ddp-notebook: {mistake}", file=sys.stderr)
-        return 2
+        return WRONG_USAGE
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ddp-notebook",
         description="Tools of ddp_notebook, the debugger for DDP in Jupyter.",
         allow_abbrev=False,
@@ -63,7 +69,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_demo(commands)
     _add_doctor(commands)
+    commandline.add(commands)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with the exit code of all wrong usage: argparse's own, 2, stands for undecided."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")
 
 
 def _add_demo(commands: Any) -> None:
@@ -101,6 +116,7 @@ def _add_doctor(commands: Any) -> None:
     add("--backend", choices=BACKENDS, default="auto", help="the backend you want to use (auto)")
     add("--master-port", type=int, default=0, help="a port to check (default: MASTER_PORT)")
     add("--json", action="store_true", help="print it as JSON")
+    doctor.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -15,6 +15,9 @@ Catch `DDPError` for all of them, or one of:
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from ddp_notebook.model import Board, Diagnosis, Ranks
 
 
@@ -116,3 +119,15 @@ class SessionLost(DDPError):
 
     `%ddp_init` starts new ones.
     """
+
+
+def named_file(path: str | os.PathLike[str]) -> Path:
+    """The file that a user named. Raises UsageMistake where no file can have that name."""
+    try:
+        file = Path(path).expanduser()
+        os.fsencode(file)
+    except (RuntimeError, ValueError) as error:  # a home folder of nobody; half of a surrogate pair
+        raise UsageMistake(f"{str(path)!r} cannot be the name of a file: {error}") from None
+    if "\0" in str(file):
+        raise UsageMistake(f"{str(path)!r} cannot be the name of a file: it has a null character.")
+    return file

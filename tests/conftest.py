@@ -23,6 +23,8 @@ from support import (
     leftovers,
 )
 
+from ddp_notebook.session import InitOptions
+
 # Before anything starts a process: children inherit both. The folder's name is short,
 # because the path of a socket must be.
 os.environ[support.RUN_TAG] = uuid.uuid4().hex
@@ -51,10 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take minutes first, or one worker would wait for the other at the end.
+    """The files that take minutes first, or the other workers would wait for one at the end.
 
-    Those that want no other test beside them come when the others are short: until then their
-    worker waits.
+    The tests of a file share ranks, those in a browser also the browser and the JupyterLab: such
+    tests go to one worker (pytest --dist loadgroup). Files with tests that want no other beside
+    them come when the others are short: until then their worker waits.
     """
     alone = {item.path for item in items if item.get_closest_marker("alone")}
 
@@ -65,6 +68,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return layer + (layer == len(LAYERS) - 1)
 
     items.sort(key=turn)
+    for item in items:
+        together = "browser" if "browser" in item.path.parts else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(together))
 
 
 def _flaky(reporter: Any) -> list[str]:
@@ -180,10 +186,15 @@ def shared_ranks_are_renewed_after_a_failure(
 
 @pytest.fixture(autouse=True)
 def turn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test marked `alone` measures something: no other test of this run goes on meanwhile."""
+    """A test marked `alone` measures something: no other test of this run goes on meanwhile.
+
+    It holds the entrance while it waits for those that go on, or others would always be first.
+    """
     alone = request.node.get_closest_marker("alone") is not None
     with Path(_TURNS).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        with Path(f"{_TURNS}-entrance").open("a") as entrance:
+            fcntl.flock(entrance, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
@@ -219,12 +230,5 @@ def ranks4(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
 
 
 def _shared_session(world_size: int) -> Iterator[Any]:
-    from ddp_notebook.session import InitOptions, Session
-
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=world_size, device="cpu"))
-        with support.spared(session):
-            yield session
-    finally:
-        session.shutdown()
+    with support.shared_session(InitOptions(world_size=world_size, device="cpu")) as session:
+        yield session

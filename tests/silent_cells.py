@@ -21,6 +21,162 @@ def step(model=None, opt=opt):
 BOTH, SECOND = (0, 1), (1,)
 
 WRONG = {
+    "a tensor changed while it is broadcast": (
+        "async-misuse",
+        BOTH,
+        """
+        def spread(x):
+            handle = dist.broadcast(x, 0, async_op=True)
+            x.add_(1)
+            return x
+        for _ in range(3):
+            spread(torch.ones(50))
+        """,
+    ),
+    "gradients that the optimizer uses while they are reduced": (
+        "async-misuse",
+        BOTH,
+        """
+        torch.manual_seed(0)
+        plain = nn.Linear(4, 2)
+        opt = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for _ in range(3):
+            plain(batch()).sum().backward()
+            handles = [dist.all_reduce(p.grad, async_op=True) for p in plain.parameters()]
+            opt.step()
+            opt.zero_grad()
+            [handle.wait() for handle in handles]
+        """,
+    ),
+    "results of functional collectives, read as they are": (
+        "async-misuse",
+        BOTH,
+        """
+        name = dist.group.WORLD.group_name
+        for _ in range(2):
+            torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", name) / 2
+        """,
+    ),
+    "gradient sync of a sharded model one too early": (
+        "no-sync-misuse",
+        BOTH,
+        """
+        from torch.distributed.fsdp import fully_shard
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        fully_shard(model[0]), fully_shard(model)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in range(8):
+            model.set_requires_gradient_sync(i % 4 == 2)
+            model(batch()).pow(2).mean().backward()
+            if i % 4 == 3:
+                opt.step()
+                opt.zero_grad()
+        """,
+    ),
+    "a sharded model clipped by the norm of a shard": (
+        "local-statistic",
+        BOTH,
+        """
+        from torch.distributed.fsdp import fully_shard
+        torch.manual_seed(0)
+        model = fully_shard(nn.Linear(4, 8))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            model(batch() * torch.arange(1, 5)).pow(3).sum().backward()
+            shards = [p.grad.to_local() for p in model.parameters()]
+            norm = sum(s.pow(2).sum() for s in shards).sqrt()
+            [s.mul_(0.1 / norm) for s in shards]
+            opt.step()
+        """,
+    ),
+    "gradients divided by the world size again": (
+        "loss-scaling",
+        BOTH,
+        """
+        for _ in range(6):
+            opt.zero_grad()
+            net(batch()).pow(2).mean().backward()
+            for p in net.parameters():
+                p.grad /= dist.get_world_size()
+            opt.step()
+        """,
+    ),
+    "gradients never cleared": (
+        "stale-gradients",
+        BOTH,
+        """
+        for _ in range(6):
+            net(batch()).pow(2).mean().backward()
+            opt.step()
+        """,
+    ),
+    "every rank evaluates with its own statistics": (
+        "buffer-sync",
+        BOTH,
+        """
+        body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        net = DDP(body, broadcast_buffers=False)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            step(net, opt)
+        net.eval()
+        with torch.no_grad():
+            dist.all_reduce(net(torch.ones(3, 4)).sum())
+        """,
+    ),
+    "one rank reports its own part": (
+        "metric-misaggregation",
+        BOTH,
+        """
+        for _ in range(2):
+            net.train()
+            step()
+            net.eval()
+            with torch.no_grad():
+                value = net(batch()).pow(2).mean().item()
+            if rank == 0:
+                print("loss of the test set", value)
+        """,
+    ),
+    "the same noise on every rank": (
+        "rng-mismatch",
+        BOTH,
+        """
+        data = torch.randn(30, 4)
+        torch.manual_seed(7)
+        for x in data.split(3):
+            opt.zero_grad()
+            net(x + torch.randn_like(x)).pow(2).mean().backward()
+            opt.step()
+        """,
+    ),
+    "autocast on one rank": (
+        "numerics-mismatch",
+        SECOND,
+        """
+        for _ in range(2):
+            opt.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=rank == 1):
+                loss = net(batch()).float().pow(2).mean()
+            loss.backward()
+            opt.step()
+        """,
+    ),
+    "a stream that gives every rank the same": (
+        "sampler-misuse",
+        BOTH,
+        """
+        class Lines(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                own = torch.Generator().manual_seed(3)
+                yield from (torch.randn(4, generator=own) for _ in range(8))
+        for x in torch.utils.data.DataLoader(Lines(), batch_size=2):
+            opt.zero_grad()
+            net(x).pow(2).mean().backward()
+            opt.step()
+        """,
+    ),
     "accumulation one too early": (
         "no-sync-misuse",
         BOTH,

@@ -3,6 +3,82 @@
 from __future__ import annotations
 
 RIGHT = {
+    "handles waited for in every way": """
+        flat = torch.ones(100)
+        for _ in range(2):
+            step()
+            handle = dist.all_reduce(flat[:50], async_op=True)
+            flat[50:] += 1  # another part of the same memory
+            handle.wait()
+            x = torch.ones(10)
+            handle = dist.all_reduce(x, async_op=True)
+            while not handle.is_completed():
+                pass
+            x += 1
+            y = torch.ones(10)
+            dist.broadcast(y, 0, async_op=True)
+            dist.barrier()
+            y += 1
+            dist.all_reduce(torch.ones(3), async_op=True)
+            to = [dist.P2POp(dist.isend, torch.ones(4), 1 - rank)]
+            to += [dist.P2POp(dist.irecv, torch.empty(4), 1 - rank)]
+            for handle in dist.batch_isend_irecv(to):
+                handle.wait()
+        import torch.distributed._functional_collectives as functional
+        functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD) + 1
+        functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+        raw, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+        raw.wait_tensor(raw.all_reduce(torch.ones(4), "sum", name)).add_(1)
+        """,
+    "two networks that train each other": """
+        other = DDP(nn.Linear(2, 4))
+        both = [torch.optim.Adam(each.parameters()) for each in (net, other)]
+        for _ in range(6):
+            both[0].zero_grad()
+            net(other(torch.randn(3, 2)).detach()).mean().backward()
+            both[0].step()
+            both[1].zero_grad()
+            net(other(torch.randn(3, 2))).mean().backward()
+            both[1].step()
+        """,
+    "a sharded model, accumulated and clipped": """
+        from torch.distributed.fsdp import fully_shard
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        fully_shard(model[0]), fully_shard(model)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in range(8):
+            model.set_requires_gradient_sync(i % 2 == 1)
+            model(batch()).pow(2).mean().backward()
+            if i % 2:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                opt.step()
+                opt.zero_grad()
+        """,
+    "one order of samples, drawn on every rank, and dropout": """
+        net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)))
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        torch.manual_seed(7)
+        data = torch.randn(40, 4)
+        for _ in range(6):
+            opt.zero_grad()
+            net(data[torch.randperm(40)[:6][rank::2]]).pow(2).mean().backward()
+            opt.step()
+        """,
+    "evaluations: of all, joined, told by each rank, and a teacher's": """
+        for e in range(3):
+            net.train()
+            for _ in range(2):
+                with torch.no_grad():
+                    net(batch())
+                step()
+            net.eval()
+            with torch.no_grad():
+                value = net(batch() if e else torch.ones(3, 4)).pow(2).mean()
+            if e == 1:
+                dist.all_reduce(value)
+            if rank == 0 or e == 2:
+                print(value.item())
+        """,
     "DataParallel where it does no harm": """
         with torch.no_grad():
             nn.DataParallel(nn.Linear(4, 2))(batch())

@@ -22,6 +22,7 @@ from ddp_notebook import testing
 from ddp_notebook.errors import DDPError
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.session import InitOptions, Session
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
@@ -121,6 +122,18 @@ def spared(session: Any) -> Iterator[None]:
     finally:
         _shared.remove(session)
         del _spared[pids.fork_server]
+
+
+@contextlib.contextmanager
+def shared_session(options: InitOptions) -> Iterator[Session]:
+    """A session that several tests share."""
+    session = Session()
+    try:
+        session.init(options)
+        with spared(session):
+            yield session
+    finally:
+        session.shutdown()
 
 
 _spared_threads: tuple[str, ...] = ()
@@ -393,6 +406,28 @@ def ipython_shell() -> Iterator[Any]:
         shell.run_line_magic("unload_ext", "ddp_notebook")
         shell.restore_sys_module_state()
         InteractiveShell.clear_instance()
+
+
+def begun(session: Any) -> None:
+    """Wait until the first line of every rank in the run that goes on has been heard of.
+
+    A rank writes it to its file first, so `Session.output` may know it sooner than the run does.
+    """
+
+    def heard() -> bool:
+        run = session.current
+        return run is not None and all("\n" in run.written(rank) for rank in run.ranks)
+
+    eventually(heard, 30, "the first line")
+
+
+@contextlib.contextmanager
+def shared_shell(world_size: int) -> Iterator[Any]:
+    """A shell with ranks that several tests share."""
+    with ipython_shell() as shell:
+        assert shell.run_cell(f"%ddp_init --world-size {world_size} --device cpu").success
+        with spared(session_of(shell)):
+            yield shell
 
 
 def session_of(shell: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -13,12 +12,25 @@ from typing import Any
 from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, decode_run
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis import diagnose_run, failures
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Board, Case, Collectives, Diagnosis, Place, name_ranks
+from ddp_notebook.errors import UsageMistake, named_file
+from ddp_notebook.model import (
+    Board,
+    Case,
+    Collectives,
+    Diagnosis,
+    Place,
+    codec,
+    format_bytes,
+    name_ranks,
+)
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import state_at
 from ddp_notebook.state.output import OutputLog
+from ddp_notebook.views.ansi import plain
+
+_LARGEST_FILE = 64 << 20
+"""Bytes; a full record of sixteen ranks takes less than half of it."""
 
 
 class Replay:
@@ -32,7 +44,7 @@ class Replay:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Replay:
         """The run in the file at `path`. Raises UsageMistake when there is none in it."""
-        file = Path(path).expanduser()
+        file = named_file(path)
         wire = _run_in(file)
         version = wire.get("version")
         if type(version) is not int or version < 1:
@@ -59,6 +71,9 @@ class Replay:
         Less than 0 counts back from the end. What is beyond either is that end.
         """
         began_ns, end_ns = self.saved.began_ns, self.saved.snapshot.taken_ns
+        longest_s = (end_ns - began_ns) / 1e9
+        if not -longest_s < seconds < longest_s:
+            seconds = 0 if seconds < 0 else longest_s
         at_ns = (end_ns if seconds < 0 else began_ns) + int(seconds * 1e9)
         if at_ns >= end_ns:
             return self.status()
@@ -125,7 +140,8 @@ class Replay:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(saved.wall_ns / 1e9))
         with_ = ", ".join(f"{name} {text}" for name, text in saved.versions.items() if text)
         ranks = f"{saved.world_size} rank{'' if saved.world_size == 1 else 's'}"
-        lines = [f"{self.name}: {ranks}, {saved.duration_s:.1f} s, saved {when} with {with_}"]
+        about = f"{self.name}: {ranks}, {saved.duration_s:.1f} s, saved {when} with {with_}"
+        lines = [plain(about)]  # it goes to a terminal as it is
         return "\n".join([*lines, *what_is_missing(saved)])
 
     def __repr__(self) -> str:
@@ -138,6 +154,18 @@ class Replay:
                 f"{verb} has nothing to go by: no rank was left to ask when {self.name} was saved."
             )
         return replace(case)
+
+
+def is_saved_run(file: Path) -> bool:
+    """True of a file that begins as those do that `%ddp_save` writes."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(_BEGINS)) == _BEGINS
+    except OSError:
+        return False
+
+
+_BEGINS = b'{"traceEvents"'
 
 
 def what_is_missing(saved: SavedRun) -> list[str]:
@@ -157,17 +185,23 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 
 def _run_in(file: Path) -> dict[str, Any]:
     """The run in a file, not yet checked. Raises UsageMistake."""
-    if file.exists() and not file.is_file():
-        raise UsageMistake(f"{file} is no file. Type: %ddp_replay FILE")
     try:
+        if file.exists() and not file.is_file():
+            raise UsageMistake(f"{file} is no file. Type: %ddp_replay FILE")
+        size_bytes = file.stat().st_size
+        if size_bytes > _LARGEST_FILE:
+            raise UsageMistake(
+                f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
+                f"than {format_bytes(_LARGEST_FILE)}. Save the run anew: %ddp_save FILE"
+            )
         text = file.read_bytes()
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        ours = f'"{KEY}"'.encode() in text or text.startswith(b'{"traceEvents"')
+        whole = codec.loads(text, of_others=True)
+    except ValueError:
+        ours = f'"{KEY}"'.encode() in text or text.startswith(_BEGINS)
         if ours:
             raise _damaged(file, "it is no whole JSON; was it copied to its end?") from None
         raise _foreign(file) from None

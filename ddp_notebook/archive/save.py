@@ -18,7 +18,7 @@ from ddp_notebook.archive.format import KEY, Dropped, SavedRun, encode_run
 from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import Case, Moment, RankExited, Snapshot, codec
 
 
@@ -119,7 +119,7 @@ def _last_line(text: str) -> str:
 
 def check_target(path: str | os.PathLike[str], force: bool) -> Path:
     """Where to write. Raises UsageMistake when that cannot be."""
-    target = Path(path).expanduser()
+    target = named_file(path)
     if target.is_dir():
         raise UsageMistake(f"{target} is a folder. Name a file in it: %ddp_save {target}/run.json")
     if not target.parent.is_dir():

@@ -263,8 +263,7 @@ class IPyParallelCluster:
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
         answers: dict[int, Future[Answer]] = {
-            rank: self._view(rank).apply_async(child.call, *_on_rank(call, request(rank)))
-            for rank in ranks
+            rank: self._apply(rank, *_on_rank(call, request(rank))) for rank in ranks
         }
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)
@@ -275,7 +274,7 @@ class IPyParallelCluster:
         for rank in ranks:
             if self._pids[rank] not in self._awake:  # its first call has it read orders, too
                 self._awake.add(self._pids[rank])
-                self._last_reply[rank] = self._view(rank).apply_async(child.call, *_WAKE)
+                self._last_reply[rank] = self._apply(rank, *_WAKE)
         return self._orders.send({rank: self._pids[rank] for rank in ranks}, order, request)
 
     def ask(
@@ -306,6 +305,18 @@ class IPyParallelCluster:
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks. Raises what pickling or the ranks raise."""
         self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+
+    def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
+        try:
+            return self._view(rank).apply_async(child.call, name, arguments)
+        except OSError:
+            if not self._ended.done():
+                raise
+            raise self._lost() from None
+
+    def _lost(self) -> SessionLost:
+        return SessionLost(f"{self._ended.result()} Start again: %ddp_init")
 
     def _view(self, ranks: int | Ranks) -> Any:
         """ipyparallel's view of engines; making one takes a while, and it stays valid."""
@@ -383,7 +394,8 @@ class IPyParallelCluster:
         with self._forgetting:
             if pid not in self._forgotten:
                 self._forgotten.add(pid)
-                unregister(self._client, rank)
+                with contextlib.suppress(OSError):  # closed meanwhile: there is no hub to ask
+                    unregister(self._client, rank)
 
     def _await_forgotten(self, rank: int) -> None:
         """Wait for the hub's word that the engine is gone: until then it gives the id to no other.
@@ -424,4 +436,4 @@ class IPyParallelCluster:
                 if not wait([self._ended], _NEWS_WITHIN_S).done:
                     raise
         future.cancel()
-        raise SessionLost(f"{self._ended.result()} Start again: %ddp_init") from None
+        raise self._lost() from None

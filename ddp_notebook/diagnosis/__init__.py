@@ -10,7 +10,9 @@ majority.py   Which of several values is the right one, and which ranks have ano
 names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
 pages.py      A page of help for each category: what torch prints, what it means, how it is mended.
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
+splits.py     The rule for ranks that send each other other amounts in an all_to_all than expected.
 setup/        Rules for set-up.
+sharding.py   Rules for models that FSDP2 shards: wrapped in another way, or not reduced alike.
 collectives/  Rules for collectives: who diverged from the others, and how.
 training/     Rules for training that ends well and is wrong.
 
@@ -42,8 +44,12 @@ def diagnose_setup(case: Case) -> Diagnosis:
     return diagnose.diagnose_setup(case)
 
 
-def diagnose_training(facts: Mapping[int, RunFacts], collectives: Collectives) -> Diagnosis:
+def diagnose_training(
+    facts: Mapping[int, RunFacts],
+    collectives: Collectives,
+    sources: Mapping[str, str] | None = None,
+) -> Diagnosis:
     """What is wrong with the training of a run that ended well."""
     from ddp_notebook.diagnosis import diagnose
 
-    return diagnose.diagnose_training(facts, collectives)
+    return diagnose.diagnose_training(facts, collectives, sources)

@@ -13,6 +13,8 @@ _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
 """Names of decorators that have a function run on some ranks."""
+_DEEPEST_CODE = 150
+"""Of a tree of code, as many levels are looked at: each costs some calls within another."""
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
@@ -29,6 +31,19 @@ class Test:
     wanted: bool = True
     shown: str = ""
     filters: bool = False
+
+
+def shallow(tree: ast.Module) -> ast.Module:
+    """`tree`. Raises ValueError where it is nested so deep that to look at it would fail.
+
+    No person writes such code; a file that somebody sent may hold it.
+    """
+    level: list[ast.AST] = [tree]
+    for _ in range(_DEEPEST_CODE):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return tree
+    raise ValueError("it is nested too deep")
 
 
 def tests_around(tree: ast.Module, line: int, called: str) -> Iterator[Test]:

@@ -16,14 +16,24 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures, groups
+from ddp_notebook.diagnosis import failures, groups, sharding, splits
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
-from ddp_notebook.diagnosis.training import data_parallel, devices, rules, samplers
+from ddp_notebook.diagnosis.training import (
+    data_parallel,
+    devices,
+    evaluations,
+    gradients,
+    randomness,
+    rules,
+    samplers,
+    settings,
+    works,
+)
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -92,6 +102,10 @@ RULES: tuple[Rule, ...] = (
     Rule(hang.unreduced_gradients, When.RUN),
     Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
     Rule(threads.concurrent_use, When.RUN),
+    Rule(sharding.other_wrapping, When.RUN_BLOCKED),
+    Rule(sharding.other_sync, When.RUN_BLOCKED),
+    Rule(splits.split_mismatch, When.RUN),
+    Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(exits.ended, When.RUN),
@@ -118,6 +132,7 @@ RULES: tuple[Rule, ...] = (
     # Runs that ended well and computed something else than was meant.
     Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),
     Rule(devices.backends, When.TRAINED, Explains.NOTHING),
+    Rule(works.unwaited, When.TRAINED, Explains.DRIFT),
     Rule(rules.unused_parameters, When.TRAINED, Explains.DRIFT),
     Rule(rules.module_bypass, When.TRAINED, Explains.DRIFT),
     Rule(rules.no_sync, When.TRAINED, Explains.DRIFT),
@@ -125,8 +140,16 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.unwrapped_parameters, When.TRAINED, Explains.DRIFT),
     Rule(rules.first_nan, When.TRAINED, Explains.DRIFT),
     Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
+    Rule(gradients.leftovers, When.TRAINED, Explains.NOTHING),
+    Rule(settings.other_precision, When.TRAINED, Explains.NOTHING),
     Rule(rules.buffers, When.TRAINED, Explains.NOTHING),
+    Rule(evaluations.other_statistics, When.TRAINED, Explains.NOTHING),
+    Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
+    Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),
 )
 """In the order in which mistakes should be corrected."""
@@ -161,11 +184,18 @@ def diagnose_setup(case: Case) -> Diagnosis:
     return _diagnosis(case, *(_findings(Context(case), When.SETUP) if judged else ([], [])))
 
 
-def diagnose_training(facts: Mapping[int, RunFacts], collectives: Collectives) -> Diagnosis:
-    """What is wrong with the training of a run that ended well, by what each rank knows of it."""
+def diagnose_training(
+    facts: Mapping[int, RunFacts],
+    collectives: Collectives,
+    sources: Mapping[str, str] | None = None,
+) -> Diagnosis:
+    """What is wrong with the training of a run that ended well, by what each rank knows of it.
+
+    `sources` has the text of the user's files and cells by the names that places have.
+    """
     if len(facts) < 2:
         return Diagnosis()
-    context = Context(Case((), collectives=collectives), facts=facts)
+    context = Context(Case((), collectives=collectives), Sources(sources), facts)
     findings, notes = _findings(context, When.TRAINED)
     return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
 

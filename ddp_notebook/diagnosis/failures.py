@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.diagnosis.progress import doing, raised_words, way_to_error
+from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -31,11 +32,15 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     `ranks` are all that the run was given to.
     """
     same: dict[tuple[str, str], list[int]] = {}
-    for end in ends:
-        if end.outcome == "error":
-            cause = raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
-            way = way_to_error(end.path) if end.path else ""
-            same.setdefault((f"raised {cause}", way), []).append(end.rank)
+    ends = tuple(ends)
+    left = tuple(sorted(end.rank for end in ends if end.outcome == "ok"))
+    failed = [end for end in ends if end.outcome == "error"]
+    if left and failed and all(map(_went_away, failed)):
+        return (_left(left, failed),)
+    for end in failed:
+        cause = raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
+        way = way_to_error(end.path) if end.path else ""
+        same.setdefault((f"raised {cause}", way), []).append(end.rank)
     everyone = sum(map(len, same.values())) == len(ranks)
     return tuple(
         Finding(
@@ -46,6 +51,32 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
             evidence=(f"{name_ranks(sorted(who))}: {way}",) if way else (),
         )
         for (cause, way), who in same.items()
+    )
+
+
+def _went_away(end: CellFinished) -> bool:
+    """True of an error that says no more than that another rank's process or group is gone."""
+    return bool(torch_errors.WENT_AWAY.search(end.evalue))
+
+
+def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
+    """Ranks that finished while others needed them; of several it is not known which."""
+    victims = tuple(sorted(end.rank for end in failed))
+    one = len(left) == 1
+    who = f"{name_ranks(left)} {'has' if one else 'have'} finished"
+    lost = "; ".join(
+        f"{name_ranks((end.rank,))}: "
+        f"{raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)}"
+        for end in failed
+    )
+    return Finding(
+        Category.EARLY_EXIT if one else Category.UNDECIDED,
+        left if one else (),
+        f"{who}, and the connection of {name_ranks(victims)} to a rank that had gone was closed",
+        "Let every rank do the same number of steps, and finish before one leaves: "
+        "dist.barrier() before destroy_process_group().",
+        victims,
+        (lost,),
     )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
+from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
 from ddp_notebook.diagnosis.collectives.describe import again, numbered, verb
+from ddp_notebook.diagnosis.collectives.divergence import classify, divergences
+from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
 from ddp_notebook.model import (
@@ -124,6 +127,42 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     )
 
 
+def parted_over_groups(context: Context) -> Iterator[Finding]:
+    """Ranks that went another way than most through all groups, where one group alone hides it.
+
+    In a group of two either rank may be right, and a rank that left a call out meets the next one
+    there, until another group lacks it. The ranks that run the same program in other groups of
+    the kind show which way is the usual one. Only where ranks are stuck in several groups.
+    """
+    at, graph = context.graph.at, context.graph
+    if len({at[rank].group for rank in graph.stuck if rank in at}) < 2:
+        return
+    unbalanced = _unbalanced(context)
+    programs = align_programs(context.collectives)
+    for divergence in divergences(programs):
+        records = (*divergence.fault.own, *divergence.fault.other)
+        named = any(call_site(record) in unbalanced for record in records)
+        if divergence.deviation.sure and named:
+            classified = classify(divergence, context.sources)
+            if classified is not None:
+                yield explain(context, classified)
+                return
+
+
+def _unbalanced(context: Context) -> set[CallSite]:
+    """What is called in groups of which one member has called less than another."""
+    found: set[CallSite] = set()
+    for group, alignment in context.alignments.items():
+        ends = {
+            alignment.sequences[rank].end if rank in alignment.sequences else 0
+            for rank in wait_graph.members(context.case, group)
+        }
+        if len(ends) > 1 or any(d.alignment.group == group for d in context.divergences):
+            for sequence in alignment.sequences.values():
+                found.update(sequence.call_sites)
+    return found
+
+
 def opposite_groups(context: Context) -> Iterator[Finding]:
     """Ranks that wait for each other in collectives of different groups: a ring."""
     at = context.graph.at
@@ -133,6 +172,8 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
             continue
         if len({each.group for each in records}) < 2:
             continue
+        if next(parted_over_groups(context), None) is not None:
+            return  # that one of them left the common way explains the ring
         yield _ring_of_groups(context, ring, records)
 
 

@@ -242,7 +242,10 @@ def _worked_out(test: ast.expr, of: Callable[[ast.expr], Any]) -> Any:
         case ast.UnaryOp(op=op, operand=part) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](of(part))
         case ast.BinOp(left=one, op=op, right=other) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](of(one), of(other))
+            first = of(one)
+            if isinstance(first, str | bytes) and isinstance(op, ast.Mod):
+                raise ValueError("a text that is filled in may become as long as it likes")
+            return _OPERATORS[type(op)](first, of(other))
         case ast.Compare(left=one, ops=[op], comparators=[other]) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](of(one), of(other))
     raise ValueError(ast.unparse(test))

@@ -1,4 +1,4 @@
-"""A page of help for each category: what torch prints, what it means, how it is found and mended."""
+"""A page of help for each category: what torch prints, what it means, what to do."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ PAGES: Mapping[Category, Page] = {
     # -- collectives -------------------------------------------------------------------------
     Category.CONDITIONAL_COLLECTIVE: Page(
         _HANGS,
-        "Only some ranks call a collective, mostly under `if rank == 0`. Some calls are collectives "
-        "that do not look so: full_tensor, state_dict of a sharded model, dcp.save, "
+        "Only some ranks call a collective, mostly under `if rank == 0`. Some calls are "
+        "collectives that do not look so: full_tensor, state_dict of a sharded model, dcp.save, "
         "clip_grad_norm_, distribute_tensor.",
         "The collectives of all ranks side by side, and the test in your code before that line.",
         "Call it on every rank of the group, and keep only the printing or writing in the `if`.",
@@ -145,7 +145,7 @@ PAGES: Mapping[Category, Page] = {
         "Loop over names in one order on every rank: sorted().",
     ),
     Category.SHAPE_MISMATCH: Page(
-        "The process is aborted (SIGABRT) where a message is larger than its buffer, or wrong sums.",
+        "A process is aborted (SIGABRT) where a message is larger than its buffer; or wrong sums.",
         "In one collective ranks bring tensors of other shapes.",
         "Shapes are compared before anything is sent; what does not match is refused.",
         "Exchange the sizes first, pad to the largest, cut afterwards.",
@@ -205,7 +205,7 @@ PAGES: Mapping[Category, Page] = {
         "Pipeline stages disagree about the stage number, the number of micro-batches or the "
         "schedule.",
         "The sends and receives between neighbouring stages, counted.",
-        "Make stage and schedule of the same numbers on every rank; the stage number is the rank's.",
+        "Give stage and schedule the same numbers on every rank; each stage belongs to one rank.",
     ),
     Category.UNEVEN_INPUTS: Page(
         _HANGS,
@@ -285,11 +285,47 @@ PAGES: Mapping[Category, Page] = {
         "The first parameter and step with NaN, per rank, before the reduction.",
         "Look at that rank's batch of that step.",
     ),
+    Category.STALE_GRADIENTS: Page(
+        _SILENT,
+        "Gradients of a step stay and go into the next one: nobody clears them.",
+        "Values of a few gradients after a step, and when the next backward begins.",
+        "optimizer.zero_grad() once for each step, before its first backward.",
+    ),
+    Category.LOSS_SCALING: Page(
+        _SILENT,
+        "Gradients are divided by the world size although DDP has averaged them.",
+        "By what a few gradients were multiplied between backward and step.",
+        "Leave the division out, or reduce by hand without DDP.",
+    ),
+    Category.LOCAL_STATISTIC: Page(
+        _SILENT,
+        "A norm was taken of a rank's own shard, so each rank scales its gradients differently.",
+        "By what a few gradients of each rank were multiplied between backward and step.",
+        "torch.nn.utils.clip_grad_norm_, or all_reduce the sum of squares before the root.",
+    ),
+    Category.METRIC_MISAGGREGATION: Page(
+        _SILENT,
+        "Each rank evaluates its own part, and one reports its figure as that of the whole.",
+        "Other inputs on each rank, no collective afterwards, and only one rank that prints.",
+        "all_reduce the counts, and divide afterwards.",
+    ),
+    Category.RNG_MISMATCH: Page(
+        _SILENT,
+        "Ranks were given one seed, so noise and the like is the same for their different samples.",
+        "The state of torch's generator before each training forward, and the code that draws.",
+        "torch.manual_seed(seed + dist.get_rank()) once the model is made.",
+    ),
+    Category.NUMERICS_MISMATCH: Page(
+        _SILENT,
+        "Ranks compute with another precision: autocast, TF32 or the default dtype differ.",
+        "The settings of every rank after a run in which it trained.",
+        "The same setting on every rank.",
+    ),
     Category.SAMPLER_MISUSE: Page(
         _SILENT,
         "DistributedSampler without set_epoch, with another seed, or with overlapping shards.",
         "The samplers' state on every rank.",
-        "sampler.set_epoch(epoch) in each epoch, the same seed, num_replicas and rank of the group.",
+        "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job.",
     ),
     Category.DATALOADER_DEADLOCK: Page(
         _HANGS,

@@ -3,7 +3,7 @@
 examine.py    makes all checks in order: what `%ddp_doctor` calls
 facts.py      what the checks need to know, asked of the system and of a fresh Python
 gpus.py       checks of GPUs: which there are, and whether ranks can have them
-machine.py    checks of memory, processes, cores, clock, folders
+machine.py    checks of memory, processes, cores, folders
 network.py    checks of ports, host names, interfaces
 software.py   checks of versions, backends, and whether the ranks agree
 variables.py  checks of environment variables: left over, wrong, or known to make trouble

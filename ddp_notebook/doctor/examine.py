@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -186,12 +185,6 @@ def _at_processes(
 
 
 def _at_surroundings() -> Iterator[tuple[str, Look]]:
-    yield (
-        "clock",
-        lambda: machine.check_clock(
-            time.time(), facts.package_made_s(), [time.monotonic() for _ in range(100)]
-        ),
-    )
     yield (
         "temporary folder",
         lambda: machine.check_temporary_folder(facts.temporary_folder()),

@@ -249,11 +249,6 @@ def shared_memory() -> tuple[int, int] | None:
     return usage.total, usage.free
 
 
-def package_made_s() -> float:
-    """When the package was installed, in seconds since 1970."""
-    return Path(__file__).stat().st_mtime
-
-
 def temporary_folder() -> Folder:
     """The folder in which that of a session is made, and whether it can be written to."""
     try:

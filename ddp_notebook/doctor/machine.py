@@ -1,13 +1,11 @@
-"""Checks of the machine: memory, open files, processes, cores, clock, folders."""
+"""Checks of the machine: memory, open files, processes, cores, folders."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ddp_notebook.model import format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
@@ -31,10 +29,6 @@ _RANK_THREADS = 16
 """Threads of a rank besides those that compute: 13 were measured."""
 _SESSION_THREADS = 40
 """Threads of the controller, the store process, the fork server, and more in the kernel."""
-
-
-_CENTURY_S = 100 * 365.25 * 86400
-"""A wall clock that is so far after the package was made is wrong."""
 
 
 # --------------------------------------------------------------------------- memory
@@ -207,30 +201,7 @@ def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | 
     return Check.ok(name, f"{cores} for {world_size} rank{'s' if world_size > 1 else ''}")
 
 
-# --------------------------------------------------------------------------- clock, folders
-
-
-def check_clock(now_s: float, made_s: float, readings: Sequence[float]) -> Check:
-    """The wall clock is not before the package was made; the monotonic clock never goes back.
-
-    `now_s` and `made_s` are seconds since 1970, `readings` are of the monotonic clock.
-    """
-    name = "clock"
-    shown = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now_s)) + " UTC"
-    if any(later < earlier for earlier, later in pairwise(readings)):
-        return Check.failure(
-            name,
-            "the monotonic clock goes back, so no timeout can be trusted",
-            "Restart the machine; in a virtual machine, change its clock source.",
-        )
-    if now_s < made_s - 86400 or now_s > made_s + _CENTURY_S:
-        made = time.strftime("%Y-%m-%d", time.gmtime(made_s))
-        return Check.warning(
-            name,
-            f"it says {shown}, but the package's files were made on {made}",
-            "Set it: sudo timedatectl set-ntp true",
-        )
-    return Check.ok(name, shown)
+# --------------------------------------------------------------------------- folders
 
 
 @dataclass(frozen=True, slots=True)

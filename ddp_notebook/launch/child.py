@@ -86,6 +86,17 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
     return getattr(loaded, function)(**arguments)
 
 
+def start(spec: Mapping[str, Any], parent_pid: int) -> NoReturn:
+    """In a fork: be what `spec` describes, or end; it never returns to what its parent does."""
+    try:
+        become(spec, parent_pid)
+        reseed()
+    except BaseException:  # noqa: BLE001  # no folder, no host: its log says why
+        traceback.print_exc()
+        os._exit(1)
+    run(spec)
+
+
 def run(spec: Mapping[str, Any]) -> NoReturn:
     """Make the calls of `spec` and end the process, whatever they do."""
     code = 0

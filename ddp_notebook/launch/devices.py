@@ -49,11 +49,22 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that ranks may use: indices or UUIDs from CUDA_VISIBLE_DEVICES, else all indices."""
+    """The GPUs that ranks may use: indices or UUIDs from CUDA_VISIBLE_DEVICES, else all indices.
+
+    None where there is no driver, whatever CUDA_VISIBLE_DEVICES says.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
+        if not _has_driver():
+            return ()  # it was set for another machine
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
     return tuple(gpu.index for gpu in gpus())
+
+
+def _has_driver() -> bool:
+    """Whether any driver of GPUs is there: NVIDIA's, also where NVML has no GPU; AMD's; WSL's."""
+    devices = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
+    return any(map(os.path.exists, devices)) or bool(gpus())
 
 
 def nvlink_gb_per_s(pci_address: str) -> float:

@@ -146,6 +146,8 @@ class ForkServer:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        if modules:
+            child.call("ddp_notebook.rank.held_modules:hold", {})
         _freeze()
         self.send_ready(time.monotonic() - started)
 
@@ -273,9 +275,7 @@ class ForkServer:
             let_go(held)
         gc.freeze()  # also what was loaded since the last time: a collection would copy its pages
         gc.enable()
-        child.become(spec, os.getppid())
-        child.reseed()
-        child.run(spec)
+        child.start(spec, os.getppid())
 
     def spawn_process(self, spec: dict[str, Any]) -> int:
         """Start a child as an ordinary Python process (no torch loaded yet)."""

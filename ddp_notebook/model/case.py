@@ -136,6 +136,39 @@ class GroupMade:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """What a rank brought to an all_to_all: how much it sends to each member, and expects of it.
+
+    In rows, or in elements where lists of tensors are sent. `announced` is what it told each
+    member before, in an exchange of a few integers; empty where there was none.
+    """
+
+    group: str
+    slot: int
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    announced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedUnit:
+    """What FSDP2 gathers as one on a rank: the parameters of a module that `fully_shard` was given.
+
+    `model` numbers the models of the rank, in the order in which they were used; `name` is that
+    of the module in it. `mesh` are ranks of the default group.
+    """
+
+    model: int
+    name: str
+    parameters: int
+    reshards: bool
+    """It is freed after forward, and gathered again in backward."""
+    syncs: bool
+    """Gradients are reduced in the next backward."""
+    mesh: Ranks
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
@@ -202,6 +235,10 @@ class RankReport:
     """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
+    splits: Splits | None = None
+    """What it brought to its last all_to_all."""
+    sharded: tuple[ShardedUnit, ...] = ()
+    """The units of the models that FSDP2 shards, of those that it used in this run."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

@@ -21,6 +21,7 @@ import collections.abc
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,9 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _AS_IT_IS = frozenset({str, int, bool, type(None)})
 """Types that are the same in JSON."""
 _MISSING = object()
+_LONG_NUMBER = re.compile(r"\d{20}")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""Where one may stand in JSON text, with or without the other half."""
 
 OMIT_DEFAULT: Mapping[Any, Any] = types.MappingProxyType({"omit default": True})
 """Metadata of a dataclass's field: it is not written while it has its default."""
@@ -75,6 +79,41 @@ def dumps(wire: Any) -> str:
         return json.dumps(wire, allow_nan=False, separators=(",", ":"))
     except ValueError:  # rare, and only inside fields of type Any
         return json.dumps(_finite(wire), allow_nan=False, separators=(",", ":"))
+
+
+def loads(data: str | bytes, *, of_others: bool = False) -> Any:
+    """What JSON text says, with `readable` texts. Raises ValueError for what is no JSON.
+
+    In a file `of_others` numbers have 64 bits, as all of ours have: calculations with larger ones
+    fail somewhere.
+    """
+    text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "replace")
+    try:
+        bounded = of_others and _LONG_NUMBER.search(text)
+        wire = json.loads(text, parse_int=_whole_number if bounded else None)
+        return readable(wire) if _SURROGATE.search(text) else wire
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _whole_number(digits: str) -> int:
+    """One of 64 bits. Raises ValueError."""
+    number = int(digits)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"{digits[:20]}... is no number that can stand there")
+    return number
+
+
+def readable(wire: Any) -> Any:
+    """`wire` with texts that can be shown: half of a pair of surrogates becomes "?".
+
+    Python makes such texts of a file name in another encoding, and of UTF-16 that was cut.
+    """
+    if isinstance(wire, str):
+        return wire if wire.isascii() else wire.encode("utf-8", "replace").decode()
+    if isinstance(wire, dict):
+        return {readable(key): readable(item) for key, item in wire.items()}
+    return [readable(item) for item in wire] if isinstance(wire, list | tuple) else wire
 
 
 def _finite(wire: Any) -> Any:

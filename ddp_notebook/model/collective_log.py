@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.collectives import Collective, Part, Phase, Place
+from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase, Place
+from ddp_notebook.model.ranks import Ranks
 
 CAPACITY = 10_000
 """Records that are kept."""
@@ -110,6 +111,20 @@ def read(
         return LogTail(run_now)
     records = tuple(_record(rank, fields, texts) for fields in raw if fields[0] - 1 >= safe)
     return LogTail(run, records[0].number if records else 0, records, texts, text_bytes)
+
+
+def joined(logs: Mapping[int, LogTail], ranks: Ranks) -> Collectives:
+    """The logs of several ranks as one; members of groups are `ranks` in their order."""
+    groups: dict[str, Ranks] = {}
+    for log in logs.values():
+        for name, members in log.groups.items():
+            there = tuple(ranks[member] for member in members if 0 <= member < len(ranks))
+            groups.setdefault(name, there)
+    return Collectives(
+        {rank: log.records for rank, log in logs.items()},
+        groups,
+        {rank: log.first for rank, log in logs.items()},
+    )
 
 
 def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:

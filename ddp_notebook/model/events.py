@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ class CellFinished(Event):
     """The rank is done with a cell. `outcome` is ok, error or interrupted.
 
     `withheld_bytes` of output were written beyond what was sent to the notebook. `trained`: an
-    optimizer has made steps with a DistributedDataParallel object; there is more to ask for.
+    optimizer has made steps, or a collective was not waited for; there is more to ask for.
     """
 
     kind: ClassVar[str] = "cell_finished"
@@ -130,6 +131,36 @@ class CellFinished(Event):
     """The user's lines that the error passed through, the outermost first."""
     withheld_bytes: int = 0
     trained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineStopped(Event):
+    """A thread of the rank stands before a line of `cell` until it is told to go on.
+
+    `stop` counts a rank's stops. `file` is as in a `Frame`: ``cell 3`` or a path. `why` is empty
+    after a step. `source` are the lines from `first` on, around it.
+    """
+
+    kind: ClassVar[str] = "line_stopped"
+    cell: int
+    stop: int
+    file: str
+    line: int
+    function: str
+    why: str = ""
+    thread: str = ""
+    """The thread's name where it is not the main one."""
+    first: int = 0
+    source: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineLeft(Event):
+    """A thread that stood before a line was interrupted there: it is paused no more."""
+
+    kind: ClassVar[str] = "line_left"
+    cell: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,16 +252,55 @@ class StoreFailed(Event):
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """A message with `events`; what a display holds that is no JSON is written as its repr."""
-    return json.dumps([codec.encode(event) for event in events], default=repr).encode()
+    """A message with `events`; what a display holds that is no JSON is written as its repr.
+
+    What no text can be, half of a pair of surrogates, becomes "?": here all text of a rank passes.
+    """
+    wires = [codec.encode(event) for event in events]
+    try:
+        return _as_json(wires)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text; it contains itself
+        return _as_json([_sendable(wire) for wire in wires])
+
+
+def _as_json(wire: Any) -> bytes:
+    return json.dumps(wire, default=_shown, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001  # the user's own __repr__
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+
+
+def _sendable(wire: dict[str, Any]) -> dict[str, Any]:
+    """An event of which what is displayed can be sent, or is told why not."""
+    try:
+        _as_json(wire)
+    except (TypeError, ValueError, RecursionError) as error:
+        if wire["kind"] != Output.kind:
+            raise
+        why = f"[what was displayed cannot be sent as JSON: {type(error).__name__}: {error}]\n"
+        told = {"what": OutputKind.STDERR.value, "text": why, "data": {}, "metadata": {}}
+        return {**wire, **told}
+    return wire
 
 
 def decode_events(message: bytes, heard_ns: int) -> list[Event]:
-    """The events that `encode_events` wrote, heard at `heard_ns`. Raises DecodeError."""
+    """The events that `encode_events` wrote, heard at `heard_ns`; those that can be read.
+
+    Raises DecodeError where there is no list of them at all.
+    """
     try:
-        wires = json.loads(message)
-    except (ValueError, RecursionError) as error:
+        wires = codec.loads(message)
+    except ValueError as error:
         raise DecodeError(f"is not JSON: {error}") from None
-    if not isinstance(wires, list) or not all(isinstance(wire, dict) for wire in wires):
-        raise DecodeError("must be a list of objects")
-    return [codec.decode(Event, {**wire, "heard_ns": heard_ns}) for wire in wires]
+    if not isinstance(wires, list):
+        raise DecodeError("must be a list")
+    events = []
+    for wire in wires:
+        with contextlib.suppress(DecodeError):  # of another version of ours: the others are kept
+            timed = {**wire, "heard_ns": heard_ns} if isinstance(wire, dict) else wire
+            events.append(codec.decode(Event, timed))
+    return events

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddp_notebook.model.collectives import Place
+from ddp_notebook.model.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,73 @@ class TensorDigest:
     norm: float | None = None
     sample: tuple[float | None, ...] = ()
     finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFacts:
+    """A line of the user's that started collectives and did not wait for all of them.
+
+    Of `issued`, `unwaited` were never waited for; the tensors of `written` were changed, and those
+    of `stepped` were gradients that an optimizer used, before they were waited for.
+    """
+
+    operation: str
+    issued: int = 0
+    unwaited: int = 0
+    written: int = 0
+    stepped: int = 0
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalFacts:
+    """Collectives of torch.ops._c10d_functional in this run, whose results must be waited for.
+
+    `direct` were called by the user's own lines, `others` by torch; `left` results were never
+    given to wait_tensor.
+    """
+
+    direct: int = 0
+    others: int = 0
+    left: int = 0
+    operation: str = ""
+    place: Place | None = None
+    """Of the first direct one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFacts:
+    """Forwards of a model without gradients, one after another, with no backward in between.
+
+    `inputs` are hashes of what the first ones got, "" where it could not be read.
+    """
+
+    backwards: int
+    """How many backwards the rank had begun."""
+    forwards: int = 0
+    training: bool = False
+    """The module was in training mode."""
+    loader: bool = False
+    """The batches came from a DataLoader that was not trained on."""
+    inputs: tuple[str, ...] = ()
+    statistics: str = ""
+    """A hash of the statistics of batches, "" where there are none or too many."""
+    wrote: bool | None = None
+    """Something was printed between its begin and the next backward; None where unknown."""
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """The moment of a training forward, before it. `random` is a hash of torch's generator.
+
+    `drew`: random numbers were drawn since the last training step, by other than a DataLoader.
+    """
+
+    random: str
+    drew: bool = False
+    input: str = ""
+    """A hash of what the model got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +141,14 @@ class ReplicaFacts:
     parameters: tuple[TensorDigest, ...] = ()
     buffers: tuple[TensorDigest, ...] = ()
     gradients: tuple[TensorDigest, ...] = ()
+    evaluations: tuple[EvaluationFacts, ...] = ()
+    """The first ones."""
+    starts: tuple[StepStart, ...] = ()
+    """Of its first training forwards."""
+    autocast: str = ""
+    """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
+    start_place: Place | None = None
+    """Where the first of them was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +168,20 @@ class OptimizerFacts:
     state: tuple[TensorDigest, ...] = ()
     place: Place | None = None
     """Where its last step was made."""
+    mesh: Ranks = ()
+    """Ranks of the default group among which its parameters are sharded; none where they are
+    not."""
+    factors: tuple[float | None, ...] = ()
+    """By what all gradients were multiplied between the backward and the step, of the first steps;
+    None where it was no one factor, or not seen."""
+    pending_steps: int = 0
+    """Steps made while a sharded model (FSDP2) kept gradients that were not reduced yet."""
+    pending_place: Place | None = None
+    watched_steps: int = 0
+    """Steps of which `leftover_steps` were looked for."""
+    leftover_steps: int = 0
+    """Of those, made with gradients to which those of the step before were added: never
+    cleared, nor changed, in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +215,13 @@ class LoaderFacts:
 
     key: str
     length: int = 0
-    """Samples of the data set."""
+    """Samples of the data set; 0 where unknown."""
     sampler: str = ""
+    """Class of its sampler; "" of a stream."""
     inputs: tuple[str, ...] = ()
     place: Place | None = None
+    stream: str = ""
+    """Class of its data set, where that is an IterableDataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +263,9 @@ class RunFacts:
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
     parallels: tuple[ParallelFacts, ...] = ()
+    works: tuple[WorkFacts, ...] = ()
+    functional: FunctionalFacts = FunctionalFacts()
+    precision: tuple[str, ...] = ()
+    """Settings of this process that change what is computed, ``name=value``."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""

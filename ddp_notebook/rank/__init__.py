@@ -9,11 +9,13 @@ component.py       The life cycle of the runtime's components.
 control.py         Answers calls, orders and questions by name.
 control_socket.py  A unix socket at which a process answers questions.
 core.py            The core of a runtime: what any rank's process can have.
+debugger/          Stops at lines, steps from line to line, looks into frames.
 engine_private.py  Every use of ipykernel's and IPython's private API inside a rank.
 events.py          The event sender.
 inspect/           What a rank says about itself when it is asked.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
 orders.py          Takes the session's orders to run something.
+prepared/          A rank that nobody of ours started, with DDP_NOTEBOOK=1.
 rank_process.py    What the process of a rank was started with, whoever started it.
 runtime.py         The runtime of an engine: the core of a rank, and what runs cells on it.
 setup/             torch.distributed brought up one stage at a time, and freed again.

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_notebook.launch.shared_memory import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
@@ -52,7 +53,7 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
     global _engine
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-    keep_temporary_files_in(folder.parent)
+    keep_temporary_files_in(folder.parent, folder.parent)
     sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
     questions = questions_of(folder.parent, rank)
     _engine = EngineProcess(
@@ -68,7 +69,7 @@ def engine() -> EngineProcess:
     return _engine
 
 
-def keep_temporary_files_in(folder: Path) -> None:
+def keep_temporary_files_in(folder: Path, session: Path) -> None:
     """Have multiprocessing put its sockets and folders there: a killed rank cannot remove them.
 
     Uses `_config["tempdir"]` and `_config["semprefix"]`, where multiprocessing itself keeps
@@ -82,5 +83,5 @@ def keep_temporary_files_in(folder: Path) -> None:
         if len(os.fsencode(own)) <= _LONGEST_FOLDER_BYTES:
             own.mkdir(mode=0o700, exist_ok=True)
             config["tempdir"] = str(own)
-        # As `launch.shared_memory` knows them: a semaphore of a killed rank is removed by name.
-        config["semprefix"] = f"/mp-{folder.name}"
+        # By the name of the `session` folder a semaphore of a killed rank is known, and removed.
+        config["semprefix"] = semaphore_prefix(str(session))

@@ -11,9 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from ddp_notebook.model import Probe, RankReport, RankStack, RankVariables, RunFacts, Stage
+from ddp_notebook.model import (
+    Probe,
+    RankReport,
+    Ranks,
+    RankStack,
+    RankVariables,
+    RunFacts,
+    Stage,
+)
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
 Request = TypeVar("Request")
@@ -142,7 +151,10 @@ class Script:
     arguments: tuple[str, ...]
     threads: int
     """Of torch, for one operation: what OMP_NUM_THREADS says to a new process."""
+    breakpoints: Breakpoints
     paused: bool = False
+    leaves: bool = False
+    """Who needs this rank when it has finished loses its connection, and does not wait for it."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
 
@@ -164,6 +176,130 @@ STEP = Question("step", Nothing, PausedAt)
 """Let a rank that is paused before a collective go on to its next one."""
 RESUME = Question("resume", Nothing, PausedAt)
 """Pause the rank before collectives no more."""
+
+
+# -- the debugger --------------------------------------------------------------------------
+
+
+class How(StrEnum):
+    """The ways to go on from a line."""
+
+    NEXT = "next"
+    """To the next line of this function, or of its caller once it has returned."""
+    INTO = "into"
+    """To the next line of the user's, in a function that is called as well."""
+    OUT = "out"
+    """Until this function has returned: to the next line of its caller."""
+    LINE = "line"
+    """To a line of this function, or of its caller once it has returned."""
+    COLLECTIVE = "collective"
+    """To the next collective."""
+    END = "end"
+    """To the next breakpoint, or the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How a rank that is paused at a line goes on."""
+
+    how: How
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The number of the stop that the rank left, 0 for none; or why it did not leave it.
+
+    `collective`: the number of the collective before which it was paused instead.
+    """
+
+    stop: int
+    problem: str = ""
+    collective: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place to stop at: a line of a file or a cell, or the beginning of a function.
+
+    `file` is a path, or a cell's file name on the ranks; empty when `function` says where.
+    `text` is the cell's, for a rank where it did not run. `ranks` None is all of them. From the
+    `count`th pass on it stops; `once`: and never again. With `log` it does not stop: it prints
+    that, filled in as an f-string is.
+    """
+
+    number: int
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    text: str = ""
+    ranks: Ranks | None = None
+    condition: str = ""
+    count: int = 1
+    once: bool = False
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A breakpoint on one rank: where it is, 0 for a line that is not loaded yet.
+
+    `loaded`: its file was imported. `passes` is how often the rank came by where its condition
+    held. `done`: it was for once.
+    """
+
+    number: int
+    file: str = ""
+    line: int = 0
+    problem: str = ""
+    passes: int = 0
+    done: bool = False
+    loaded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoints:
+    """The breakpoints of a rank, all of them. Not `enabled`: they are kept and passed."""
+
+    breakpoints: tuple[Breakpoint, ...]
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the breakpoints of a rank are."""
+
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression for a rank to evaluate, in the frame that is so many above where it stands.
+
+    `assign`: it is an assignment to be carried out.
+    """
+
+    source: str
+    up: int = 0
+    assign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The value of an expression, under the expression's own name; or why there is none."""
+
+    value: RankVariables | None = None
+    problem: str = ""
+
+
+EVALUATE = Question("evaluate", Expression, Evaluated)
+"""The value of an expression where the rank stands: at a line, in a collective, or idle."""
+MOVE = Question("move", Move, Moved)
+"""Let a rank that is paused at a line go on."""
+SET_BREAKPOINTS = Question("set breakpoints", Breakpoints, Bounds)
+"""Have these breakpoints in place of all others."""
+BREAKPOINTS = Question("breakpoints", Nothing, Bounds)
+"""Where they are, and how often they were passed."""
 
 
 @dataclass(frozen=True, slots=True)

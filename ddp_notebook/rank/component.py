@@ -56,6 +56,12 @@ class Lifecycle:
             component.run_begins(run)
 
     def run_ends(self) -> None:
-        """See `Component.run_ends`."""
+        """See `Component.run_ends`. Raises what the last that failed raised: all are told."""
+        failed: Exception | None = None
         for component in self._reversed:
-            component.run_ends()
+            try:
+                component.run_ends()
+            except Exception as error:  # noqa: BLE001  # the user's code replaced what it needs
+                failed = error
+        if failed is not None:
+            raise failed

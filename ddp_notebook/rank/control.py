@@ -35,7 +35,7 @@ class Handlers:
         """`function` answers `question`, from any thread and without waiting."""
 
         def answer(about: Any) -> Any:
-            return codec.encode(function(codec.decode(question.request, about)))
+            return codec.readable(codec.encode(function(codec.decode(question.request, about))))
 
         self._questions[question.name] = answer
 
@@ -55,4 +55,4 @@ class Handlers:
         try:
             return {"answer": function(about)}
         except Exception as error:  # noqa: BLE001  # a defect of ours must not hurt the rank
-            return {"error": f"{type(error).__name__}: {error}"}
+            return {"error": codec.readable(f"{type(error).__name__}: {error}")}

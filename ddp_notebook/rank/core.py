@@ -18,6 +18,8 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
+from ddp_notebook.rank.debugger.debugger import Debugger
+from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.inspect import facts
 from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
@@ -71,6 +73,7 @@ class RankCore:
         self.user_code = user_code = UserCode()
         self.call_sites = call_sites = CallSites(user_code)
         self.gate = gate = PauseGate(main_thread)
+        self.debugger = Debugger(main_thread, gate, user_code, self.events, names.get)
 
         self.sockets = sockets = TorchSockets()
         self.subgroups = subgroups = Subgroups()
@@ -93,6 +96,7 @@ class RankCore:
         waiting = Waiting(main_thread, gate, observer, user_code)
         self.stacks = Stacks(process, main_thread, waiting, user_code)
         self.variables = Variables(process, waiting, main_thread, user_code, names)
+        self.expressions = Expressions(process.rank, self.debugger, self.variables, names)
         self.reporter = self._make_reporter(waiting)
         self.handlers = Handlers()
         self.questions = ControlSocket(process.questions, self.handlers.answer)
@@ -110,6 +114,7 @@ class RankCore:
                 self.thread_errors,
                 *more,
                 self.gate,
+                self.debugger,
                 self.init_calls,
                 self.observer,
                 self.hooks,
@@ -127,6 +132,8 @@ class RankCore:
         self.observer.settle()
         if not in_run:
             return self.main_thread.doing
+        if self.main_thread.paused_at:
+            return f"paused at {self.main_thread.paused_at}"
         doing = self.user_code.describe_main_thread()
         return doing or self.user_code.describe_task(self.main_thread.task)
 
@@ -157,4 +164,8 @@ class RankCore:
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
+        on(calls.EVALUATE, self.expressions.evaluate)
+        on(calls.MOVE, self.debugger.move)
+        on(calls.SET_BREAKPOINTS, self.debugger.set_breakpoints)
+        on(calls.BREAKPOINTS, lambda _: self.debugger.bounds())
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))

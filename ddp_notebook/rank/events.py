@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import zmq
@@ -70,7 +70,10 @@ class EventSender:
             self._wake.set()
 
     def emit_now(self, kind: type[_E], **fields: Any) -> None:
-        """Like `emit`, but from this thread: waking the sending thread would cost a cell more."""
+        """Like `emit`, but from this thread: waking the sending thread would cost a cell more.
+
+        Raises what makes that impossible.
+        """
         if self._append(kind, fields):
             self._send_pending()
 
@@ -118,7 +121,8 @@ class EventSender:
                 except Exception as error:  # noqa: BLE001  # the one boundary: see _disable
                     again_s = None
                     self._disable(error)
-                self._send_pending()
+                with contextlib.suppress(Exception):  # what is lost is missing in the counting
+                    self._send_pending()
         finally:
             with self._sending:
                 self._socket.close()
@@ -136,10 +140,15 @@ class EventSender:
                 self._pending.clear()
             if not events or self._socket.closed:
                 return
-            payload = encode_events(events)
-            with contextlib.suppress(zmq.Again):
-                frames = [signature(payload, self._key), payload]
-                self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
-        with self._flushed:
-            self._sent_seq = events[-1].seq
-            self._flushed.notify_all()
+            try:
+                self._send(events)
+            finally:
+                with self._flushed:
+                    self._sent_seq = events[-1].seq
+                    self._flushed.notify_all()
+
+    def _send(self, events: Sequence[Event]) -> None:
+        payload = encode_events(events)
+        with contextlib.suppress(zmq.Again):
+            frames = [signature(payload, self._key), payload]
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)

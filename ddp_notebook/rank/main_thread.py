@@ -36,6 +36,8 @@ class MainThread(Component):
         """The stage of set-up in which it waits in code of ours; empty: torch's stack tells."""
         self.paused_before = ""
         """The stage of set-up before which it is paused; empty when it is not."""
+        self.paused_at = ""
+        """The line before which a thread is paused; empty when none is."""
         self.doing = ""
         """In words, while it waits in code of ours."""
         self.error: Failure | None = None

@@ -65,6 +65,8 @@ class RankProcess:
     """For files of the rank: its collective log, output that is too long to send."""
     questions: Path
     """The unix socket at which it answers questions."""
+    guards: bool = True
+    """A collective that does not match what others brought is refused."""
 
     @property
     def collective_log(self) -> Path:

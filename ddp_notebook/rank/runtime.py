@@ -12,18 +12,19 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from ddp_notebook.model import OutputKind
-from ddp_notebook.rank import boot, calls
+from ddp_notebook.rank import boot, calls, held_modules
 from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import EngineProcess
 from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.cells.ending import Ending
-from ddp_notebook.rank.cells.keyboard import Keyboard
+from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.names import Names
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.raised import shown
-from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
+from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.cells.shell import RankShell
+from ddp_notebook.rank.cells.terminal import Terminal
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
@@ -47,14 +48,15 @@ class RankRuntime:
         self.ddp_construction = DDPConstruction(events)
         self.bench = CollectivesBench(events, core.observer)
         self.steps_bench = StepsBench(events, core.observer, core.hooks)
-        self.shell = RankShell(shell, forwarder, user_code)
+        self.shell = RankShell(shell, forwarder, user_code, core.debugger)
         self.names = Names(shell)
         self.life = core.lifecycle(
             (
                 forwarder,
                 self.shell,
                 LostInterrupts(forwarder),
-                Keyboard(shell, user_code),
+                Keyboard(user_code, core.debugger),
+                Terminal(shell),
                 self.names,
                 Orders(engine.orders, core.handlers.carry_out),
             )
@@ -62,7 +64,6 @@ class RankRuntime:
         self.runner = CellRunner(
             self.life,
             self.shell,
-            forwarder,
             events,
             core.main_thread,
             Ending(core, events, forwarder),
@@ -88,6 +89,7 @@ class RankRuntime:
         self.life.attach()
         self.events.collect = self.forwarder.collect
         self.events.pulse = self._pulse
+        held_modules.hold()
 
     def _pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""

@@ -187,6 +187,15 @@ def source_of(work: Any) -> int | None:
     return int(rank) if rank >= 0 else None
 
 
+def unwaited_results() -> int:
+    """Results of functional collectives not given to wait_tensor yet; 0 where unknown.
+
+    Of this thread: torch counts for each.
+    """
+    size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    return int(size()) if callable(size) else 0
+
+
 def is_forgotten(group: Any) -> bool:
     """True when torch does not know `group` any more: it was destroyed."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)

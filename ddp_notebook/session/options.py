@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,12 +113,31 @@ class InitOptions:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about these options on this machine."""
+        notes = []
         if self.world_size > cores():
-            return (
+            notes.append(
                 f"{self.world_size} ranks share {cores()} CPU cores: fine for learning, "
-                "but timings say little.",
+                "but timings say little."
             )
-        return ()
+        if self.init_method != "file" and (self.store == "rank0" or not self._on_loopback()):
+            where = "all addresses of this host"
+            where = where if self.store == "rank0" or self._is_any() else self.master_addr
+            notes.append(
+                f"The store listens on {where}, and torch's store asks nobody who they are: "
+                "whoever can connect to it can disturb the ranks."
+            )
+        return tuple(notes)
+
+    def _on_loopback(self) -> bool:
+        """False where the store is known to be within others' reach."""
+        try:
+            found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):  # set-up will say so
+            return True
+        return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
+
+    def _is_any(self) -> bool:
+        return self.master_addr in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
 
 
 def parse_settings(texts: Iterable[str], world_size: int) -> Settings:

@@ -7,16 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
+from ddp_notebook.rank.calls import How
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.cells import Cells
+from ddp_notebook.session.runs.collective_steps import Step
 from ddp_notebook.session.runs.registry import RunRegistry
 from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
 from ddp_notebook.session.tools.bench import Bench
 from ddp_notebook.session.tools.bench_steps import StepBench
+from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.fault_lab import FaultLab
 from ddp_notebook.session.tools.measuring import Benchmarks
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
-    from ddp_notebook.rank.calls import Completions, Inspection, Named
+    from ddp_notebook.rank.calls import Breakpoint, Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
+    from ddp_notebook.session.tools.breakpoints import BreakpointRow
     from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
     from ddp_notebook.session.tools.fault_lab import FaultResult
     from ddp_notebook.session.tools.measuring import Measuring
@@ -63,6 +67,7 @@ class Session:
         self._scripts = Scripts(self.pool, self._runs)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
+        self._breakpoints = Breakpoints(self.record, self.pool, self._runs)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
@@ -314,12 +319,36 @@ class Session:
         """
         return self._runs.wait(timeout_s, started)
 
-    def step(self, ranks: Ranks | None = None, to: str | None = None) -> StepTable:
-        """Move paused ranks one stage, or one collective, on; or through all up to `to`.
+    def step(
+        self, ranks: Ranks | None = None, to: str | None = None, how: How = How.NEXT
+    ) -> StepTable:
+        """Move paused ranks one stage, one line or one collective on; or through all up to `to`.
+
+        `how`: from a line, to the next one, into a call, or out of the function.
 
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
-        return self._stepping.step(ranks, to)
+        return self._stepping.step(Step(ranks, to, how))
+
+    def set_breakpoint(self, where: str, wanted: Breakpoint) -> BreakpointRow:
+        """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
+
+        Of `wanted`, its place and number are left out. Also code that runs already stops, and
+        files that are imported later. Raises UsageMistake when no rank can ever stop there.
+        """
+        return self._breakpoints.add(where, wanted)
+
+    def breakpoints(self) -> tuple[BreakpointRow, ...]:
+        """All breakpoints, and how often each rank came by."""
+        return self._breakpoints.rows()
+
+    def clear_breakpoints(self, number: int | None = None) -> int:
+        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
+        return self._breakpoints.clear(number)
+
+    def enable_breakpoints(self, on: bool) -> None:
+        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
+        self._breakpoints.enable(on)
 
     # -- asking --------------------------------------------------------------------------
 
@@ -340,6 +369,17 @@ class Session:
         NoSession, SessionLost.
         """
         return self._values.variables(names, ranks)
+
+    def evaluate(
+        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+    ) -> VariableTable:
+        """The value of an expression on `ranks` (all by default), equal ones as one.
+
+        Where a rank stands: at a line, blocked in a collective, or idle; `up` frames of the user's
+        above. With `assign` it is an assignment, and the table is empty where it succeeded. What
+        cannot be evaluated is in the table's `unread`. Raises UsageMistake.
+        """
+        return self._values.evaluate(source, ranks, up, assign=assign)
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ddp_notebook.model import (
-    SESSION,
     CellFinished,
     CellStarted,
     Event,
@@ -34,7 +33,7 @@ def fold(snapshot: Snapshot, events: Iterable[Event]) -> Snapshot:
     """The state after `events`. Events of different ranks may come in any interleaving."""
     ranks = list(snapshot.ranks)
     for event in events:
-        if event.rank != SESSION and event.rank < len(ranks):
+        if 0 <= event.rank < len(ranks):  # SESSION is none of them
             ranks[event.rank] = fold_rank(ranks[event.rank], event)
     return replace(snapshot, ranks=tuple(ranks))
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import eventually, spared
+from support import eventually, shared_session
 
 from ddp_notebook.errors import SetupFailed, Stuck
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -61,13 +61,8 @@ COMES_AGAIN = "connecting.StoreClient.await_keys = await_keys"
 @pytest.fixture(scope="module")
 def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
     """One session with three ranks for all tests here."""
-    made = Session()
-    try:
-        made.init(OPTIONS)
-        with spared(made):
-            yield made
-    finally:
-        made.shutdown()
+    with shared_session(OPTIONS) as made:
+        yield made
 
 
 @pytest.fixture

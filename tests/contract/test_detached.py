@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import GATE, HANG, eventually
+from support import GATE, HANG, begun, eventually
 
 from ddp_notebook.errors import (
     CellFailed,
@@ -72,12 +72,6 @@ def text_of(result: CellResult) -> str:
     return "".join(item.text for group in result.outputs for item in group.items)
 
 
-def begun(session: Session) -> None:
-    """Wait until every rank has printed its first line."""
-    everyone = range(session.record.snapshot.world_size)
-    eventually(lambda: all("begun" in session.output(r) for r in everyone), 30, "the first line")
-
-
 def ended(session: Session, within_s: float = 60) -> CellResult:
     """How the detached run ended, without asking for it as a user does."""
     assert session.detached is not None
@@ -98,7 +92,7 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert text_of(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
-    with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: it does not pause before"):
+    with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: no rank is paused"):
         ranks.step()
     gate.touch()
     whole = ranks.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +101,25 @@ def test_values_that_are_not_json_do_not_stop_the_voice(
     sender.emit(Output, cell=1, what=OutputKind.DISPLAY, data=strange)
     eventually(lambda: any(isinstance(event, Output) for event in heard), 5)
     assert json.dumps([event.data for event in heard if isinstance(event, Output)])
+
+
+def test_one_event_that_cannot_be_taken_in_does_not_end_the_listening(tmp_path: Path) -> None:
+    """The package was upgraded under a running kernel, or a listener of the record failed."""
+    heard: list[Event] = []
+
+    def take(events: Sequence[Event]) -> None:
+        if any(isinstance(event, CellStarted) and event.cell == 13 for event in events):
+            raise KeyError(13)
+        heard.extend(events)
+
+    receiver = EventReceiver(tmp_path, take)
+    sender = EventSender(0, receiver.url, receiver.key)
+    try:
+        sender.emit(CellStarted, cell=13)
+        assert sender.flush()
+        eventually(lambda: any(isinstance(event, EventsLost) for event in heard), 5)
+        sender.emit(CellStarted, cell=14)
+        eventually(lambda: any(isinstance(event, CellStarted) for event in heard), 5)
+    finally:
+        sender.close()
+        receiver.close()

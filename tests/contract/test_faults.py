@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support import eventually, need_lab_hosts, spared
+from support import eventually, need_lab_hosts, shared_session
 
 from ddp_notebook.faults import FAULTS, Kind
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -28,15 +28,10 @@ WAIT_FOR_A_FILE = ("stale-file", "file-not-writable")
 @pytest.fixture(scope="module")
 def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
     """One session with three ranks for all tests here."""
-    made = Session()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDP_FAULT_SECONDS", str(LATE_S))
-        try:
-            made.init(InitOptions(world_size=WORLD_SIZE, device="cpu"))
-            with spared(made):
-                yield made
-        finally:
-            made.shutdown()
+        with shared_session(InitOptions(world_size=WORLD_SIZE, device="cpu")) as made:
+            yield made
 
 
 @pytest.fixture

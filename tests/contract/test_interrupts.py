@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import support
 from kernels import Kernel
-from support import ROUNDS, eventually, ipython_shell, pids_of, session_of, spared
+from support import ROUNDS, eventually, pids_of, session_of
 
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Status, parse_ranks
@@ -52,10 +53,8 @@ class Interrupted:
 @pytest.fixture(scope="module")
 def shared_shell(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """One shell with four ranks for all tests here."""
-    with ipython_shell() as shell:
-        shell.run_line_magic("ddp_init", f"--world-size {WORLD_SIZE} --device cpu")
-        with spared(session_of(shell)):
-            yield shell
+    with support.shared_shell(WORLD_SIZE) as made:
+        yield made
 
 
 @pytest.fixture

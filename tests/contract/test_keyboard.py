@@ -8,8 +8,6 @@ from ddp_notebook.errors import CellFailed
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellResult
 
-LOOK = "run it with --step collective, which pauses ranks before each collective; then type"
-
 
 def text(result: CellResult) -> str:
     """What every rank printed, the same on all of them."""
@@ -65,22 +63,38 @@ def test_exit_in_a_module_that_a_cell_calls_ends_the_cell(ranks2: Session) -> No
         "__import__('IPython').embed()",
     ],
 )
-def test_a_breakpoint_says_once_what_to_use_and_the_cell_continues(
-    ranks2: Session, stop: str
+def test_whatever_stops_a_process_elsewhere_stops_a_rank(ranks2: Session, stop: str) -> None:
+    result = ranks2.run_cell(f"{stop}\nprint('end')")
+    assert result.steps is not None
+    assert "ranks 0-1 at cell" in result.steps.title
+    assert result.steps.rows[0].text.count("line 2") == 1
+    ranks2.step(to="end")
+    assert text(ranks2.wait()) == "end\n"
+
+
+def test_torchs_own_breakpoint_stops_one_rank_and_shows_the_others_waiting_for_it(
+    ranks2: Session,
 ) -> None:
-    result = ranks2.run_cell(f"for i in range(3):\n    {stop}\nprint('end')")
-    result.raise_for_error()
-    *said, end = text(result).splitlines()
-    assert end == "end"
-    assert len(said) == 1
-    assert LOOK in said[0]
-    assert "line 3)" in said[0]
-
-
-def test_torchs_own_breakpoint_goes_on_and_no_rank_waits(ranks2: Session) -> None:
     result = ranks2.run_cell("dist.breakpoint()\nprint('end')")
-    result.raise_for_error()
-    assert LOOK in "".join(item.text for group in result.outputs for item in group.items)
+    assert result.steps is not None
+    assert {(row.ranks, row.state, row.waits_for) for row in result.steps.rows} == {
+        ((0,), "paused", ()),
+        ((1,), "waiting", (0,)),
+    }
+    ranks2.step(to="end")
+    assert ranks2.wait().error is None
+
+
+def test_a_breakpoint_in_a_process_that_a_rank_started_says_why_it_does_not_stop(
+    ranks2: Session,
+) -> None:
+    source = (
+        "import os\npid = os.fork()\nif not pid:\n    breakpoint()\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)[1]"
+    )
+    result = ranks2.run_cell(source)
+    assert result.steps is None
+    assert result.error is None
 
 
 @pytest.mark.parametrize("look", ["%debug", "import pdb; pdb.pm()"])

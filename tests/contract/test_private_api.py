@@ -27,6 +27,8 @@ from ddp_notebook.rank import torch_private
 for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag",
              "tags_to_pg", "pg_coalesce_state", "group_count"):
     assert hasattr(c10d._world, name), name
+assert torch_private.unwaited_results() == 0
+assert callable(torch._C._distributed_c10d._get_work_registry_size)
 assert callable(c10d._update_default_pg) and callable(c10d._unregister_all_process_groups)
 
 def make():

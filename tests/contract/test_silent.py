@@ -142,14 +142,17 @@ def test_counting_costs_some_microseconds_a_step(ranks2: Session) -> None:
         "for _ in range(20): step()\n"
         "replica = tracker.replica(net)\n"
         "loss, bucket = torch.tensor(1.0), torch.ones(58)\n"
-        "begin = time.perf_counter()\n"
-        "for _ in range(1000):\n"
-        "    replica.enter(True); replica.inside -= 1\n"
-        "    tracker.backward(loss); tracker.bucket(bucket); tracker.stepped(opt)\n"
-        "cost_us = (time.perf_counter() - begin) * 1e3\n"
+        "costs_us = []\n"
+        "for _ in range(10):\n"
+        "    begin = time.thread_time()\n"
+        "    for _ in range(100):\n"
+        "        replica.enter(True); replica.inside -= 1\n"
+        "        tracker.backward(loss); tracker.bucket(bucket); tracker.stepped(opt)\n"
+        "    costs_us.append((time.thread_time() - begin) * 1e4)\n"
+        "cost_us = min(costs_us)\n"
     ).raise_for_error()
     costs = ranks2.pull("cost_us")
-    assert min(costs.values()) < 40, costs  # 12 us on a quiet machine
+    assert min(costs.values()) < 40, costs  # of a core; 12 us on a quiet machine
 
 
 @pytest.mark.parametrize("name", HANGS)

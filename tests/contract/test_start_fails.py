@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -61,3 +62,18 @@ def test_a_long_name_of_the_temporary_folder_is_no_obstacle(
     folder = processes_of(session).folder
     session.shutdown()
     assert not folder.exists() and not list(long.iterdir())
+
+
+def test_a_file_with_the_name_of_a_module_that_the_ranks_need_is_named(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.path", [str(tmp_path), *sys.path])
+        (tmp_path / "json.py").write_text("x = 1")
+        (tmp_path / "train.py").write_text("x = 1")
+        (tmp_path / "queue.py").write_text("from torch import *")
+        with pytest.raises(SetupFailed, match="Rename them") as caught:
+            session.init(ONE)
+        assert f"{tmp_path}/json.py and {tmp_path}/queue.py have the names of" in str(caught.value)
+        assert "train.py" not in str(caught.value)
+    assert session.init(ONE).snapshot.ready

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support import eventually, spared
+from support import eventually, shared_session
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -25,13 +25,8 @@ WITHIN_S = 4.0
 @pytest.fixture(scope="module")
 def shared(nothing_left_behind_by_the_module: None) -> Iterator[Session]:
     """Three ranks that stand before set-up, whatever a test does with them."""
-    made = Session()
-    try:
-        made.init(options(step=True))
-        with spared(made):
-            yield made
-    finally:
-        made.shutdown()
+    with shared_session(options(step=True)) as made:
+        yield made
 
 
 @pytest.fixture

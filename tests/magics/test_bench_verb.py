@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kernels import Kernel
+from support import shared_shell
 
 from ddp_notebook.session import BenchResult
 
@@ -16,12 +17,8 @@ QUICK = "%ddp_bench --max 4K --step 8 --budget 0s"
 @pytest.fixture(scope="module")
 def benched(nothing_left_behind_by_the_module: None) -> Any:
     """A shell with two ranks, shared by the tests of this module."""
-    from support import ipython_shell, session_of, spared
-
-    with ipython_shell() as shell:
-        shell.run_cell("%ddp_init --world-size 2 --device cpu")
-        with spared(session_of(shell)):
-            yield shell
+    with shared_shell(2) as made:
+        yield made
 
 
 def test_options_reach_the_plan(benched: Any) -> None:

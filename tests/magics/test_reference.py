@@ -109,7 +109,7 @@ class Answers:
     def why(self) -> Diagnosis:
         return Diagnosis(())
 
-    def step(self, ranks: Any, to: str | None) -> StepTable:
+    def step(self, ranks: Any, to: str | None, how: str) -> StepTable:
         self.asked.append(("step", ranks, to))
         return StepTable("paused", ())
 

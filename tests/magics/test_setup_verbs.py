@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
-from support import ipython_shell, session_of, spared
+from support import shared_shell
 
 from ddp_notebook.model import Board, Category, Diagnosis, Stage, Status, StepTable
 from ddp_notebook.views.ansi import strip_ansi
@@ -90,8 +90,8 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
         ),
         ("%ddp_init --set one:RANK=0", "--set 'one:RANK=0': 'one' is not a set of ranks"),
         ("%ddp_init --store mine", "argument --store: invalid choice: 'mine'"),
-        ("%ddp_step --to nowhere", "argument --to: invalid choice: 'nowhere'"),
-        ("%ddp_step --to launched", "argument --to: invalid choice: 'launched'"),
+        ("%ddp_step --to nowhere", "--to nowhere: there is no such goal. A line: --to 42. Or one "),
+        ("%ddp_step --to launched", "--to launched: there is no such goal. A line: --to 42. Or "),
         ("%ddp_why now", "unrecognized arguments: now. For example: %ddp_why "),
         ("%ddp_abort 1", "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 1"),
         ("%ddp_run", "the following arguments are required: script. For example: %ddp_run train"),
@@ -202,10 +202,8 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
 @pytest.fixture(scope="module")
 def ranks_up(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """A shell with three ranks, shared by the tests below."""
-    with ipython_shell() as ipython:
-        assert ipython.run_cell("%ddp_init -n 3 --device cpu").success
-        with spared(session_of(ipython)):
-            yield ipython
+    with shared_shell(3) as made:
+        yield made
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 from kernels import Kernel, Reply, seen_in
-from support import GATE, HANG, eventually, ipython_shell, session_of, spared
+from support import GATE, HANG, begun, ipython_shell, session_of
 
 from ddp_notebook.session.runs.run import CellResult
 
@@ -28,10 +29,8 @@ def kernel(nothing_left_behind_by_the_module: None) -> Iterator[Kernel]:
 @pytest.fixture(scope="module")
 def shared_shell(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """A shell that is no notebook, with two ranks."""
-    with ipython_shell() as shell:
-        shell.run_line_magic("ddp_init", "--world-size 2 --device cpu")
-        with spared(session_of(shell)):
-            yield shell
+    with support.shared_shell(2) as made:
+        yield made
 
 
 @pytest.fixture
@@ -154,8 +153,7 @@ def test_a_look_gives_control_back_and_says_what_goes_on(
 ) -> None:
     gate = tmp_path / "gate"
     shell.run_cell(f"%%ddp --detach\n{GATE.format(gate=str(gate))}")
-    eventually(lambda: "begun" in session_of(shell).output(1), 20, "the first line")
-    eventually(lambda: "begun" in session_of(shell).output(0), 20, "the first line")
+    begun(session_of(shell))
     capsys.readouterr()
     result = shell.run_cell("%ddp_wait --timeout 0").result
     assert isinstance(result, CellResult)

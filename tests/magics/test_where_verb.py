@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import ipython_shell, session_of, spared
+from support import shared_shell
 
 from ddp_notebook.model import StackTree, codec
 
@@ -17,10 +17,8 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def ranks_up(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """A shell with two ranks, shared by the tests below."""
-    with ipython_shell() as ipython:
-        assert ipython.run_cell("%ddp_init -n 2 --device cpu").success
-        with spared(session_of(ipython)):
-            yield ipython
+    with shared_shell(2) as made:
+        yield made
 
 
 def run(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:

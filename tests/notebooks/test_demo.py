@@ -62,7 +62,7 @@ def test_a_folder_that_is_a_file_is_refused_with_the_call_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "demo").write_text("")
-    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 3
     assert "ddp-notebook demo --dir my-demo" in capsys.readouterr().err
 
 
@@ -128,7 +128,7 @@ def test_the_headless_demo_says_how_to_see_why_no_kernel_starts(
     taken: Callable[[int], list[socket.socket]],
 ) -> None:
     taken(99)
-    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 2
+    assert __main__.main(["demo", "--headless", "--dir", str(tmp_path / "demo")]) == 3
     error = capsys.readouterr().err
     assert "The notebook's kernel did not start" in error
     assert f"{sys.executable} -m ipykernel_launcher" in error
@@ -154,7 +154,7 @@ def test_what_the_demo_needs_is_named_with_the_command_to_type(
     monkeypatch.setattr(
         __main__, "find_spec", lambda name: None if name == missing else there(name)
     )
-    assert __main__.main(["demo", *options, "--dir", str(tmp_path / "demo")]) == 2
+    assert __main__.main(["demo", *options, "--dir", str(tmp_path / "demo")]) == 3
     error = capsys.readouterr().err
     assert f"The demo needs {named}, which this Python does not have." in error
     assert f'{sys.executable} -m pip install "ddp-notebook[demo]"' in error

@@ -26,6 +26,11 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     install(monkeypatch, FakeNvml(None))
     assert gpus() == ()
     assert visible_gpus() == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # left over from another machine
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    assert visible_gpus() == ()
+    monkeypatch.setattr("os.path.exists", lambda path: path == "/dev/kfd")
+    assert visible_gpus() == ("0", "1"), "a driver that is not NVIDIA's"
     assert nvlink_gb_per_s("0000:1B:00.0") == 0
 
 

@@ -15,7 +15,6 @@ from ddp_notebook.doctor.machine import (
     Folder,
     Limit,
     check_address_space,
-    check_clock,
     check_cores,
     check_earlier_ranks,
     check_fork,
@@ -128,24 +127,6 @@ def test_cores(
 @pytest.mark.parametrize(("text", "threads"), [(None, 0), ("4", 4), ("4,2", 4), ("x", 0), ("", 0)])
 def test_threads_as_openmp_writes_them(text: str | None, threads: int) -> None:
     assert threads_of(text) == threads
-
-
-YEAR_S = 365.25 * 86400
-
-
-@pytest.mark.parametrize(
-    ("now_s", "readings", "verdict", "found", "remedy"),
-    [
-        (56 * YEAR_S, (1.0, 1.0, 2.0), OK, "2026-01-01 00:00 UTC", ""),
-        (0.0, (1.0, 2.0), WARNING, "it says 1970-01-01 00:00 UTC, but the package's", "set-ntp"),
-        (200 * YEAR_S, (1.0, 2.0), WARNING, "it says 2170", "set-ntp true"),
-        (56 * YEAR_S, (2.0, 1.0), FAILURE, "the monotonic clock goes back", "clock source"),
-    ],
-)
-def test_clocks(
-    now_s: float, readings: tuple[float, ...], verdict: Verdict, found: str, remedy: str
-) -> None:
-    expect(partial(check_clock, now_s, 55 * YEAR_S, readings), verdict, found, remedy)
 
 
 TMP = Folder("/tmp", "", 50 * GIB, 100_000)

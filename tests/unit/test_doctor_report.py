@@ -7,11 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-from html.parser import HTMLParser
 from textwrap import dedent
 
 import pytest
 from doctor_cases import FAILURE, OK
+from pages import Page
 
 from ddp_notebook.model.doctor import Check, DoctorReport
 from ddp_notebook.rank.inspect.facts import excerpt
@@ -83,31 +83,10 @@ def test_long_words_are_folded_and_stay_within_the_width() -> None:
     assert sum("→" in line for line in lines) == 1
 
 
-class Seen(HTMLParser):
-    """The tags of a page, whether they are closed, and the text between them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open.append(tag)
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
 def test_the_page_says_what_the_text_says_and_closes_what_it_opens() -> None:
-    page = Seen(doctor.html(REPORT))
-    assert not page.open
-    assert page.words == [
+    page = Page(doctor.html(REPORT))
+    assert not page.unclosed
+    assert page.texts == [
         REPORT.headline,
         *("verdict", "check", "found"),
         *("✗ failure", "port 29500", "in use by pid 8 (python <x> & y)", "→ kill 8"),
@@ -120,7 +99,7 @@ def test_the_page_says_what_the_text_says_and_closes_what_it_opens() -> None:
 def test_every_value_on_the_page_is_escaped() -> None:
     evil = '<script>alert(1)</script> & "x" \''
     page = doctor.html(DoctorReport((Check.warning(evil, evil, evil),), 1, evil))
-    assert "script" not in Seen(page).tags
+    assert "script" not in Page(page).tags
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt; &amp;") == 4
 
 
@@ -128,12 +107,12 @@ def test_a_page_needs_no_style_sheet_and_no_theme() -> None:
     page = doctor.html(REPORT)
     assert "<style" not in page
     assert "var(" not in page
-    assert Seen(doctor.html(DoctorReport(()))).tags == ["div", "div"]
+    assert Page(doctor.html(DoctorReport(()))).tags == ["div", "div"]
 
 
 def test_the_colour_of_a_verdict_only_repeats_its_word() -> None:
     for check in REPORT.checks:
-        words = Seen(doctor.html(DoctorReport((check,)))).words
+        words = Page(doctor.html(DoctorReport((check,)))).texts
         assert any(check.verdict.value in word for word in words[1:])
 
 
@@ -177,10 +156,10 @@ def test_in_a_shell_json_is_printed_and_no_failure_is_exit_code_0() -> None:
         (("--nonsense",), "unrecognized arguments: --nonsense"),
     ],
 )
-def test_in_a_shell_wrong_arguments_are_exit_code_2(
+def test_in_a_shell_wrong_arguments_are_exit_code_3(
     arguments: tuple[str, ...], message: str
 ) -> None:
     shown = run_script(*arguments)
-    assert shown.returncode == 2
+    assert shown.returncode == 3
     assert message in shown.stderr
     assert "Traceback" not in shown.stderr

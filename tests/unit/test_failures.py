@@ -44,6 +44,19 @@ def test_what_every_rank_raised_is_not_said_to_be_of_one_rank() -> None:
     assert (finding.category, finding.ranks) == (Category.EXCEPTION, (0, 1))
 
 
+def test_a_closed_connection_is_the_word_of_the_rank_that_was_left() -> None:
+    gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    (finding,) = failures.raised([end(0, gone), end(1, outcome="ok")], (0, 1))
+    assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
+    assert finding.waiting == (0,) and "utils.py:3" in finding.evidence[0]
+    several = [end(0, gone), end(1, outcome="ok"), end(2, outcome="ok")]
+    (finding,) = failures.raised(several, (0, 1, 2))
+    assert (finding.category, finding.ranks) == (Category.UNDECIDED, ())
+    of_user = [end(0, "[Errno 104] Connection reset by peer"), end(1, outcome="ok")]
+    (finding,) = failures.raised(of_user, (0, 1))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0,))
+
+
 def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> None:
     (empty,) = failures.raised([end(0, "")], (0, 1))
     assert empty.cause == "raised KeyError at utils.py:3 in load"

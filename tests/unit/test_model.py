@@ -16,6 +16,7 @@ from ddp_notebook import model
 from ddp_notebook.model import (
     Category,
     Finding,
+    codec,
     cut,
     decode_events,
     encode_events,
@@ -79,6 +80,7 @@ def _values(annotation: str) -> st.SearchStrategy[Any]:
         "tuple[Place, ...]": st.lists(st.builds(model.Place, st.text(), st.integers(0, 9))).map(
             tuple
         ),
+        "tuple[str, ...]": st.lists(st.text()).map(tuple),
         "Mapping[str, Any]": st.dictionaries(st.text(), st.integers() | st.text()),
     }[annotation]
 
@@ -99,24 +101,30 @@ PULSE = {"kind": "pulse", "rank": 0}
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("wire", "said"),
     [
-        ([{}], "is not an event: {"),
-        ([{"kind": "nonsense"}], "is not an event: {'kind': 'nonsense'"),
-        ([{"kind": ["pulse"]}], "is not an event"),
-        ([{"kind": "pulse", "bogus": 1}], "rank is missing"),
-        ([{**PULSE, "doing": 1}], "doing must be text, not 1"),
-        ([{**PULSE, "seq": "1"}], "seq must be a whole number, not '1'"),
-        ([{"kind": "stage_started", "rank": 0, "stage": "x"}], "stage is 'x', which is no stage"),
-        ([{"kind": "stage_started", "rank": 0, "stage": []}], r"stage is \[\], which is no stage"),
-        ([{"kind": "output", "rank": 0, "cell": 1, "what": "stdout", "data": 1}], "data must be"),
-        ([PULSE, 1], "must be a list of objects"),
-        (PULSE, "must be a list of objects"),
-        (None, "must be a list of objects"),
+        ({}, "is not an event: {"),
+        ({"kind": "nonsense"}, "is not an event: {'kind': 'nonsense'"),
+        ({"kind": ["pulse"]}, "is not an event"),
+        ({"kind": "pulse", "bogus": 1}, "rank is missing"),
+        ({**PULSE, "doing": 1}, "doing must be text, not 1"),
+        ({**PULSE, "seq": "1"}, "seq must be a whole number, not '1'"),
+        ({"kind": "stage_started", "rank": 0, "stage": "x"}, "stage is 'x', which is no stage"),
+        ({"kind": "stage_started", "rank": 0, "stage": []}, r"stage is \[\], which is no stage"),
+        ({"kind": "output", "rank": 0, "cell": 1, "what": "stdout", "data": 1}, "data must be"),
+        (1, "is not an event: 1"),
     ],
 )
-def test_what_is_no_event_is_refused(message: Any, said: str) -> None:
+def test_what_is_no_event_is_passed_over_and_the_others_are_read(wire: Any, said: str) -> None:
     with pytest.raises(DecodeError, match=said):
+        codec.decode(model.Event, wire)
+    message = json.dumps([PULSE, wire, {**PULSE, "rank": 1}]).encode()
+    assert [event.rank for event in decode_events(message, 5)] == [0, 1]
+
+
+@pytest.mark.parametrize("message", [PULSE, None, 1, "text"])
+def test_what_is_no_list_of_events_is_refused(message: Any) -> None:
+    with pytest.raises(DecodeError, match="must be a list"):
         decode_events(json.dumps(message).encode(), 5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +119,21 @@ def test_a_containers_quota_limits_the_cores(tmp_path: Path, cpu_max: str, quota
 def test_more_ranks_than_cores_is_said() -> None:
     assert InitOptions(world_size=1).notes() == ()
     assert "share" in InitOptions(world_size=cores() + 1).notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"master_addr": "0.0.0.0"}, "all addresses of this host"),
+        ({"master_addr": "::"}, "all addresses of this host"),
+        ({"master_addr": "192.0.2.7"}, "192.0.2.7"),
+        ({"store": "rank0"}, "all addresses of this host"),
+        ({"master_addr": "127.0.0.9"}, ""),
+        ({"master_addr": "::1"}, ""),
+        ({"master_addr": "localhost"}, ""),
+        ({"master_addr": "192.0.2.7", "init_method": "file"}, ""),
+    ],
+)
+def test_a_store_that_others_can_reach_is_said(options: Any, where: str) -> None:
+    notes = [n for n in InitOptions(world_size=1, **options).notes() if "store listens" in n]
+    assert [f"listens on {where}," in note for note in notes] == [True] * bool(where)

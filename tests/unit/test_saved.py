@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,59 @@ def test_whatever_is_changed_in_a_file_it_is_replayed_or_refused_in_words(
         replay.where()
     except DDPError:
         pass
+
+
+def test_escape_codes_of_a_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    saved = replace(job(), versions={"torch": "2.\x1b]0;title\x07\x1b[2J13\x9b\ud800"})
+    replay = Session.replay(written(tmp_path, whole(saved)))
+    assert "with torch 2.13" in replay.about
+    assert replay.about.isprintable()
+    assert repr(replay).isprintable()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "-" * 100_000 + "1",
+        "not " * 50_000 + "x",
+        "a" + ".b" * 50_000,
+        "1" + "+1" * 50_000,
+        "if x:\n    pass\n" + "elif x:\n    pass\n" * 20_000,
+        "f = " + "lambda: " * 5_000 + "1",
+        "if '%9999999999d' % rank:\n    pass",
+    ],
+    ids=lambda source: source[:6],
+)
+def test_code_that_no_person_wrote_is_not_looked_at(source: str) -> None:
+    saved = job()
+    assert saved.case is not None
+    case = replace(saved.case, sources={"train.py": "\n" * 8 + source})
+    assert [f.ranks for f in Replay(replace(saved, case=case)).why().findings] == [(1,)]
+
+
+@pytest.mark.parametrize("number", ["1e400", "1" + "0" * 30, "9" * 6000, "-1e400"])
+@pytest.mark.parametrize("name", ["wall_ns", "taken_ns"])
+def test_a_time_that_no_clock_has_is_damage(tmp_path: Path, number: str, name: str) -> None:
+    saved = replace(
+        job(), wall_ns=987_654_321, snapshot=replace(job().snapshot, taken_ns=987_654_321)
+    )
+    text = json.dumps(whole(saved))
+    path = tmp_path / "run.json"
+    path.write_text(text.replace(f'"{name}": 987654321', f'"{name}": {number}'))
+    assert "is damaged" in refusal(path)
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    for name in ("run\0.json", "half \ud800", "~nobody-of-that-name/run.json"):
+        assert "cannot be the name of a file" in refusal(Path(name))
+    assert "cannot be read: File name too long" in refusal(Path("x" * 5000))
+
+
+def test_a_file_that_is_too_large_is_refused_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    assert "has 100 MiB, and no run that %ddp_save wrote has more than 64 MiB" in refusal(path)
 
 
 # --------------------------------------------------------------------------- looking

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from textwrap import dedent
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import Page, whole_page
 
 from ddp_notebook.model import (
     Activity,
@@ -263,40 +263,22 @@ def test_no_line_is_wider_than_100_columns_but_where_the_tree_is_deep(
 # --------------------------------------------------------------------------- as HTML
 
 
-class Page(HTMLParser):
-    """The tags and the text of a page; it fails for tags that are not ours or not closed."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in ("div", "span", "code", "details", "summary"), tag
-        assert {name for name, _ in attrs} <= {"class", "style", "title", "open"}
-        self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(data)
+def page_of(tree: StackTree) -> Page:
+    """The page of a tree, in which there are no tags and attributes but ours."""
+    page = whole_page(stacks.html(tree))
+    assert set(page.tags) <= {"div", "span", "code", "details", "summary"}
+    assert {name for name, _ in page.attributes} <= {"class", "style", "title", "open"}
+    return page
 
 
 @given(job_stacks())
 def test_nothing_said_becomes_markup(found: list[RankStack]) -> None:
-    Page(stacks.html(merge(found, 41)))
+    page_of(merge(found, 41))
 
 
 def test_the_page_says_what_the_text_says_and_folds_the_frames_of_torch() -> None:
     page = stacks.html(PARTED)
-    text = Page(page).text
+    text = page_of(PARTED).text
     for expected in ("ranks 0-3", "ranks 0,2-3", "waits in all_reduce (torch.distributed)"):
         assert expected in text
     assert page.count("<details style") == 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 from matplotlib import rcParams
 from matplotlib.figure import Figure
+from pages import whole_page
 from step_results import ABOUT, plan, ranks, summarise
 
 from ddp_notebook.bench.steps import stats
@@ -124,31 +124,9 @@ def test_times_are_written_with_three_digits() -> None:
 # -- HTML ------------------------------------------------------------------------------
 
 
-class Reader(HTMLParser):
-    """The text, the tags and what does not belong there."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.feed(page)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.open.append(tag)
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
 @pytest.mark.parametrize("result", [RESULT, ALONE, CUT])
 def test_the_page_says_what_the_text_says(result: StepBenchResult) -> None:
-    page = " ".join(" ".join(Reader(html(result)).words).split())
+    page = " ".join(" ".join(whole_page(html(result)).texts).split())
     only_text = {"Note:"}
     said = [word for word in text(result).split() if set(word) != {"─"} and word not in only_text]
     assert [word for word in said if word not in page] == []
@@ -156,9 +134,9 @@ def test_the_page_says_what_the_text_says(result: StepBenchResult) -> None:
 
 def test_what_others_wrote_is_escaped() -> None:
     result = whole(model=EVIL, inputs=EVIL, notes=(EVIL,), problem=EVIL)
-    reader = Reader(html(result))
+    reader = whole_page(html(result))
     assert "script" not in reader.tags
-    assert EVIL in "".join(reader.words)
+    assert EVIL in "".join(reader.texts)
 
 
 # -- figures ---------------------------------------------------------------------------
@@ -221,7 +199,7 @@ def test_the_steps_that_are_measured_so_far_are_drawn_bar_by_bar() -> None:
     for blocks in (0, 1, 2, len(told[0])):
         result = stats.so_far(ABOUT, [each[:blocks] for each in told])
         shown = live_steps("net", result, 0.5, 3.0)["text/html"]
-        Reader(shown)
+        whole_page(shown)
         bars.append(
             len(
                 re.findall(r'<rect x="[0-9.]+" y="[0-9.]+" width="[0-9.]+" height="[0-9]+\.', shown)
@@ -243,9 +221,9 @@ def test_the_live_steps_stay_inside_their_box_and_say_what_they_are() -> None:
     shown = live_steps(EVIL, RESULT, 0.25, 2.4)
     assert shown["text/plain"].startswith(f"training steps of {EVIL} [")
     assert shown["text/plain"].endswith("25%, about 7 s left")
-    reader = Reader(shown["text/html"])
+    reader = whole_page(shown["text/html"])
     assert "script" not in reader.tags
-    assert {"128", "default", "exposed communication"} <= set(reader.words)
+    assert {"128", "default", "exposed communication"} <= set(reader.texts)
     for x in re.findall(r' x="(-?[0-9.]+)"', shown["text/html"]):
         assert 0 <= float(x) <= 640
     for y in re.findall(r' y="(-?[0-9.]+)"', shown["text/html"]):

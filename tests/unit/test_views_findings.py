@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from textwrap import dedent
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pages import Page, whole_page
 
 from ddp_notebook.model import (
     Category,
@@ -88,44 +88,8 @@ step_tables = st.builds(
 )
 
 
-class Page(HTMLParser):
-    """The tags, attributes and text of a page, as a browser finds them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: list[str] = []
-        self.unclosed: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.unclosed == []
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def values(self, name: str) -> list[str | None]:
-        return [value for attribute, value in self.attributes if attribute == name]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in ("br", "wbr"):
-            self.unclosed.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.unclosed.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
-
-
 def html_of(*found: Finding, doing: dict[int, str] | None = None) -> Page:
-    return Page(findings.html(Diagnosis(found, doing)))
+    return whole_page(findings.html(Diagnosis(found, doing)))
 
 
 def text_of(*found: Finding, doing: dict[int, str] | None = None) -> str:
@@ -266,7 +230,7 @@ def test_sixty_four_ranks_of_which_some_failed_and_a_column_nobody_needs() -> No
 
 def test_a_step_without_anything_is_its_title() -> None:
     assert step_table.text(StepTable("store: nobody yet", ())) == "store: nobody yet"
-    assert Page(step_table.html(StepTable("none", ()))).tags == ["div", "div"]
+    assert whole_page(step_table.html(StepTable("none", ()))).tags == ["div", "div"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +282,7 @@ def test_what_many_ranks_do_differently_is_folded() -> None:
 
 
 def test_tables_have_headers_for_columns_and_rows() -> None:
-    page = Page(step_table.html(HELD_BACK))
+    page = whole_page(step_table.html(HELD_BACK))
     assert page.values("scope") == ["col"] * 6 + ["row"] * 3
     begin = page.texts.index("ranks")
     headers = ["ranks", "passed", "state", "on what, or why", "waits for", "since"]
@@ -327,15 +291,15 @@ def test_tables_have_headers_for_columns_and_rows() -> None:
 
 
 def test_only_a_web_address_becomes_a_link() -> None:
-    assert Page(step_table.html(HELD_BACK)).values("href") == [HELD_BACK.link]
-    script = Page(step_table.html(StepTable("", (), link="javascript:alert(1)")))
+    assert whole_page(step_table.html(HELD_BACK)).values("href") == [HELD_BACK.link]
+    script = whole_page(step_table.html(StepTable("", (), link="javascript:alert(1)")))
     assert script.tags == ["div", "div"]
-    quoting = Page(step_table.html(StepTable("", (), link='https://x.org/"><b>')))
+    quoting = whole_page(step_table.html(StepTable("", (), link='https://x.org/"><b>')))
     assert quoting.values("href") == ['https://x.org/"><b>']
 
 
 def test_what_is_on_the_elements_survives_an_untrusted_notebook() -> None:
-    for page in (html_of(DUPLICATE, STRAGGLER), Page(step_table.html(HELD_BACK))):
+    for page in (html_of(DUPLICATE, STRAGGLER), whole_page(step_table.html(HELD_BACK))):
         assert "style" not in page.tags
         assert not any("var(" in (style or "") for style in page.values("style"))
 
@@ -361,7 +325,7 @@ def check(bundle: dict[str, str]) -> Page:
     assert max(map(len, lines)) <= WIDTH
     assert all(line.isprintable() and line == line.rstrip() for line in lines)
     bundle["text/html"].encode()
-    page = Page(bundle["text/html"])
+    page = whole_page(bundle["text/html"])
     assert set(page.tags) <= TAGS
     assert {name for name, _ in page.attributes} <= ATTRIBUTES
     assert all(re.match(r"https?://", href or "") for href in page.values("href"))

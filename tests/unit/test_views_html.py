@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pages import Page
 
 from ddp_notebook.model import (
     Board,
@@ -38,45 +38,6 @@ ANSI_PIECES = st.sampled_from(
     ]
 )
 ANSI_TEXT = st.lists(st.one_of(ANSI_PIECES, st.text(max_size=8))).map("".join)
-
-
-class Page(HTMLParser):
-    """The tags, attributes and text of a page, as a browser finds them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: list[str] = []
-        self.unclosed: list[str] = []
-        self.feed(page)
-        self.close()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in ("img", "wbr"):
-            self.unclosed.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.unclosed.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.unclosed[-1:] != ["style"]:
-            self.texts.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
-
-    def handle_decl(self, decl: str) -> None:
-        raise AssertionError(f"a declaration: {decl}")
-
-    def handle_pi(self, data: str) -> None:
-        raise AssertionError(f"an instruction: {data}")
 
 
 def row(

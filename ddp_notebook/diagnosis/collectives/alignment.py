@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -149,6 +149,30 @@ def align_all(collectives: Collectives) -> dict[str, Alignment]:
     }
 
 
+def align_programs(collectives: Collectives) -> Alignment:
+    """All collectives of each rank as one sequence, whatever their groups are; without messages.
+
+    Groups count as one that have a name in common, or their number of members. Nothing is
+    aligned where records of a rank were dropped.
+    """
+    numbering = _Numbering()
+    sequences: dict[int, RankSequence] = {}
+    for rank, records in collectives.of.items():
+        if collectives.first.get(rank):
+            return Alignment("", {}, 0, None, (), ())
+        issued = [
+            replace(record, slot=slot)
+            for slot, record in enumerate(
+                each
+                for each in records
+                if not each.is_point_to_point and each.phase is not Phase.REFUSED
+            )
+        ]
+        if issued:
+            sequences[rank] = numbering.sequence(rank, issued, collectives.groups)
+    return align("", sequences)
+
+
 def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Collective]]:
     """The records with one in each slot, also of ranks that were refused one and called again.
 
@@ -262,7 +286,13 @@ class _Numbering:
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
 
-    def sequence(self, rank: int, records: Sequence[Collective]) -> RankSequence:
+    def sequence(
+        self,
+        rank: int,
+        records: Sequence[Collective],
+        groups: Mapping[str, Ranks] | None = None,
+    ) -> RankSequence:
+        """The records of a rank, with their keys; those of other `groups`, if given, differ."""
         records = _consecutive(records)
         numbers = self._numbers
         paths: dict[int, object] = {}  # a loop's records mostly share one path
@@ -273,7 +303,7 @@ class _Numbering:
             if lines is None:
                 lines = tuple([(place.file, place.line) for place in path])
                 paths[id(path)] = lines
-            what = (
+            what: tuple[object, ...] = (
                 record.operation,
                 record.api,
                 record.shape,
@@ -285,6 +315,10 @@ class _Numbering:
                 record.label,
                 lines,
             )
+            if groups is not None:
+                kind = record.called or len(groups.get(record.group, ()))
+                root = None if record.root is None else "a root"  # of its own in each group
+                what = (*what[:7], root, *what[8:], kind)
             keys.append(numbers.setdefault(what, len(numbers)))
         return RankSequence(rank, records[0].slot, tuple(records), tuple(keys))
 

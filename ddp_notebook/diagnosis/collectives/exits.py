@@ -51,14 +51,14 @@ def ended(context: Context) -> Iterator[Finding]:
     yield from sorted(findings, key=partial(_time, context))
 
 
-_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
+GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 """The last words of a process that gloo ends."""
 
 
 def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
     """Ranks that gloo ended since another sent more than they expected: one of both is wrong."""
     for e in died:
-        sizes, last = _TOO_MUCH.search(e.last_words), last_record(context, e.rank)
+        sizes, last = GOT_TOO_MUCH.search(e.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
             continue
         there = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ddp_notebook.diagnosis.conditions import Test, tests_around
+from ddp_notebook.diagnosis.conditions import Test, shallow, tests_around
 from ddp_notebook.diagnosis.names import Names, Varies
 from ddp_notebook.model import Collective, Place, Ranks
 
@@ -48,7 +48,7 @@ class Sources:
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
-        return bool(record.path) and all(self._tree(place) for place in record.path)
+        return bool(record.path) and all(self.tree(place) for place in record.path)
 
     def mentions(self, record: Collective, word: str) -> bool:
         """True when a file that leads to `record` has this word."""
@@ -139,21 +139,22 @@ class Sources:
         mine, theirs = _parting(one, other)
         if mine is None or theirs is None or mine.file != theirs.file:
             return None
-        for node in ast.walk(self._tree(mine) or ast.Module([], [])):
+        for node in ast.walk(self.tree(mine) or ast.Module([], [])):
             if isinstance(node, ast.If):
                 for a, b in ((node.body, node.orelse), (node.orelse, node.body)):
                     if _holds(a, mine.line) and _holds(b, theirs.line):
                         return a, b
         return None
 
-    def _tree(self, place: Place) -> ast.Module | None:
+    def tree(self, place: Place) -> ast.Module | None:
+        """The code of the file of a line; None where it is not known, or does not parse."""
         name = place.file
         if name not in self._trees:
             tree = None
             if name in self._texts:
                 try:
-                    tree = ast.parse(_MAGIC.sub("", self._texts[name]))
-                except (SyntaxError, ValueError):
+                    tree = shallow(ast.parse(_MAGIC.sub("", self._texts[name])))
+                except (SyntaxError, ValueError, RecursionError, MemoryError):
                     tree = None
             self._trees[name], self._names[name] = tree, Names(tree)
         return self._trees[name]
@@ -174,7 +175,7 @@ class Sources:
 
     def _around(self, place: Place) -> list[_Statement]:
         """The compound statements around a line, the outermost first."""
-        tree = self._tree(place)
+        tree = self.tree(place)
         return list(_enclosing(tree.body, place.line)) if tree else []
 
     def _tests(self, record: Collective) -> list[tuple[Place, Test]]:
@@ -184,7 +185,7 @@ class Sources:
         calls = [*(place.function for place in record.path[1:]), record.api.rpartition(".")[2]]
         found = []
         for place, called in reversed(list(zip(record.path, calls, strict=True))):
-            tree = self._tree(place)
+            tree = self.tree(place)
             if tree is not None:
                 tests = tests_around(tree, place.line, called)
                 found += [(Place(place.file, 0, place.function), test) for test in tests]

@@ -51,9 +51,13 @@ class WaitGraph:
         """Sets of ranks each of which waits for every other, maybe through others."""
         found = []
         left = set(self.stuck)
+        waited_by: dict[int, list[int]] = {}
+        for rank, others in self.waits.items():
+            for other in others:
+                waited_by.setdefault(other, []).append(rank)
         while left:
             rank = min(left)
-            knot = {other for other in self.reach(rank) if rank in self.reach(other)}
+            knot = self.reach(rank) & _reach(waited_by, rank)
             left -= knot | {rank}
             if knot:
                 found.append(tuple(sorted(knot)))
@@ -61,14 +65,25 @@ class WaitGraph:
 
     def reach(self, rank: int) -> frozenset[int]:
         """Every rank that `rank` waits for, also through others."""
-        found: set[int] = set()
-        ahead = list(self.waits.get(rank, ()))
-        while ahead:
-            other = ahead.pop()
-            if other not in found:
-                found.add(other)
-                ahead.extend(self.waits.get(other, ()))
-        return frozenset(found)
+        others = self.waits.get(rank, ())
+        if others not in self._reached:  # many ranks wait for the same ones
+            self._reached[others] = _reach(self.waits, rank)
+        return self._reached[others]
+
+    @cached_property
+    def _reached(self) -> dict[Ranks, frozenset[int]]:
+        return {}
+
+
+def _reach(edges: Mapping[int, Collection[int]], rank: int) -> frozenset[int]:
+    """Every rank that edges lead to from `rank`."""
+    found: set[int] = set()
+    ahead = [rank]
+    while ahead:
+        new = set(edges.get(ahead.pop(), ())) - found
+        found |= new
+        ahead.extend(new)
+    return frozenset(found)
 
 
 def wait_graph(case: Case) -> WaitGraph:
@@ -128,10 +143,14 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
         pending = [each for each in records if not each.over]
         held_up = (each for each in pending if arrivals.missing(each))
         return next(held_up, pending[0] if pending else None)
+    if not gave_up(evidence):
+        return None
     last = records[-1]
-    if gave_up(evidence) and last.phase in (Phase.ISSUED, Phase.FAILED):
+    if last.phase in (Phase.ISSUED, Phase.FAILED):
         return last
-    return None
+    # It waited for one of several messages, and others came after that were sent.
+    open_ = [each for each in records if each.is_point_to_point and not each.over]
+    return next((each for each in open_ if arrivals.missing(each)), None)
 
 
 def gave_up(evidence: RankReport) -> bool:
@@ -185,6 +204,7 @@ class _Arrivals:
         self.collectives = case.collectives
         self._not_there = (Phase.HELD, Phase.REFUSED, *left)
         self._ends: dict[tuple[int, str], int] = {}
+        self._absent: dict[tuple[str, int, str], Ranks] = {}
 
     def not_in_new_group(self, rank: int) -> Ranks:
         return tuple(e.rank for e in self._case.ranks if e.rank != rank and not in_new_group(e))
@@ -193,11 +213,12 @@ class _Arrivals:
         """The ranks without which `record` cannot be done: absent, or at something else."""
         if record.is_point_to_point:
             return self._partner(record)
-        return tuple(
-            rank
-            for rank in members(self._case, record.group)
-            if rank != record.rank and not self._came(rank, record)
-        )
+        key = record.group, record.slot, record.operation
+        if key not in self._absent:  # most ranks wait in the same one
+            all_ = members(self._case, record.group)
+            self._absent[key] = tuple(rank for rank in all_ if not self._came(rank, record))
+        absent = self._absent[key]
+        return tuple(r for r in absent if r != record.rank) if record.rank in absent else absent
 
     def _came(self, rank: int, record: Collective) -> bool:
         theirs = at_slot(self._case.collectives, rank, record)

@@ -101,6 +101,22 @@ MEANINGS = (
         "find_unused_parameters=True",
     ),
     _meaning(
+        r"Expected to mark a variable ready only once",
+        Category.CHECKPOINT_REENTRANT,
+        "a parameter got its gradient more than once in a backward: reentrant checkpointing, or "
+        "one module in two checkpointed parts",
+        "Use checkpoint(..., use_reentrant=False); or static_graph=True in "
+        "DistributedDataParallel where each step has the same graph",
+    ),
+    _meaning(
+        r"Your training graph has changed in this iteration",
+        Category.UNUSED_PARAMS,
+        "a step used other parameters than the first one did, and static_graph=True promises "
+        "that none does",
+        "Use the same parameters in each step (the first inside of no_sync() counts too), or "
+        "leave static_graph=True out",
+    ),
+    _meaning(
         r"No backend type associated with device type (\w+)",
         Category.BACKEND_DEVICE_MISMATCH,
         "a tensor is on {0}, for which the group has no backend",
@@ -115,6 +131,10 @@ _VICTIM = re.compile(
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
+WENT_AWAY = re.compile(
+    r"gloo.*Connection (closed|reset) by peer|remote process exited", re.IGNORECASE | re.DOTALL
+)
+"""Of these, errors of a backend about a rank that was there and is gone."""
 _TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 

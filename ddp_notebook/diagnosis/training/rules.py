@@ -181,7 +181,7 @@ def _trained_outside(model: Model, each: ReplicaFacts) -> tuple[str, ...]:
 
 
 def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
-    for of in _optimizers(context.facts).values():
+    for of in optimizers(context.facts).values():
         if set(of) != set(model.of) or not model.whole:
             continue
         if not all(key in each.replicas[:1] for each in of.values()):
@@ -198,7 +198,8 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             )
 
 
-def _optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:
+def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:
+    """The optimizers of a run, by key, then by rank."""
     found: dict[str, dict[int, OptimizerFacts]] = {}
     for rank in sorted(facts):
         for each in facts[rank].optimizers:
@@ -240,7 +241,7 @@ def first_nan(context: Context) -> Iterator[Finding]:
 
 def learning_rates(context: Context) -> Iterator[Finding]:
     """The same optimizer with other learning rates, after as many steps."""
-    for of in _optimizers(context.facts).values():
+    for of in optimizers(context.facts).values():
         steps = {each.steps for each in of.values()}
         lrs = {rank: each.lrs for rank, each in of.items()}
         if len(of) < 2 or len(steps) > 1 or len(set(lrs.values())) < 2:
@@ -297,7 +298,7 @@ def _state(each: ReplicaFacts, names: Iterable[str]) -> tuple[object, ...]:
 
 
 def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
-    for of in _optimizers(facts).values():
+    for of in optimizers(facts).values():
         names = differing({rank: each.state for rank, each in of.items()}) if len(of) > 1 else ()
         if names:
             yield f"the optimizer's state differs too: {some(names)}"

@@ -129,18 +129,32 @@ def _no_sampler(facts: Mapping[int, RunFacts], size: int) -> Iterator[Finding]:
         seen = inputs.pop()
         if "" in seen or len(set(seen)) < 2:  # one batch alone may be meant to be the same
             continue
-        each = of[min(of)]
-        yield Finding(
-            Category.SAMPLER_MISUSE,
-            tuple(of),
-            f"every rank trains on the same batches: the DataLoader has a {each.sampler} and no "
-            f"DistributedSampler{_at(each.place)}",
-            "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
-            evidence=(
-                f"the first {len(seen)} inputs are the same, byte for byte, on {name_ranks(of)}",
-                f"the data set has {each.length} samples",
-            ),
+        yield _same_batches(of, len(seen))
+
+
+def _same_batches(of: Mapping[int, LoaderFacts], count: int) -> Finding:
+    each = of[min(of)]
+    why, remedy = (
+        f"the DataLoader has a {each.sampler} and no DistributedSampler",
+        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
+    )
+    if each.stream:
+        why, remedy = (
+            f"{each.stream}, an IterableDataset, is not divided among the ranks",
+            f"Have {each.stream}.__iter__ yield a part for each rank: every world-size-th sample, "
+            "from dist.get_rank() on (and of these a part for each worker).",
         )
+    length = (f"the data set has {each.length} samples",) if each.length else ()
+    return Finding(
+        Category.SAMPLER_MISUSE,
+        tuple(of),
+        f"every rank trains on the same batches: {why}{_at(each.place)}",
+        remedy,
+        evidence=(
+            f"the first {count} inputs are the same, byte for byte, on {name_ranks(of)}",
+            *length,
+        ),
+    )
 
 
 def _lines(of: _Samplers, text: Callable[[SamplerFacts], str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 bench.py        `%ddp_bench`: what communication costs.
 bench_steps.py  `%ddp_bench --model net`: what a training step costs; its part of the verb.
+debug.py        `%ddp_break`, `%ddp_print`, `%ddp_set`: ranks at lines.
 ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
@@ -14,7 +15,19 @@ values.py       `%ddp_vars`, `%ddp_push`, `%ddp_pull`, `%ddp_output`: variables 
 """
 
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.magics.verbs import bench, ddp, doctor, files, lab, look, ranks, run, tour, values
+from ddp_notebook.magics.verbs import (
+    bench,
+    ddp,
+    debug,
+    doctor,
+    files,
+    lab,
+    look,
+    ranks,
+    run,
+    tour,
+    values,
+)
 
 VERBS: tuple[Verb, ...] = (
     ranks.INIT,
@@ -26,6 +39,9 @@ VERBS: tuple[Verb, ...] = (
     look.WHY,
     look.WHERE,
     look.STEP,
+    debug.BREAK,
+    debug.PRINT,
+    debug.SET,
     ranks.ABORT,
     ranks.RESTART,
     ranks.SHUTDOWN,

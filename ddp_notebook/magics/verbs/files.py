@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ddp_notebook.archive.replay import Replay, what_is_missing
 from ddp_notebook.board.replay_board import ReplayBoard, can_show_widgets
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import NotebookUi
@@ -18,7 +17,7 @@ from ddp_notebook.views.notebook import mime_bundle
 
 def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
     saved = ui.session.save(args.path, output=args.output, force=args.force)
-    path = Path(args.path).expanduser()
+    path = named_file(args.path)
     issued = sum(len(collectives) for collectives in saved.collectives.of.values())
     ui.say(
         f"{path}: {saved.world_size} ranks, {len(saved.moments):,} events, {issued:,} "

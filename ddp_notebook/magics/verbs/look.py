@@ -6,12 +6,14 @@ import argparse
 
 from ddp_notebook.board.side_panel import BESIDE, HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.rank.calls import How
 from ddp_notebook.session.runs.collective_steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
 from ddp_notebook.views import findings, stacks, step_table
@@ -110,33 +112,51 @@ WHERE = Verb(
 
 def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     run = ui.session.current
-    table = ui.session.step(chosen_ranks(ui.session, args), args.to)
-    if run is not None and run.pausing:
+    paused = run is not None and run.paused
+    if args.to is not None and args.to not in _GOALS and not args.to.isdecimal():
+        raise UsageMistake(
+            f"--to {args.to}: there is no such goal. A line: --to 42. Or one of "
+            f"{', '.join(_GOALS)}."
+        )
+    if args.into + args.out + (args.to is not None) > 1:
+        raise UsageMistake("Give one of --into, --out and --to.")
+    how = How.INTO if args.into else How.OUT if args.out else How.NEXT
+    table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)
+    if run is not None and paused:
         ui.show_news(run)
     return table
 
 
+_COLLECTIVE = How.COLLECTIVE.value
 _GOALS = tuple(
-    dict.fromkeys([*(stage.value for stage in list(Stage)[1:]), *WrapStage, *OPERATIONS, END])
+    dict.fromkeys(
+        [*(stage.value for stage in list(Stage)[1:]), *WrapStage, _COLLECTIVE, *OPERATIONS, END]
+    )
 )
 """The first stage is where a paused set-up starts: there is no going to it."""
 
 STEP = Verb(
     "ddp_step",
-    about="Move paused ranks through the next stage of set-up or of %ddp_wrap, or the next "
-    "collective. Returns a table: where each rank is, and for which ranks it waits.",
+    about="Move paused ranks to the next line, past the next collective, or through the next "
+    "stage of set-up or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
+    "waits.",
     examples=(
-        ("%ddp_step --ranks 1", "rank 1 alone one stage, or one collective, further"),
+        ("%ddp_step --ranks 1", "rank 1 alone one line, one collective or one stage further"),
         ("%ddp_step", "every paused rank"),
+        ("%ddp_step --into", "into the function that the line calls; --out: out of this one"),
+        ("%ddp_step --to 57", "to line 57 of this function; --to collective: to the next one"),
         ("%ddp_step --to verified", "through to the end of set-up"),
     ),
     run=_step,
     options=(
         options.ranks("move these ranks only, and keep the others paused"),
+        Option("--into", "from a line, into the function that it calls"),
+        Option("--out", "from a line, until this function has returned"),
         Option(
-            "--to NAME",
-            "continue through this stage, to this collective, or to the end",
-            choices=_GOALS,
+            "--to GOAL",
+            "continue to this line of the function, through this stage, to this collective, or to "
+            "the end, which stops at the next breakpoint",
+            completer=lambda word, _: [goal for goal in _GOALS if goal.startswith(word)],
             default=None,
         ),
     ),

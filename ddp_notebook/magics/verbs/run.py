@@ -106,7 +106,12 @@ SCRIPT = Verb(
     run=_run_script,
     options=(
         options.ranks("run it on these ranks only"),
-        Option("--store", "who hosts the script's store: the session, or rank 0", choices=STORES),
+        Option(
+            "--store",
+            "who hosts the script's store: the session, or rank 0; torch lets that one listen on "
+            "all addresses of this host",
+            choices=STORES,
+        ),
         options.settings("1:RANK=0"),
         Option("-n --world-size N", "start N ranks first, if there are none", type=int),
         Option("-m", "run a module by its name, such as package.train, in place of a script"),

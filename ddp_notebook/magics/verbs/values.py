@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files, variables
@@ -92,7 +91,7 @@ def _output(ui: NotebookUi, args: argparse.Namespace) -> None:
     for rank in chosen_ranks(ui.session, args) or (0,):
         output = ui.session.output(rank, log=args.log)
         if args.save:
-            path = Path(args.save).expanduser()
+            path = named_file(args.save)
             path.write_text(output, "utf-8")
             ui.say(f"Rank {rank}: {len(output):,} characters → {path}")
             continue

@@ -110,6 +110,10 @@ class RankStream(io.TextIOBase):
             return len(text)
         return self._idle.write(text)
 
+    def printed(self) -> int | None:
+        """Grows with whatever this rank prints; None while there is too much of it."""
+        return self._forwarder.printed()
+
     def begin_fast_path(self) -> None:
         """From now on `write` is C code; only `settle` shows what it wrote."""
         self._calm_polls = 0
@@ -237,6 +241,13 @@ class OutputForwarder(Component):
             self._collect_written()
             self._collect_log()
             return FAST_PATH_POLL_S if self.fast else self._look_every_s
+
+    def printed(self) -> int | None:
+        """See `RankStream.printed`."""
+        with self._lock:
+            if self.fast:
+                return None
+            return self._sent_bytes + self.withheld_bytes + len(self.written)
 
     def settle(self) -> None:
         """Have everything written so far in `written`, in order."""

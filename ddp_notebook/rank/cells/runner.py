@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -16,9 +13,8 @@ from typing import Any
 from ddp_notebook.model import CellStarted
 from ddp_notebook.rank.calls import Cell
 from ddp_notebook.rank.cells.ending import Ending
-from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.shell import RankShell
-from ddp_notebook.rank.component import Component, Lifecycle, Run
+from ddp_notebook.rank.component import Lifecycle, Run
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.inspect import data_workers
 from ddp_notebook.rank.inspect.frames import cell_file
@@ -40,14 +36,12 @@ class CellRunner:
         self,
         life: Lifecycle,
         shell: RankShell,
-        forwarder: OutputForwarder,
         events: EventSender,
         main_thread: MainThread,
         ending: Ending,
     ) -> None:
         self.shell = shell
         self._life = life
-        self._forwarder = forwarder
         self._events = events
         self._main_thread = main_thread
         self._ending = ending
@@ -100,8 +94,10 @@ class CellRunner:
         try:
             self._begin(run, file_name, magic_line)
             yield outcome
-        except KeyboardInterrupt as interrupt:  # it came while IPython handled an error
-            outcome.error = interrupt
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001
+            # An interrupt came while IPython handled an error; or IPython itself failed, which the
+            # user's code can bring about.
+            outcome.error = error
         finally:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,8 +112,7 @@ class CellRunner:
 
     def _end(self, cell: int, error: BaseException | None) -> None:
         """It is over: say how."""
-        self._life.run_ends()
-        self._ending.say(cell, error, self.shell.file_name)
+        self._ending.say(cell, error, self.shell.file_name, self._life.run_ends)
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
@@ -131,27 +126,6 @@ class CellRunner:
                 raise KeyboardInterrupt
             frame = frame.f_back
         self.shell.interrupted_early = True
-
-
-class LostInterrupts(Component):
-    """Python swallows a KeyboardInterrupt in a callback (a `__del__`); it is raised once more."""
-
-    def __init__(self, forwarder: OutputForwarder) -> None:
-        self._forwarder = forwarder
-
-    def attach(self) -> None:
-        """Look at what Python cannot raise."""
-        others = sys.unraisablehook
-
-        def interrupt_again(unraisable: Any) -> None:
-            if self._forwarder.cell and issubclass(unraisable.exc_type, KeyboardInterrupt):
-                again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-                again.daemon = True
-                again.start()
-            else:
-                others(unraisable)
-
-        sys.unraisablehook = interrupt_again
 
 
 def _error_of(result: Any) -> BaseException | None:

@@ -1,22 +1,24 @@
 """The process of a script's rank: a new one, as torchrun's would be, and observed.
 
 It is `__main__`, with its own arguments and its folder first on the path, and knows no IPython.
-When it is over it has done all that ends a process, but its memory stays: it can still be asked
-for its variables, until the session ends it.
+When it is over it has done what ends a process, but its memory stays: it can still be asked for
+its variables, until the session ends it. What its groups are connected by stays too: who still
+needs this rank waits for it, and is seen where it waits, in place of an error that tells little.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +29,7 @@ from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
 from ddp_notebook.rank.cells.ending import Ending
+from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
@@ -47,7 +50,7 @@ def main(
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), boot.SWITCH_INTERVAL_S))
     own = Path(folder)
-    boot.keep_temporary_files_in(own)
+    boot.keep_temporary_files_in(own, own.parent)
     sender = EventSender(rank, events, key)
     out, err = streams_of(own, rank)
     logs = {out: OutputKind.STDOUT, err: OutputKind.STDERR}
@@ -71,7 +74,9 @@ class ScriptProcess:
         self._script = script
         self._core = core = RankCore(process, show=self._show)
         self._ending = Ending(core, events, forwarder)
-        self._life = core.lifecycle((forwarder,))
+        self._life = core.lifecycle(
+            (forwarder, LostInterrupts(forwarder), Keyboard(core.user_code, core.debugger))
+        )
         self._over = False
 
     def run(self) -> NoReturn:
@@ -83,14 +88,15 @@ class ScriptProcess:
         core.handlers.on_question(calls.PULL, lambda of: values.pickled(of, vars(main)))
         self._life.attach()
         self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
+        core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
         error = self._end_as_python_does(self._execute(main))
         with contextlib.suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _let_others_go_on()
+        _be_mute()
+        core.sockets.end(groups=script.leaves)
         self._over = True
-        self._life.run_ends()
-        self._ending.say(script.cell, error, script.path)
+        self._ending.say(script.cell, error, script.path, self._life.run_ends)
         while True:
             signal.pause()
 
@@ -99,8 +105,7 @@ class ScriptProcess:
         script = self._script
         try:
             self._events.emit_now(CellStarted, cell=script.cell, number=script.number)
-            source = Path(script.path).read_bytes()
-            exec(compile(source, script.path, "exec", dont_inherit=True), vars(main))  # noqa: S102
+            exec(self._compiled(script.path), vars(main))  # noqa: S102
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")
@@ -112,6 +117,13 @@ class ScriptProcess:
             self._show_error(error)
             return error
         return None
+
+    def _compiled(self, path: str) -> types.CodeType:
+        debugger = self._core.debugger
+        tree = debugger.compiled(ast.parse(Path(path).read_bytes(), path), path)
+        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
+        debugger.was_compiled(code)
+        return code
 
     def _end_as_python_does(self, error: BaseException | None) -> BaseException | None:
         """Wait for its threads and call what it registered for its end; the error of all."""
@@ -132,7 +144,8 @@ class ScriptProcess:
         if raised.is_interrupt(error):
             return
         hook = sys.excepthook
-        if hook is not sys.__excepthook__ and not hook.__module__.startswith("torch."):
+        torchs = str(getattr(hook, "__module__", "")).startswith("torch.")
+        if hook is not sys.__excepthook__ and not torchs:
             hook(type(error), error, error.__traceback__)
             return
         trace = raised.without_ours(error.__traceback__, self._core.user_code)
@@ -159,7 +172,9 @@ def _as_main(script: Script) -> types.ModuleType:
     main.__dict__["__builtins__"] = __builtins__
     folder = str(Path(script.path).parent)
     if script.package is not None:
+        name = f"{script.package}.{Path(script.path).stem}".removeprefix(".")
         main.__package__ = script.package
+        main.__spec__ = ModuleSpec(name, None, origin=script.path)
         folder = str(Path.cwd())
     sys.modules["__main__"] = main
     sys.argv[:] = [script.path, *script.arguments]
@@ -169,20 +184,9 @@ def _as_main(script: Script) -> types.ModuleType:
     return main
 
 
-def _let_others_go_on() -> None:
-    """End all TCP connections, as the end of the process would: other ranks have to notice.
-
-    What torch's threads say about it goes nowhere: the script is over. Its listeners stay: a store
-    that this rank hosts would abort the process.
-    """
+def _be_mute() -> None:
+    """What torch's threads say from now on goes nowhere: the script is over."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (1, 2):
         os.dup2(null, fd)
     os.close(null)
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError, ValueError):
-            fd = int(entry.name)
-            with socket.socket(fileno=os.dup(fd)) as one:
-                inet = one.family in (socket.AF_INET, socket.AF_INET6)
-                if inet and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    one.shutdown(socket.SHUT_RDWR)

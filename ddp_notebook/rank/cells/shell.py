@@ -22,6 +22,7 @@ from ddp_notebook.rank.cells import cell_ast, progress_bars
 from ddp_notebook.rank.cells.output import OutputForwarder, RankStream, as_text
 from ddp_notebook.rank.cells.raised import is_interrupt, shown, without_ours
 from ddp_notebook.rank.component import Component
+from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect.frames import UserCode
 
 _RESULT_NAME = "__ddp_result__"
@@ -32,8 +33,11 @@ _WITH_WINDOWS = ("gtk", "osx", "qt", "tk", "wx")
 class RankShell(Component):
     """IPython's shell on this rank. While a run goes on, what it shows goes to the forwarder."""
 
-    def __init__(self, shell: Any, forwarder: OutputForwarder, user_code: UserCode) -> None:
+    def __init__(
+        self, shell: Any, forwarder: OutputForwarder, user_code: UserCode, debugger: Debugger
+    ) -> None:
         self.shell = shell
+        self._debugger = debugger
         self.forwarder = forwarder
         self._user_code = user_code
         self.file_name = ""
@@ -198,6 +202,7 @@ class RankShell(Component):
         lines = linecache.getlines(self.file_name)
         text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
+        module = self._debugger.compiled(module, self.file_name)
         try:
             with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
                 code = compiler(module, self.file_name, "exec")
@@ -205,6 +210,7 @@ class RankShell(Component):
             result.error_before_exec = error
             self.shell.showsyntaxerror()
             return True
+        self._debugger.was_compiled(code)
         is_async = bool(code.co_flags & inspect.CO_COROUTINE)
         raised: bool = await self.shell.run_code(code, result, async_=is_async)
         return raised

@@ -7,4 +7,6 @@ observer.py    A process group around torch's own that records, checks and can p
 mapped_file.py Files that ranks and the session map: room reserved, opened with care.
 operations.py  The operations of a process group, and what a call is about.
 pause.py       Pauses this rank before each collective, until it is stepped.
+works.py       Handles of asynchronous collectives: whether the user waits in time.
+splits.py      Compares what ranks send to each other in an all_to_all, before it is sent.
 """

@@ -155,7 +155,7 @@ class CallSites:
     """All call sites of this rank, each looked up once."""
 
     def __init__(self, user_code: UserCode) -> None:
-        self._is_users = user_code.is_users
+        self.is_users = user_code.is_users
         self._codes: dict[int, _Code] = {}
         self._sites: dict[tuple[int, ...], CallSite] = {}
         self._numbers = itertools.count(1)
@@ -252,7 +252,7 @@ class CallSites:
         code = frame.f_code
         known = self._codes.get(id(code))
         if known is None:
-            module, users = frame.f_globals.get("__name__", ""), self._is_users(code.co_filename)
+            module, users = frame.f_globals.get("__name__", ""), self.is_users(code.co_filename)
             known = self._codes[id(code)] = _Code(code, module, users)
         return known
 

@@ -141,6 +141,12 @@ def _key(prefix: str, rank: int) -> str:
     return f"ddp_notebook/guard/{prefix}/{rank}"
 
 
+def address(store: Any, prefix: str, rank: int) -> dict[str, Any]:
+    """Where a rank of the group said that its files are. Raises RuntimeError and ValueError."""
+    key = _key(prefix, rank)
+    return dict(json.loads(store.get(key))) if store.check([key]) else {}
+
+
 def _compared(rank: int, size: int) -> list[int]:
     if size <= _ALL_UP_TO:
         return [peer for peer in range(size) if peer != rank]

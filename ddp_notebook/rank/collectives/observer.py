@@ -28,11 +28,14 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.collectives.splits import Exchanges
+from ddp_notebook.rank.collectives.works import AsyncWorks, completed
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
 from ddp_notebook.rank.training.replicas import Tracker
+from ddp_notebook.rank.training.sharded import Sharded
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
@@ -42,9 +45,10 @@ _BACKWARD = Part.BACKWARD
 _now_ns = time.monotonic_ns
 _getframe = sys._getframe
 
-_Prepared = tuple[bytes, int, bool, Facts]
+_Prepared = tuple[bytes, int, bool, Facts, CallSite | None]
 """What records of calls that are alike have in common, packed; its hash for the guard, whether
-the call waits for its end, and the facts for an explanation."""
+the call waits for its end, the facts for an explanation, and the call site where the caller got a
+handle and must wait itself."""
 
 
 class Observer(Component):
@@ -65,6 +69,7 @@ class Observer(Component):
         self.tracker = tracker
         self.sockets = sockets
         self.subgroups = subgroups
+        self.works = AsyncWorks()
         self.log: LogWriter | None = None
         """Where collectives are recorded now; None while none are, as after a defect of ours."""
         self.broken = ""
@@ -75,6 +80,10 @@ class Observer(Component):
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
         """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
+        self.sharded = Sharded()
+        """The models that FSDP2 shards, known by their collectives."""
+        self.exchanges: Exchanges | None = None
+        """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
         """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
         self._file: LogWriter | None = None
@@ -91,19 +100,23 @@ class Observer(Component):
             self.disable(error)
             self._say_limited("Collectives are not recorded, nor compared", error)
         self._group_type = _group_type(self)
+        self.works.attach(self.call_sites.is_users)
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
 
     def run_begins(self, run: Run) -> None:
         """The records of the last run are forgotten."""
-        self.run = run.number
+        self.run, self.exchanges = run.number, None
+        self.sharded.run_begins(run)
         self.pending.clear()
+        self.works.begin()
         if self._file is not None:
             self._file.begin(run.number)
 
     def run_ends(self) -> None:
         """What is done by now is marked so; of an aborted run nothing else will be."""
         self.settle()
+        self.works.run_ends()
         while self.gate.aborted and self.log is not None and self.pending:
             self.log.freed(self.pending.popleft()[0], _now_ns())
 
@@ -138,7 +151,7 @@ class Observer(Component):
         if not pending or not self._settling.acquire(False):
             return
         try:
-            while pending and pending[0][1].is_completed():
+            while pending and _is_done(pending[0][1]):
                 number, _ = pending.popleft()
                 if log is not None:
                     log.done(number, _now_ns())
@@ -161,8 +174,8 @@ class Observer(Component):
         self.log = None
 
     def new_guard(self) -> Guard | None:
-        """A guard for a group that is about to be made; None while nothing is recorded."""
-        if self.log is None:
+        """A guard for a group that is about to be made; None where nothing is to be refused."""
+        if self.log is None or not self.process.guards:
             return None
         try:
             return Guard(self.process, next(self._guard_numbers))
@@ -190,7 +203,10 @@ class _Group:
     """What is known of an observed group. A plain object: it is read before each collective, and
     attributes of one of torch's own objects take three times as long."""
 
-    __slots__ = ("called", "checks", "inner", "members", "number", "seq_ids", "title", "waits")
+    __slots__ = (
+        *("called", "checks", "exchanges", "inner", "members", "number", "seq_ids", "title"),
+        "waits",
+    )
 
     def __init__(
         self, inner: Any, title: str, called: str, members: Sequence[int], number: int
@@ -207,6 +223,8 @@ class _Group:
         """How many collectives, and sends and receives, were issued so far."""
         self.checks: list[Callable[..., None] | None] = [None, None]
         """What compares with the other ranks: collectives, and never sends and receives."""
+        self.exchanges: Exchanges | None = None
+        """Its all_to_alls, where they are compared."""
         self.waits = torch_private.group_backend(inner) == "gloo"
         """A collective that is waited for is waited for in here, so that its end is seen."""
 
@@ -225,11 +243,16 @@ class _FromAnybody:
 
     def is_completed(self) -> bool:
         """As torch's. The log is told from whom before it is told that it is done."""
-        done: bool = self._work.is_completed()
+        done: bool = completed(self._work)
         source = torch_private.source_of(self._work) if done else None
         if source is not None and source < len(self._members):
             self._log.came_from(self._number, self._members[source])
         return done
+
+
+def _is_done(work: Any) -> bool:
+    done: bool = work.is_completed() if type(work) is _FromAnybody else completed(work)
+    return done
 
 
 class ObservedGroup(dist.ProcessGroup):
@@ -316,7 +339,13 @@ class _Making:
         if self.guard is not None:
             self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
             group.ddp_notebook_group.checks[0] = self.guard.check
+            group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group
+
+    def _exchanges(self, group: _Group) -> Exchanges:
+        new = self.new
+        folder, where = self.observer.process.folder, (new.store, new.name, new.rank or 0)
+        return Exchanges(folder, *where, group.members, group.title)
 
     def ended(self) -> None:
         """torch has made the group, or could not."""
@@ -347,7 +376,8 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     name = operation.method
     record = _recorder(observer, operation)
     gate, pending = observer.gate, observer.pending
-    from_anybody = name == operations.FROM_ANYBODY
+    from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
+    works = observer.works
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
@@ -356,7 +386,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if log is None:
             return call(*args, **named)
         try:
-            number, waited = record(group, log, args, named)
+            number, waited, started_at = record(group, log, args, named)
         except guard.Mismatch:
             raise
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
@@ -380,8 +410,12 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             raise
         if waited or work is None:
             log.done(number, _now_ns())
+            if is_barrier:
+                works.barrier()
         else:
             observer.settle()
+            if started_at is not None:
+                works.issued(work, name, args, started_at)
             pending.append(
                 (number, _FromAnybody(work, group, log, number) if from_anybody else work)
             )
@@ -393,18 +427,21 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     return observed
 
 
-def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[int, bool]]:
+def _recorder(
+    observer: Observer, operation: Operation
+) -> Callable[..., tuple[int, bool, CallSite | None]]:
     """What records a call of `operation` and compares it with the other ranks'.
 
-    It gives the number of the record, and whether the call is waited for. Raises Mismatch.
+    It gives the number of the record, whether the call is waited for, and its call site where the
+    caller gets a handle. Raises Mismatch.
     """
     name, key_of, has_metric = operation.method, operation.key, operation.has_metric
-    kind = 1 if operation.to_peer else 0
+    kind, exchanges = 1 if operation.to_peer else 0, operation.exchanges
     call_sites, tracker = observer.call_sites, observer.tracker
 
     def record(
         group: _Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, bool, CallSite | None]:
         try:
             frame = _getframe(2)  # torch's function: `call_sites` counts on this depth
         except ValueError:  # a thread of torch's own calls
@@ -420,7 +457,8 @@ def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[i
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
-        rest, alike, waited, facts = ready
+            observer.sharded.see(frame)
+        rest, alike, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
         seq_ids = group.seq_ids
@@ -431,12 +469,15 @@ def _recorder(observer: Observer, operation: Operation) -> Callable[..., tuple[i
         if check is not None:
             try:
                 check(seq_id, number, alike, operation, facts)
+                if exchanges and group.exchanges is not None:
+                    observer.exchanges = group.exchanges
+                    group.exchanges.check(seq_id, args, lists=exchanges == "lists")
             except guard.Mismatch:
                 # It is not issued: what this rank issues next meets the others there instead.
                 seq_ids[kind] = seq_id
                 log.mark(number, Phase.REFUSED, _now_ns())
                 raise
-        return number, waited
+        return number, waited, started_at
 
     torch_private.keep_from_compiler(record)
     return record
@@ -476,7 +517,8 @@ def _prepare(
         0,
     )
     alike = guard.hash_of((operation.name, facts.alike))
-    prepared = rest, alike, facts.waited and group.waits, facts
+    started_at = None if facts.waited or site.part is not None else site
+    prepared = rest, alike, facts.waited and group.waits, facts, started_at
     if about is not None:
         log.keep_prepared(key, prepared)
     return prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -50,6 +50,13 @@ class Operation:
     to_peer: bool = False
     has_metric: bool = False
     """The user's code may name what is reduced, a metric: the name is looked for."""
+    exchanges: Literal["", "lists", "parts"] = ""
+    """It sends each rank something else: tensors of a list, or parts of one tensor."""
+
+    @property
+    def is_barrier(self) -> bool:
+        """True of what waits for all that was issued before."""
+        return self.name in ("barrier", "monitored_barrier")
 
 
 @lru_cache(maxsize=64)
@@ -257,9 +264,9 @@ OPERATIONS = (
     Operation(
         "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor", _same(1, "inputs"), _no_key
     ),
-    Operation("alltoall", "all_to_all", _all_to_all, _no_key),
-    Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key),
-    Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key),
+    Operation("alltoall", "all_to_all", _all_to_all, _no_key, exchanges="lists"),
+    Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key, exchanges="parts"),
+    Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key, exchanges="parts"),
     Operation("barrier", "barrier", _barrier, _no_key),
     Operation("monitored_barrier", "monitored_barrier", _barrier, _no_key),
     Operation("send", "send", _to_peer, _key_of_peer, to_peer=True),

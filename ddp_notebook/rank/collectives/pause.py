@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.main_thread import Aborted, MainThread
@@ -21,6 +22,8 @@ class PauseGate(Component):
         self.at: int | None = None
         """The number of the collective before which the rank is paused; None when it is not."""
         self._steps = threading.Semaphore(0)
+        self.on_leave: Callable[[], None] = lambda: None
+        """Called in the thread that was paused, when it goes on."""
 
     def run_begins(self, run: Run) -> None:
         """Pause in this run, or do not; a step that came late does not count for it."""
@@ -58,3 +61,4 @@ class PauseGate(Component):
                     raise Aborted("aborted (%ddp_abort)")
         finally:
             self.at = None
+        self.on_leave()

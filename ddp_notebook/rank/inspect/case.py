@@ -88,7 +88,7 @@ class Reporter:
         wait = self._waiting.wait(awaited, runnable)
         inside = wait.inside
         calls, error = self._init_calls.calls, self._main_thread.error
-        arguments = calls.arguments
+        arguments, exchanges = calls.arguments, self._observer.exchanges
         probe, addresses = self._store_and_name(arguments, calls.entered > 0)
         return RankReport(
             rank=self._rank,
@@ -120,6 +120,8 @@ class Reporter:
             runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             groups_made=tuple(self._observer.subgroups.made),
+            sharded=self._observer.sharded.units(),
+            splits=exchanges.latest if exchanges is not None else None,
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
             waits_for=wait.record,

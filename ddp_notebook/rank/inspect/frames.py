@@ -7,11 +7,13 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+IsUsers = Callable[[str], bool]
+"""Whether a file is the user's."""
 CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 """File name of a cell's code on every rank; the number is the notebook's ``In [n]``."""
 
@@ -28,8 +30,15 @@ _OBSERVING = tuple(
         "collectives/observer.py",
         "collectives/pause.py",
         "collectives/guard.py",
+        "collectives/works.py",
         "training/hooks.py",
         "inspect/store_keys.py",
+        "debugger/debugger.py",
+        "debugger/stops.py",
+        "debugger/tracing.py",
+        "debugger/monitoring.py",
+        "debugger/code_swap.py",
+        "cells/keyboard.py",
     )
 )
 """Files of ours that a frame of the user's may call without knowing: left out of its stack."""

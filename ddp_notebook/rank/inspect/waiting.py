@@ -90,7 +90,8 @@ class Waiting:
 
     def activity(self, inside: str) -> Activity:
         """What it is at; `inside` is what it waits in, empty for nothing."""
-        if self._main_thread.paused_before or self._gate.at is not None:
+        main = self._main_thread
+        if main.paused_before or main.paused_at or self._gate.at is not None:
             return Activity.HELD
         if inside:
             return Activity.WAITING

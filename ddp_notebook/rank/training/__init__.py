@@ -4,8 +4,12 @@ data_parallel.py  torch.nn.DataParallel on this rank.
 ddp.py            The one place for DDP's private API.
 ddp_stage.py      The stages of `%ddp_wrap` on a rank.
 digests.py        Tensors in a few bytes, to be compared across ranks.
+evaluations.py    The first evaluations of a replica, and its random numbers.
 facts.py          The summary of a run: what was trained, and on what.
+fsdp_private.py   The one place for the private API of FSDP2 and DTensor.
+gradients.py      What becomes of an optimizer's gradients between two steps.
 hooks.py          Hooks in torch that count what happens to replicas, optimizers and samplers.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
+sharded.py        The models that FSDP2 shards on this rank, and their units.
 samplers.py       What the batches of this rank come from.
 """

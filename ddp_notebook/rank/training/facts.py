@@ -69,6 +69,9 @@ class RunSummary:
             samplers=self._samplers.sampler_facts(),
             loaders=self._samplers.loader_facts(),
             parallels=self._data_parallel.facts(digester),
+            works=self._observer.works.facts(),
+            functional=self._observer.works.functional(),
+            precision=_precision(),
         )
         broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
         return replace(facts, notes=(*digester.notes, *broken))
@@ -155,12 +158,13 @@ class RunSummary:
     def _optimizers(self, keys: dict[int, str], digester: Digester) -> Iterator[OptimizerFacts]:
         optimizers = list(self._tracker.optimizers.values())
         counted: Counter[str] = Counter()
-        for optimizer in [each for each in optimizers if each.steps and each.replicas]:
+        for optimizer in [each for each in optimizers if each.steps]:
             models = tuple(keys[id(r)] for r in optimizer.replicas if id(r) in keys)
             title = f"{optimizer.type} {models}"
             counted[title] += 1
             gone = optimizer.ref() is None and optimizer.last_digests
             unwrapped, states = optimizer.last_digests if gone else _tensors_of(optimizer, digester)
+            gradients = optimizer.gradients
             yield OptimizerFacts(
                 key=f"{title} {counted[title]}",
                 type=optimizer.type,
@@ -170,6 +174,12 @@ class RunSummary:
                 unwrapped=unwrapped,
                 state=states,
                 place=_place(optimizer.place),
+                mesh=gradients.mesh if gradients else (),
+                factors=tuple(gradients.factors) if gradients else (),
+                pending_steps=gradients.pending_steps if gradients else 0,
+                pending_place=_place(optimizer.pending_place),
+                watched_steps=gradients.watched_steps if gradients else 0,
+                leftover_steps=gradients.leftover_steps if gradients else 0,
             )
 
 
@@ -194,6 +204,10 @@ def _counts(replica: Replica, name: str) -> ReplicaFacts:
         unready_steps=replica.unready_steps,
         bad_place=_place(replica.bad_place),
         unready=replica.unready[:_MOST_NAMES],
+        evaluations=replica.moments.evaluation_facts(),
+        starts=tuple(replica.moments.starts),
+        autocast=replica.moments.autocast,
+        start_place=_place(replica.moments.start_line),
     )
 
 
@@ -220,7 +234,7 @@ def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
 def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any]:
     living = [(name, ref()) for name, ref in tracked.unwrapped]
     unwrapped = digester.all("parameters without DDP", living)
-    optimizer = tracked.ref()
+    optimizer = tracked.ref() if tracked.replicas else None  # else there is nothing to compare
     states = [] if optimizer is None else list(_states(optimizer))
     return unwrapped, digester.all("optimizer states", states)
 
@@ -236,6 +250,17 @@ def _number(value: Any) -> float | None:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return float(value)
     return None
+
+
+def _precision() -> tuple[str, ...]:
+    """Settings that change what is computed."""
+    return (
+        f"torch.get_default_dtype()={torch.get_default_dtype()}",
+        f"torch.get_float32_matmul_precision()={torch.get_float32_matmul_precision()}",
+        f"torch.backends.cudnn.allow_tf32={torch.backends.cudnn.allow_tf32}",
+        "torch.are_deterministic_algorithms_enabled()="
+        f"{torch.are_deterministic_algorithms_enabled()}",
+    )
 
 
 def _gpu() -> str:

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_notebook.rank import torch_private
@@ -60,10 +63,17 @@ class TrainingHooks(Component):
         self._tell_before(DistributedSampler, "__iter__", self._samplers.sampled)
         self._tell_before(DataLoader, "__iter__", self._samplers.loaded)
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
+        register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
+
+    def run_ends(self) -> None:
+        """An evaluation at the end of the run is over."""
+        with self._contained:
+            for replica in self._tracker.replicas.values():
+                replica.moments.backward()
 
     def run_begins(self, run: Run) -> None:
         """What was counted in the last run does not count."""
@@ -73,10 +83,9 @@ class TrainingHooks(Component):
             self._data_parallel.begin()
 
     def trained(self) -> bool:
-        """True when an optimizer has updated a DDP or DataParallel object in this run."""
-        known = (*self._tracker.gone, *self._tracker.replicas.values())
-        stepped = self._data_parallel.trained or any(replica.steps for replica in known)
-        return not self._tracker.broken and stepped
+        """True when an optimizer has made a step in this run, or a handle was not waited for."""
+        stepped = any(optimizer.steps for optimizer in self._tracker.optimizers.values())
+        return not self._tracker.broken and (stepped or self._observer.works.suspicious)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -160,14 +169,21 @@ class TrainingHooks(Component):
         @functools.wraps(original)
         def forward(self: Any, *inputs: Any, **named: Any) -> Any:
             __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
-            if off() or not torch.is_grad_enabled():
+            if off():
                 return original(self, *inputs, **named)
             replica = None
             with contained:
                 replica = tracker.replica(self)
-                replica.enter(self.require_backward_grad_sync)
-                if samplers.current is not None:
-                    samplers.forward(inputs)
+                if not torch.is_grad_enabled():
+                    replica.inside += 1
+                    replica.moments.evaluates(
+                        self.module, (inputs, named), tracker.backwards, samplers.current
+                    )
+                else:
+                    replica.enter(self.require_backward_grad_sync)
+                    replica.moments.trains((inputs, named), samplers.iterations)
+                    if samplers.current is not None:
+                        samplers.forward((inputs, named))
             try:
                 return original(self, *inputs, **named)
             finally:
@@ -192,10 +208,15 @@ class TrainingHooks(Component):
         ):
             module.register_forward_pre_hook(_BypassHook(self._bypassed))
 
-    def _bypassed(self, module: torch.nn.Module) -> None:
-        if not self._off() and torch.is_grad_enabled():
-            with self._contained:
-                self._tracker.bypass(module)
+    def _bypassed(self, module: torch.nn.Module, inputs: Any) -> None:
+        if self._off():
+            return
+        with self._contained:
+            tracker = self._tracker
+            if torch.is_grad_enabled():
+                tracker.bypass(module)
+            elif (replica := tracker.modules.get(id(module))) is not None and not replica.inside:
+                replica.moments.evaluates(module, inputs, tracker.backwards, self._samplers.current)
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
@@ -220,13 +241,16 @@ class TrainingHooks(Component):
                 return original(tensors, *args, **named)
             outer = None
             with contained:
+                samplers.backward()  # before the tracker: what is trained on is no evaluation's
                 tracker.backward(tensors)
-                samplers.backward()
                 outer = call_sites.backward_begins(sys._getframe(1))
             try:
-                return original(tensors, *args, **named)
+                result = original(tensors, *args, **named)
             finally:
                 call_sites.backward_ends(outer)
+            with contained:
+                tracker.backward_over()
+            return result
 
         torch.autograd.backward = backward
         self._observer.on_bucket = self._bucket
@@ -238,11 +262,21 @@ class TrainingHooks(Component):
             except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
                 self._disable(error)
 
+    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
+        if not self._off():
+            with self._contained:
+                self._tracker.step_begins(optimizer)
+                self._observer.works.step(
+                    each for group in optimizer.param_groups for each in group["params"]
+                )
+
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         if not self._off():
             with self._contained:
                 self._tracker.stepped(optimizer)
                 self._data_parallel.stepped(optimizer)
+                for replica in self._tracker.replicas.values():
+                    replica.moments.stepped(self._samplers.iterations)
 
 
 class _Contained(contextlib.AbstractContextManager[None]):
@@ -272,11 +306,11 @@ class _BypassHook:
 
     __slots__ = ("_bypassed",)
 
-    def __init__(self, bypassed: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(self, bypassed: Callable[[torch.nn.Module, Any], None]) -> None:
         self._bypassed = bypassed
 
-    def __call__(self, module: torch.nn.Module, _inputs: Any) -> None:
-        self._bypassed(module)
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._bypassed(module, inputs)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")

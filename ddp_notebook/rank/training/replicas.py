@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training.evaluations import Moments
+from ddp_notebook.rank.training.gradients import Gradients
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """How a backward's gradients come about; of several forwards the greatest counts."""
@@ -48,6 +50,7 @@ class Replica:
         self.made_of = f"{self.type} {zlib.crc32(repr(made_of).encode()):08x}"
         # Whether a model is frozen for the moment shows at either end of it.
         self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
+        self.moments = Moments(call_sites)
         self.inside = 0
         """Its own forward is on the stack."""
         self.last_facts: Any = None
@@ -56,6 +59,7 @@ class Replica:
 
     def begin(self) -> None:
         """A run begins."""
+        self.moments.begin()
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
@@ -103,6 +107,7 @@ class Replica:
 
     def backward(self) -> None:
         """A backward begins."""
+        self.moments.backward()
         if self.pending:
             self.last, self.pending = self.pending, NONE
             self.backwards += 1
@@ -140,6 +145,7 @@ class TrackedOptimizer:
         self.shape: Any = None
         self.replicas: list[Replica] = []
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self.gradients: Gradients | None = None
         self.last_digests: Any = None
         """Of an optimizer whose model is gone: digests of its tensors at that time."""
         self.begin()
@@ -149,12 +155,26 @@ class TrackedOptimizer:
         self.steps = 0
         self.lrs: tuple[Any, ...] = ()
         self.place: Line | None = None
+        self.pending_place: Line | None = None
+        if self.gradients is not None:
+            self.gradients.begin()
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to make a step."""
+        if self.gradients is None:
+            self.gradients = Gradients(optimizer.param_groups)
+        if self.gradients.step_begins() and self.pending_place is None:
+            self.pending_place = self._users_line()
 
     def step(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
         """It has made a step."""
+        if self.gradients is not None:
+            self.gradients.step_ends()
         groups = optimizer.param_groups
         shape = (tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
         if shape != self.shape:
+            if self.shape is not None and shape[1:] != self.shape[1:]:
+                self.gradients = None
             self.shape = shape
             self._find_models(groups, tracker)
         if not self.steps:
@@ -265,6 +285,9 @@ class Tracker:
         number = self.backwards
         self.backwards = number + 1
         self._small_buckets = 0
+        for optimizer in self.optimizers.values():
+            if optimizer.gradients is not None and optimizer.gradients.watched:
+                optimizer.gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
         if self.nan_backward is not None or not isinstance(loss, torch.Tensor):
@@ -272,6 +295,12 @@ class Tracker:
         # To read a value from a device would wait for it.
         if loss.is_cpu and loss.numel() == 1 and not math.isfinite(loss.item()):
             self._is_bad(number, "the loss")
+
+    def backward_over(self) -> None:
+        """A backward has ended well."""
+        for optimizer in self.optimizers.values():
+            if optimizer.gradients is not None and optimizer.gradients.watched:
+                optimizer.gradients.backward_ends()
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""
@@ -291,12 +320,19 @@ class Tracker:
         self.nan_backward, self.nan_what = number, what
         self.nan_place = self._call_sites.users_line()
 
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to make a step."""
+        self._optimizer(optimizer).step_begins(optimizer)
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
+        self._optimizer(optimizer).step(optimizer, self)
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer:
         found = self.optimizers.get(id(optimizer))
         if found is None or found.ref() is not optimizer:
             if len(self.optimizers) >= _MOST:
                 self.optimizers.pop(next(iter(self.optimizers)))
             found = TrackedOptimizer(optimizer, len(self.optimizers), self._call_sites)
             self.optimizers[id(optimizer)] = found
-        found.step(optimizer, self)
+        return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 _MOST = 32
 _EPOCHS = 32
 _INPUTS = 4
-_HASHED_BYTES = 2**20
+_HASHED_BYTES, _MOST_TENSORS = 2**20, 8
 
 
 class Source:
@@ -43,6 +45,8 @@ class Samplers:
         self.loaders: dict[int, Source] = {}
         self.current: Source | None = None
         """What the batches come from now."""
+        self.iterations = 0
+        """How often a loader, or a sampler, was iterated."""
 
     def begin(self) -> None:
         """A run begins: what was iterated in the last one does not count."""
@@ -64,6 +68,7 @@ class Samplers:
 
     def sampled(self, sampler: DistributedSampler[Any]) -> None:
         """A DistributedSampler is iterated."""
+        self.iterations += 1
         source = self._of(self.samplers, sampler)
         if source is None:
             return
@@ -87,27 +92,32 @@ class Samplers:
 
     def loaded(self, loader: DataLoader[Any]) -> None:
         """A DataLoader is iterated."""
+        self.iterations += 1
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
         plain = isinstance(
             sampler, torch.utils.data.SequentialSampler | torch.utils.data.RandomSampler
         )
-        if not plain or isinstance(loader.dataset, IterableDataset):
+        stream = isinstance(loader.dataset, IterableDataset)
+        if not (plain or stream):
             return
         source = self._of(self.loaders, loader)
         if source is None:
             return
-        source.seen = {"length": _length(loader.dataset), "sampler": type(sampler).__name__}
+        source.seen = {
+            "length": 0 if stream else _length(loader.dataset),
+            "sampler": "" if stream else type(sampler).__name__,
+            "stream": type(loader.dataset).__name__ if stream else "",
+        }
         source.trained = False
         self.current = source
 
-    def forward(self, inputs: tuple[Any, ...]) -> None:
+    def forward(self, inputs: Any) -> None:
         """A DDP object gets `inputs`; the first ones from a loader are kept as hashes."""
         source = self.current
         if source is None or len(source.inputs) >= _INPUTS or "sampler" not in source.seen:
             return
-        first = next((each for each in inputs if isinstance(each, torch.Tensor)), None)
-        source.inputs.append(_hash(first) if first is not None else "")
+        source.inputs.append(hash_of(inputs))
 
     def backward(self) -> None:
         """A backward begins: what is iterated is trained on."""
@@ -153,9 +163,28 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _hash(tensor: torch.Tensor) -> str:
-    size = tensor.numel() * tensor.element_size()
-    if tensor.device.type != "cpu" or not size or size > _HASHED_BYTES:
+def hash_of(inputs: Any) -> str:
+    """A hash of all tensors in what a model gets; "" where one cannot be read, or there is none."""
+    tensors = list(itertools.islice(_tensors(inputs), _MOST_TENSORS + 1))
+    if not tensors or len(tensors) > _MOST_TENSORS:
         return ""
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return f"{zlib.crc32(flat.numpy().data):08x}"
+    hashed = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or size > _HASHED_BYTES:
+            return ""
+        if size:
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            hashed = zlib.crc32(flat.numpy().data, hashed)
+    return f"{hashed:08x}"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)

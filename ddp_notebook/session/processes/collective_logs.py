@@ -82,16 +82,7 @@ class CollectiveLogs:
                 self._known[rank] = replace(log, records=())
                 if run is None or log.run == run:
                     logs[rank] = log
-        groups: dict[str, Ranks] = {}
-        for log in logs.values():
-            for name, members in log.groups.items():
-                there = tuple(ranks[member] for member in members if 0 <= member < len(ranks))
-                groups.setdefault(name, there)
-        return Collectives(
-            {rank: log.records for rank, log in logs.items()},
-            groups,
-            {rank: log.first for rank, log in logs.items()},
-        )
+        return collective_log.joined(logs, ranks)
 
     def close(self) -> None:
         """Unmap the files."""

@@ -206,9 +206,15 @@ class Processes:
                 return {"GLOO_SOCKET_IFNAME": interface}
         return {}
 
-    def environment(self) -> dict[str, str]:
-        """What the processes of a script have beside the notebook's environment and torchrun's."""
-        return {"OMP_NUM_THREADS": str(self.options.threads), **self._network()}
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        """What a script's processes have beside the notebook's environment and torchrun's.
+
+        They see the GPUs of all their ranks: each takes its own by LOCAL_RANK.
+        """
+        pinned = (self.devices.environment[rank].get("CUDA_VISIBLE_DEVICES") for rank in ranks)
+        gpus = ",".join(dict.fromkeys(gpu for gpu in pinned if gpu is not None))
+        visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     def _why_not_up(self, missing: Ranks) -> str:
         """Which rank did not get launched, and why."""

@@ -83,9 +83,10 @@ class ScriptProcesses:
         self._exits: dict[int, int] = {}
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
-        self._ending = False
         self._read: set[int] = set()
         """Ranks whose processes have ended, and what they wrote was read from their files."""
+        self._finished: set[int] = set()
+        """Ranks whose script is over: that their processes end, too, is no news."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
         self._sent: dict[tuple[int, OutputKind], int] = {}
@@ -95,14 +96,14 @@ class ScriptProcesses:
 
     def start(
         self,
-        script: Script,
+        scripts: Mapping[int, Script],
         environments: Mapping[int, Mapping[str, str]],
         hosts: Mapping[int, Mapping[str, str]],
     ) -> None:
         """Start the script on every rank. Raises SessionLost, OSError."""
-        self._cell = script.cell
         receiver = self._places.receiver
-        for rank in self.ranks:
+        for rank, script in scripts.items():
+            self._cell = script.cell
             out, errors = streams_of(self._folder, rank)
             arguments = {
                 "rank": rank,
@@ -140,7 +141,6 @@ class ScriptProcesses:
         self.kill(self.ranks)
         with self._gone:
             self._gone.wait_for(lambda: self._exits.keys() >= self._pids.keys(), _ENDED_WITHIN_S)
-        self._ending = True
         self._places.receiver.remove_source(self._key)
         self._places.take_back(self.ranks)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -150,7 +150,9 @@ class ScriptProcesses:
         with self._lock:
             kept = [e for e in events if not isinstance(e, Output) or e.rank not in self._read]
             for event in kept:
-                if isinstance(event, Output) and event.what in _STREAMS:
+                if isinstance(event, CellFinished):
+                    self._finished.add(event.rank)
+                elif isinstance(event, Output) and event.what in _STREAMS:
                     key = (event.rank, event.what)
                     self._sent[key] = self._sent.get(key, 0) + len(event.text.encode())
         if kept:
@@ -180,7 +182,7 @@ class ScriptProcesses:
             self._tell(rank, code)
 
     def _tell(self, rank: int, code: int) -> None:
-        if self._ending:
+        if rank in self._finished:
             return
         now_ns, record = time.monotonic_ns(), self._places.record
         record.add(self._unsent(rank))
@@ -203,13 +205,19 @@ class ScriptProcesses:
             )
         )
 
+    def log(self, rank: int) -> str:
+        """All that a process wrote: to stdout, then to stderr."""
+        return "".join(map(_text, streams_of(self._folder, rank)))
+
     def _last_words(self, rank: int) -> str:
         """The end of what it wrote: to stderr, or else to stdout."""
-        for path in reversed(streams_of(self._folder, rank)):
-            try:
-                data = path.read_bytes()[-_LAST_WORDS_BYTES:]
-            except OSError:
-                continue
-            if data.strip():
-                return data.decode("utf-8", "replace")
+        texts = (_text(path, _LAST_WORDS_BYTES) for path in streams_of(self._folder, rank)[::-1])
+        return next((text for text in texts if text.strip()), "")
+
+
+def _text(path: Path, last_bytes: int = 0) -> str:
+    """A file, or its end; empty where it is not there."""
+    try:
+        return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
+    except OSError:
         return ""

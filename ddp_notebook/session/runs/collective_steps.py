@@ -1,18 +1,28 @@
-"""Steps a run from collective to collective: lets ranks go, waits until each is paused again."""
+"""Steps a run, by lines or by collectives: lets ranks go, waits until each is paused again."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_notebook.diagnosis.partings import parting
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Activity, Collective, Ranks, StepTable, name_ranks
+from ddp_notebook.model import (
+    Activity,
+    Collective,
+    LineStopped,
+    Ranks,
+    StepTable,
+    name_ranks,
+)
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.calls import CannotAnswer, How
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state import collective_table
+from ddp_notebook.state.line_table import line_table, places_of
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
@@ -30,7 +40,7 @@ _ASK_TIMEOUT_S = 1.0
 
 
 class Settling:
-    """Whether every rank of a run is paused before a collective, waits in one, or has finished."""
+    """Whether every rank of a run is paused, waits in a collective, or has finished."""
 
     def __init__(
         self,
@@ -72,7 +82,7 @@ class Settling:
         return self._looks >= _LOOKS
 
     def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
-        return any(
+        return rank in self._run.stops or any(
             collective_table.is_paused(record) and record.number != self._left.get(rank, -1)
             for record in tail
         )
@@ -81,7 +91,61 @@ class Settling:
 def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
     """Where the ranks of a run stand."""
     collectives = logs.read(run.ranks, run.cell)
-    return collective_table.step_table(collectives, run.ranks, run.pending, time.monotonic_ns())
+    made = collective_table.step_table(collectives, run.ranks, run.pending, time.monotonic_ns())
+    stops = dict(run.stops)
+    return line_table(stops, made, _partings(run, stops)) if stops else made
+
+
+def _partings(run: CellRun, stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], str]:
+    """Why ranks are not where the most of them are, by the line at which they are."""
+    (most, ranks), *others = places_of(stops).items()
+    function = stops[ranks[0]].function
+    partings = {}
+    for (file, line), of in others:
+        if file == most[0] and stops[of[0]].function == function:
+            partings[file, line] = parting(_source(run, file), most[1], line)
+    return partings
+
+
+def _source(run: CellRun, file: str) -> str:
+    """The text of a cell or a file, its lines numbered as those of the ranks are."""
+    if file in run.sources:
+        magic, _, text = run.sources[file].partition("\n")
+        return f"\n{text}" if magic.startswith("%%") else run.sources[file]
+    try:
+        return Path(file).read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far paused ranks go on. `to` is a stage, an operation, collective, a line or end."""
+
+    ranks: Ranks | None = None
+    to: str | None = None
+    how: How = How.NEXT
+
+    @property
+    def by_line(self) -> bool:
+        """True when it says how to go on from line to line, also for ranks at a collective."""
+        return self.how is not How.NEXT or (self.to is not None and self.to.isdecimal())
+
+    @property
+    def move(self) -> calls.Move:
+        """The same for a rank that is paused at a line."""
+        if self.to is None:
+            return calls.Move(self.how)
+        if self.to == END:
+            return calls.Move(How.END)
+        if self.to.isdecimal():
+            return calls.Move(How.LINE, int(self.to))
+        return calls.Move(How.COLLECTIVE)
+
+    @property
+    def operation(self) -> str:
+        """The operation before which ranks are to be paused; empty for none."""
+        return self.to if self.to in collective_table.OPERATIONS else ""
 
 
 def step(
@@ -89,56 +153,81 @@ def step(
     cluster: RankCluster,
     logs: CollectiveLogs,
     record: Record,
-    ranks: Ranks | None,
-    to: str | None,
+    wanted: Step,
     interrupted: Callable[[], bool],
 ) -> StepTable:
-    """Let paused ranks (all, or `ranks`) issue their collective and go on to the next.
+    """Let paused ranks go on, to the next line or past their collective to the next one.
 
-    `to` is an operation, or "end". Raises UsageMistake when none of them is paused.
+    Raises UsageMistake when none of them is paused, or none can go where it is to.
     """
     while True:
-        moving = paused_ranks(run, logs, ranks)
+        moving = paused_ranks(run, logs, wanted.ranks)
         if not moving:
             raise UsageMistake(_why_not(run, logs))
-        settling = Settling(run, cluster, logs, _let_go(cluster, moving, for_good=to == END))
+        settling = Settling(run, cluster, logs, _let_go(run, cluster, moving, wanted))
         while not settling.done() and not interrupted():
-            record.wait_for(lambda: run.done, _LOOK_EVERY_S)
-        if to in (None, END) or interrupted() or run.done:
+            record.wait_for(lambda: run.done or _all_at_lines(run), _LOOK_EVERY_S)
+        if not wanted.operation or interrupted() or run.done:
             break
-        paused = paused_ranks(run, logs, ranks)
+        paused = paused_ranks(run, logs, wanted.ranks)
         tails = logs.read(paused, run.cell, last=1).of
-        if not paused or any(tails[rank][-1].operation == to for rank in paused):
+        if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
     made = table(run, logs)
     return replace(made, next_call="") if run.done else made
 
 
-def _let_go(cluster: RankCluster, ranks: Ranks, *, for_good: bool) -> dict[int, int | None]:
+def _all_at_lines(run: CellRun) -> bool:
+    return run.stops.keys() >= set(run.pending)
+
+
+def _let_go(
+    run: CellRun, cluster: RankCluster, ranks: Ranks, wanted: Step
+) -> dict[int, int | None]:
     """Let paused ranks go on; the collective before which each was paused."""
-    question = calls.RESUME if for_good else calls.STEP
-    answers = cluster.ask(ranks, question, calls.Nothing(), _ASK_TIMEOUT_S)
-    return {
-        rank: answer.collective
-        for rank, answer in answers.items()
-        if not isinstance(answer, CannotAnswer)
-    }
+    at_lines = tuple(rank for rank in ranks if rank in run.stops or wanted.by_line)
+    others = tuple(rank for rank in ranks if rank not in at_lines)
+    if wanted.move.how == How.COLLECTIVE:
+        run.pausing = True
+    left = _move(run, cluster, at_lines, wanted.move) if at_lines else {}
+    question = calls.RESUME if wanted.to == END else calls.STEP
+    for rank, paused in cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S).items():
+        if not isinstance(paused, CannotAnswer):
+            left[rank] = paused.collective
+    return left
+
+
+def _move(
+    run: CellRun, cluster: RankCluster, ranks: Ranks, move: calls.Move
+) -> dict[int, int | None]:
+    """Let ranks that stand at lines go on; the collective before which each was paused."""
+    moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
+    answers = {r: each for r, each in moved.items() if not isinstance(each, CannotAnswer)}
+    problems = {each.problem for each in answers.values()}
+    if problems and all(problems):
+        raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
+    for rank, answer in answers.items():
+        run.left(rank, answer.stop)
+    return {rank: answer.collective for rank, answer in answers.items()}
 
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:
-    """Those of `ranks` (all by default) that are paused before a collective."""
+    """Those of `ranks` (all by default) that are paused, at a line or before a collective."""
     tails = logs.read(run.pending, run.cell, last=1).of
     return tuple(
         rank
         for rank in run.pending
         if (ranks is None or rank in ranks)
-        and any(map(collective_table.is_paused, tails.get(rank, ())))
+        and (rank in run.stops or any(map(collective_table.is_paused, tails.get(rank, ()))))
     )
 
 
 def _why_not(run: CellRun, logs: CollectiveLogs) -> str:
     if run.done:
-        return "The cell has finished: there is nothing to step. The next: %%ddp --step collective"
+        return (
+            "The cell has finished: there is nothing to step. To stop in the next: breakpoint() in "
+            "it, or %ddp_break LINE; or %%ddp --step collective"
+        )
     paused = paused_ranks(run, logs)
     if paused:
         return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"

@@ -15,6 +15,7 @@ from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.session.findings import Found
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
+from ddp_notebook.session.runs.collective_steps import Settling, table
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.interruption import interruption
 from ddp_notebook.session.runs.run import CellResult, CellRun
@@ -218,14 +219,18 @@ class RunController:
 
     # -- to the end ----------------------------------------------------------------------
 
-    def see_through(self, interrupted: Callable[[], bool]) -> CellResult:
+    def see_through(
+        self, interrupted: Callable[[], bool], *, until_paused: bool = False
+    ) -> CellResult:
         """Send the run if it was not yet, and wait until it is over, stuck or interrupted.
 
-        Then it is released. Ranks that are stuck or do not stop are `pending` in the result.
+        `until_paused`: or its ranks are paused at lines; then the result has `steps`. Then it is
+        released. Ranks that are stuck or do not stop are `pending` in the result.
         """
         assert self.work is not None
         try:
-            result = self._to_end(self.work, interrupted)
+            settling = Settling(self.run, self.cluster, self.logs) if until_paused else None
+            result = self._to_end(self.work, interrupted, settling)
             self._judge(result)
             return result
         except Exception:
@@ -235,8 +240,10 @@ class RunController:
         finally:
             self.release()
 
-    def _to_end(self, work: Work, interrupted: Callable[[], bool]) -> CellResult:
-        diagnosis = self._wait(work, interrupted)
+    def _to_end(
+        self, work: Work, interrupted: Callable[[], bool], settling: Settling | None
+    ) -> CellResult:
+        diagnosis = self._wait(work, interrupted, settling)
         if diagnosis is not None:
             diagnosis = self.run.with_tracebacks(diagnosis)
             return replace(self.run.result(_stuck(diagnosis)), diagnosis=diagnosis)
@@ -244,6 +251,9 @@ class RunController:
             return self._lost()
         if interrupted() and not self.run.done:
             return self.run.result(self._interrupt())
+        if self.run.stops and settling is not None:
+            steps = table(self.run, self.logs)
+            return replace(self.run.standing(), error=self.run.error(), steps=steps)
         return work.end(self)
 
     def _judge(self, result: CellResult) -> None:
@@ -268,16 +278,20 @@ class RunController:
     def _lost(self) -> CellResult:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))
 
-    def _wait(self, work: Work, interrupted: Callable[[], bool]) -> Diagnosis | None:
-        """Wait until no rank is in it, or it is stuck (the diagnosis) or interrupted."""
+    def _wait(
+        self, work: Work, interrupted: Callable[[], bool], settling: Settling | None
+    ) -> Diagnosis | None:
+        """Wait until no rank is in it, or it is stuck (the diagnosis), interrupted or settled."""
         run = self.run
-        detector = run.detector = None if run.pausing else self._detector()
+        detector = run.detector = self._detector()
         with quick_switches():
             if not self._sent:
                 self._sent = True
                 run.lost.update(work.send(run.ranks))
             while not run.over.wait(LOOK_EVERY_S) and not run.done:
-                diagnosis = detector.turn() if detector is not None else None
+                if settling is not None and run.stops and settling.done():
+                    return None
+                diagnosis = None if run.paused else detector.turn()
                 if diagnosis is not None and not self._patient:
                     return None if run.done else diagnosis
                 if diagnosis is not None and not self.aborted:  # freed ranks look otherwise

@@ -20,7 +20,8 @@ ASK_TIMEOUT_S = 2.0
 def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnosis | None:
     """What is wrong with a run that every rank has finished; None for nothing.
 
-    No rank is asked unless ranks have trained in it: other cells are as fast as before.
+    No rank is asked unless ranks have trained in it, or left a collective unwaited: other cells
+    are as fast as before.
     """
     ended = run.finished.values()
     if len(run.ranks) < 2 or len(run.finished) < len(run.ranks):
@@ -30,10 +31,10 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
     facts = gather_facts(cluster, run.ranks, run.cell)
     if set(facts) != set(run.ranks):
         return None  # of some ranks alone little can be compared
-    diagnosis = diagnose_training(facts, Collectives())
+    diagnosis = diagnose_training(facts, Collectives(), run.sources)
     if diagnosis.findings:  # what ranks averaged by hand is no mistake; records are read slowly
         collectives = logs.read(run.ranks, run.cell)
-        diagnosis = diagnose_training(facts, collectives)
+        diagnosis = diagnose_training(facts, collectives, run.sources)
     return diagnosis if diagnosis.findings or diagnosis.notes else None
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Event, Ranks, StepTable, name_ranks
+from ddp_notebook.rank.calls import Breakpoints
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
 from ddp_notebook.session.runs.collective_steps import Settling, paused_ranks, table
@@ -45,6 +46,10 @@ class RunRegistry:
         self.past = PastRuns()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
+        self.before_run: Callable[[], None] = lambda: None
+        """Called before ranks are sent something to run."""
+        self.breakpoints_of: Callable[[int], Breakpoints] = lambda _: Breakpoints(())
+        """Those of a rank, for a process that is about to be it."""
         pool.before_close(self.lose_all)
         record.subscribe(self._take)
 
@@ -53,6 +58,14 @@ class RunRegistry:
         """The run that ranks are in, else the last one; the newest when there are several."""
         busy = (c for c in reversed(self.controllers) if not c.run.done)
         return next(busy, self.controllers[-1] if self.controllers else None)
+
+    def to_step(self, ranks: Ranks | None) -> RunController | None:
+        """The run that a step of `ranks` is of: one in which they are paused, else the current."""
+        for controller in reversed(self.controllers):
+            stops = controller.run.stops
+            if stops and (ranks is None or any(rank in stops for rank in ranks)):
+                return controller
+        return self.current
 
     def paused_table(self, run: CellRun) -> StepTable:
         """`Session.paused_table`."""
@@ -68,7 +81,7 @@ class RunRegistry:
 
     def idle(self, ranks: Ranks | None, verb: str) -> Ranks:
         """The ranks a verb is for, all by default. Raises UsageMistake when one is not free."""
-        self._end_script_that_is_over()
+        self._end_script_that_was_left()
         claimed = {
             rank: controller.run.title
             for controller in self.controllers
@@ -90,16 +103,21 @@ class RunRegistry:
         """True while ranks are in a script."""
         return any(c.run.script and not c.run.done for c in self.controllers)
 
-    def _end_script_that_is_over(self) -> None:
-        """Somebody else wants its ranks: what stayed of it ends."""
+    @property
+    def script_left(self) -> bool:
+        """True of a script that no thread waits for: it is over, or stuck."""
+        return not any(c.run.script and c.state.claimed for c in self.controllers)
+
+    def _end_script_that_was_left(self) -> None:
+        """Somebody else wants the ranks' places: what stayed of it ends."""
         processes = self._pool.processes
-        if processes is not None and processes.script is not None and not self.in_script:
+        if processes is not None and processes.script is not None and self.script_left:
             processes.end_script()
 
     def _paused(self) -> Ranks:
-        """The ranks that are paused before a collective of the run that ranks are in."""
+        """The ranks that are paused in the run that ranks are in."""
         current = self.current
-        return paused_ranks(current.run, current.logs) if current and current.run.pausing else ()
+        return paused_ranks(current.run, current.logs) if current and current.run.paused else ()
 
     @contextmanager
     def claim(
@@ -191,6 +209,7 @@ class RunRegistry:
         started: Callable[[CellRun], None] | None,
     ) -> CellResult:
         """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
+        self.before_run()
         controller.carry_out(work, patient=patient)
         self._findings.begin(controller.found)
         self.past.begin(controller.run, controller.found)
@@ -198,7 +217,10 @@ class RunRegistry:
             started(controller.run)
         if not detach and not controller.run.pausing:
             controller.watch()
-            return controller.see_through(interrupted)
+            result = controller.see_through(interrupted, until_paused=True)
+            if result.steps is not None:  # from now on a thread waits for what steps make of it
+                self.detached = Detached(controller)
+            return result
         detached = self.detached = Detached(controller)
         if not detach:
             return self._follow(detached, None, interrupted)
@@ -240,14 +262,14 @@ class RunRegistry:
     ) -> CellResult:
         """Wait for the end of a detached run, an interrupt, or until its ranks are all paused."""
         controller, run, ended = detached.controller, detached.run, detached.ended
-        settling = Settling(run, controller.cluster, controller.logs) if run.pausing else None
+        settling = Settling(run, controller.cluster, controller.logs)
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         over = threading.Event()
         ended.add_done_callback(lambda _: over.set())
         while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
             if interrupted():
                 detached.stop()
-            elif settling is not None and _all_paused(settling, controller):
+            elif run.paused and _all_paused(settling, controller):
                 steps = table(run, controller.logs)
                 return replace(run.standing(), error=run.error(), steps=steps)
             elif time.monotonic() >= deadline_s:

@@ -14,6 +14,8 @@ from ddp_notebook.model import (
     CellStarted,
     Diagnosis,
     Event,
+    LineLeft,
+    LineStopped,
     Output,
     OutputGroup,
     OutputItem,
@@ -95,6 +97,8 @@ class CellRun:
         """Set when no rank is in it any more, or the session has ended under it."""
         self.detector: StallDetector | None = None
         """What checks whether its ranks make progress; None while nothing does."""
+        self.stops: dict[int, LineStopped] = {}
+        """Ranks that are paused at a line, and where."""
         self.changes = 0
         """Grows with every piece of output."""
 
@@ -114,8 +118,13 @@ class CellRun:
                 self.changes += 1
             case CellStarted() if event.cell == self.cell:
                 self.started.add(event.rank)
+            case LineStopped() if event.cell == self.cell:
+                self.stops[event.rank] = event
+            case LineLeft() if event.cell == self.cell:
+                self._forget_stop(event.rank, event.stop)
             case CellFinished() if event.cell == self.cell:
                 self.finished[event.rank] = event
+                self.stops.pop(event.rank, None)
                 if event.withheld_bytes:
                     self.withheld[event.rank] = event.withheld_bytes
             case Pulse() if event.cell == self.cell and event.withheld_bytes:
@@ -123,8 +132,24 @@ class CellRun:
                 self.changes += 1
             case RankExited() if event.rank not in self.finished:
                 self.died[event.rank] = event
+                self.stops.pop(event.rank, None)
             case RankSpawned() if event.rank in self.died:
                 self._replaced.add(event.rank)
+
+    def left(self, rank: int, stop: int) -> None:
+        """`rank` was told to go on from this stop: it is paused there no more."""
+        with self._lock:
+            self._forget_stop(rank, stop)
+
+    def _forget_stop(self, rank: int, stop: int) -> None:
+        known = self.stops.get(rank)
+        if known is not None and known.stop <= stop:
+            del self.stops[rank]
+
+    @property
+    def paused(self) -> bool:
+        """True while ranks are paused at a line, or pause before each collective."""
+        return self.pausing or bool(self.stops)
 
     @property
     def title(self) -> str:

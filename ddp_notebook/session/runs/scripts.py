@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.errors import CellFailed, UsageMistake
+from ddp_notebook.errors import CellFailed, UsageMistake, named_file
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.environment import (
     child_environment,
@@ -87,7 +87,9 @@ class Scripts:
                 settings or {},
                 placed,
                 self._ended,
+                self._runs.breakpoints_of,
                 package,
+                leaves=wait == "forever" and not hold,
             )
             return self._runs.carry_out(
                 controller,
@@ -120,9 +122,14 @@ class ScriptWork:
         settings: Settings,
         placed: Placed | None,
         ended: Callable[[RunController], None],
+        breakpoints_of: Callable[[int], calls.Breakpoints],
         package: str | None = None,
+        *,
+        leaves: bool = False,
     ) -> None:
         self._run = run
+        self._leaves = leaves
+        self._breakpoints_of = breakpoints_of
         self._package = package
         self._processes = processes
         self._path, *self._arguments = command
@@ -150,17 +157,22 @@ class ScriptWork:
 
     def send(self, ranks: Ranks) -> Ranks:
         """Start the script's processes; none can fail to be reached."""
-        script = calls.Script(
-            cell=self._run.cell,
-            number=self._run.number,
-            path=self._path,
-            arguments=tuple(self._arguments),
-            threads=self._processes.options.threads,
-            paused=self._run.pausing,
-            package=self._package,
-        )
-        started = self._processes.open_script(script.cell, ranks)
-        started.start(script, self._environments, self._hosts)
+        scripts = {
+            rank: calls.Script(
+                cell=self._run.cell,
+                number=self._run.number,
+                path=self._path,
+                arguments=tuple(self._arguments),
+                threads=self._processes.options.threads,
+                breakpoints=self._breakpoints_of(rank),
+                paused=self._run.pausing,
+                leaves=self._leaves,
+                package=self._package,
+            )
+            for rank in ranks
+        }
+        started = self._processes.open_script(self._run.cell, ranks)
+        started.start(scripts, self._environments, self._hosts)
         return ()
 
     def end(self, controller: RunController) -> CellResult:
@@ -169,6 +181,7 @@ class ScriptWork:
         result = run.result()
         diagnosis = Diagnosis() if controller.aborted else diagnose_run(controller.look())
         if diagnosis.wrong:
+            diagnosis = run.with_tracebacks(diagnosis)
             result = replace(result, diagnosis=diagnosis)
             if isinstance(result.error, CellFailed):
                 result.error.diagnosis = diagnosis
@@ -183,7 +196,7 @@ class ScriptWork:
 
 def find_script(path: str) -> Path:
     """The script, as an absolute path. Raises UsageMistake when there is none."""
-    script = Path(path).expanduser()
+    script = named_file(path)
     if not script.is_file():
         near = sorted(file.name for file in Path.cwd().glob("*.py"))[:5]
         here = f" Here are: {', '.join(near)}." if near else ""
@@ -232,7 +245,7 @@ def environments(
     The ranks of a run are counted from 0, whatever their numbers in the session are. A value that
     is empty is unset.
     """
-    common = processes.environment()
+    common = processes.environment(ranks)
     made = {}
     for index, rank in enumerate(ranks):
         torchruns = {

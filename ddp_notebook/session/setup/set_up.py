@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,9 @@ from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
+from ddp_notebook.session.setup import package_changes
 from ddp_notebook.session.setup.bring_up import BringUp
+from ddp_notebook.session.setup.shadowing import why_not_loaded
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
@@ -88,6 +92,7 @@ class SetUp:
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
+        changed = package_changes.check()
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
         self._findings.begin(Found(SET_UP))
         why_anew = ""
@@ -95,8 +100,9 @@ class SetUp:
             why_anew = processes.why_not_kept(options)
             if not why_anew:
                 return self._resize(processes, options, devices)
+            why_anew = f"All processes are new, without variables: {why_anew}."
         self._pool.close("New ranks were started.")
-        self._start(options, devices, why_anew)
+        self._start(options, devices, tuple(filter(None, (changed, why_anew))))
         return self._set_up(options)
 
     def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
@@ -109,7 +115,7 @@ class SetUp:
         }
         ended = tuple(state.rank for state in states if state.rank not in kept)
         processes.end_script()
-        with self._record.restarting(ended):
+        with self._unless_lost("%ddp_init"), self._record.restarting(ended):
             processes.stop(ended)
             blocked = self.free(tuple(sorted(kept)))
             self._runs.await_released()
@@ -120,16 +126,12 @@ class SetUp:
         self._record.note(notes=(*devices.notes, *options.notes(), fate))
         return self._set_up(options)
 
-    def _start(self, options: InitOptions, devices: DevicePlan, why_anew: str) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
         """Start the processes. When that fails nothing is left of them."""
         self._pool.lost_reason = ""
         self._runs.reset()
-        self._record.begin(
-            options.world_size, backend=devices.backend, notes=(*devices.notes, *options.notes())
-        )
-        if why_anew:
-            anew = f"All processes are new, without variables: {why_anew}."
-            self._record.note(notes=(*self._record.snapshot.notes, anew))
+        notes = (*devices.notes, *options.notes(), *more)
+        self._record.begin(options.world_size, backend=devices.backend, notes=notes)
         mode = launch_mode(options.launcher)
         try:
             processes = self._pool.open(options, devices, mode)
@@ -314,7 +316,7 @@ class SetUp:
         processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        with self._record.restarting(members):
+        with self._unless_lost("%ddp_restart"), self._record.restarting(members):
             processes.stop(members)
             if in_set_up:  # they wait for the old group, and nothing else ends that
                 self.free(in_set_up)
@@ -322,6 +324,15 @@ class SetUp:
             self._runs.await_released()
             processes.launch(members)
         return self._set_up(self.as_before())
+
+    @contextmanager
+    def _unless_lost(self, verb: str) -> Iterator[None]:
+        """Within, an error of a session that is lost meanwhile becomes the reason for that."""
+        try:
+            yield
+        except OSError:  # its folder, or a connection, is gone
+            self._pool.need(verb)
+            raise
 
     def _in_set_up(self, ranks: Ranks) -> Ranks:
         """Those of `ranks` that are in set-up, or paused in it."""
@@ -387,6 +398,8 @@ def _why_not_started(error: BaseException) -> str:
         what = "Set-up was interrupted."
     elif not isinstance(error, DDPError):
         what = f"The ranks could not be started: {type(error).__name__}: {error}."
+    if shadowed := why_not_loaded(sys.path):
+        what = f"{what}\n{shadowed}"
     return f"{what}\nNothing is left running. Try again with %ddp_init."
 
 

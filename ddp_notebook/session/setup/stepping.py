@@ -13,7 +13,7 @@ from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.runs import collective_steps
-from ddp_notebook.session.runs.collective_steps import END
+from ddp_notebook.session.runs.collective_steps import END, Step
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.state.setup_table import step_table
 
@@ -39,32 +39,36 @@ class Stepping:
         self._set_up = set_up
         self._construction = construction
 
-    def step(self, ranks: Ranks | None = None, to: str | None = None) -> StepTable:
+    def step(self, wanted: Step) -> StepTable:
         """`Session.step`."""
         bring_up = self._set_up.need("%ddp_step")
+        ranks, to = wanted.ranks, wanted.to
         if ranks is not None:
             check_ranks(ranks, self._record.snapshot)
-        current, half_way = self._runs.current, self._set_up.half_way
-        if current is not None and current.run.pausing and not (current.run.done and half_way):
-            return self._step_collective(current, ranks, to)
+        current, half_way = self._runs.to_step(ranks), self._set_up.half_way
+        if current is not None and current.run.paused and not (current.run.done and half_way):
+            return self._step_run(current, wanted)
+        if wanted.by_line:
+            raise UsageMistake(
+                "No rank is paused at a line. Write breakpoint() in a %%ddp cell, or set one: "
+                "%ddp_break LINE, %ddp_break train.py:42"
+            )
         if half_way:
             return _step_stage(bring_up, ranks, to)
         if current is not None and current.run.pending:
             raise UsageMistake(
-                f"{current.run.heading} runs freely on {name_ranks(current.run.pending)}: it does "
-                "not pause before collectives. From its beginning it can: "
-                "%%ddp --step collective, %ddp_run --step collective train.py"
+                f"{current.run.heading} runs freely on {name_ranks(current.run.pending)}: no rank "
+                "is paused. To stop it: %ddp_break train.py:42. From its beginning it can pause "
+                "before each collective: %%ddp --step collective"
             )
         if self._construction.latest is not None:
             return _step_construction(self._construction.latest, ranks, to)
         return _step_stage(bring_up, ranks, to)
 
-    def _step_collective(
-        self, current: RunController, ranks: Ranks | None, to: str | None
-    ) -> StepTable:
+    def _step_run(self, current: RunController, wanted: Step) -> StepTable:
         with noted() as interrupted:
             made = collective_steps.step(
-                current.run, current.cluster, current.logs, self._record, ranks, to, interrupted
+                current.run, current.cluster, current.logs, self._record, wanted, interrupted
             )
             self._runs.await_released()
             return made

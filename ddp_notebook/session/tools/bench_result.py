@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.results import BenchRun, CurveChange
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import codec
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.views.bench import export as bench_export
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KIND = "ddp_notebook bench"
 VERSION = 1
 """Of the file's form; a file of another version is refused."""
-_LARGEST_FILE = 256 * 2**20
+_LARGEST_FILE = 64 * 2**20
 
 
 class BenchResult(BenchRun):
@@ -46,12 +46,12 @@ class BenchResult(BenchRun):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """The result that `save` wrote. Raises UsageMistake when it cannot be read."""
-        source = Path(path).expanduser()
+        source = named_file(path)
         try:
             if source.stat().st_size > _LARGEST_FILE:
                 raise UsageMistake(f"{source} is too large to be a result of %ddp_bench.")
-            wire = json.loads(source.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            wire = codec.loads(source.read_bytes(), of_others=True)
+        except (OSError, ValueError) as error:
             raise UsageMistake(
                 f"{source} cannot be read: {error}. Write one first: %ddp_bench --export {path}"
             ) from None
@@ -66,7 +66,7 @@ class BenchResult(BenchRun):
             )
         try:
             return cls.of(codec.decode(BenchRun, wire["run"]))
-        except (DecodeError, KeyError, TypeError, ValueError) as error:
+        except (DecodeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise UsageMistake(f"{source} is damaged: {error}.") from None
 
     def compared(self) -> tuple[CurveChange, ...]:
@@ -129,7 +129,7 @@ class BenchResult(BenchRun):
         name = Path(path).name.lower()
         try:
             if name.endswith((".png", ".svg", ".pdf")):
-                self.plot().savefig(Path(path).expanduser())
+                self.plot().savefig(named_file(path))
                 return f"the figure → {path}"
             if name.endswith(".csv"):
                 self.to_csv(path)
@@ -148,7 +148,7 @@ class BenchResult(BenchRun):
 
 def check_export(path: str | os.PathLike[str]) -> str:
     """Why `save` cannot write to `path`; empty when it seems that it can."""
-    target = Path(path).expanduser()
+    target = named_file(path)
     endings = (".json", ".csv", ".txt", ".png", ".svg", ".pdf")
     if not target.name.lower().endswith(endings):
         return (
@@ -170,5 +170,5 @@ def _without_samples(run: BenchRun) -> BenchRun:
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:
     if path is not None:
-        Path(path).expanduser().write_text(text + "\n", "utf-8")
+        named_file(path).write_text(text + "\n", "utf-8")
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import pickle
@@ -77,7 +78,7 @@ class Values:
         processes = self._pool.need("%ddp_pull")
         cluster, script = processes.cluster, processes.script
         check_name(request.name)
-        if script is not None and not self._runs.in_script:
+        if script is not None and self._runs.script_left:
             return self._of_script(cluster, script.ranks if ranks is None else ranks, request)
         members = self._runs.idle(ranks, "%ddp_pull")
         answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
@@ -86,7 +87,7 @@ class Values:
     def _of_script(
         self, cluster: RankCluster, ranks: Ranks, request: calls.Variable
     ) -> dict[int, calls.Value]:
-        """The values in the processes of a script that is over."""
+        """The values in the processes of a script that is over, or stuck."""
         check_ranks(ranks, self._record.snapshot)
         answers = cluster.ask(ranks, calls.PULL, request, _TIMEOUT_S)
         values = {}
@@ -150,6 +151,32 @@ class Values:
         _check_known(names, table, tuple(told))
         return table
 
+    def evaluate(
+        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+    ) -> VariableTable:
+        """`Session.evaluate`."""
+        cluster = self._pool.need("%ddp_print").cluster
+        snapshot = self._record.snapshot
+        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+        check_ranks(members, snapshot)
+        _check_source(source, assign=assign)
+        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        request = calls.Expression(source, up, assign)
+        answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
+        values = []
+        reasons: dict[str, list[int]] = {}
+        for rank in members:
+            answer = answers.get(rank)
+            if isinstance(answer, calls.Evaluated) and not answer.problem:
+                values += [answer.value] if answer.value is not None else []
+                continue
+            why = "dead" if rank not in alive else "does not answer"
+            if answer is not None:
+                why = answer.why if isinstance(answer, CannotAnswer) else answer.problem
+            reasons.setdefault(why, []).append(rank)
+        unread = [Unread(tuple(of), why) for why, of in reasons.items()]
+        return variable_table.fold(values, unread, snapshot.world_size)
+
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""
         processes = self._pool.need("%ddp_output")
@@ -157,6 +184,8 @@ class Values:
         runs = (controller.run for controller in reversed(self._runs.controllers))
         run = next((run for run in runs if rank in run.ranks), None)
         cell = run.cell if run is not None else 0
+        if log and processes.script is not None and rank in processes.script.ranks:
+            return processes.script.log(rank)
         path = processes.log_file(rank) if log else processes.output_file(rank, cell)
         text = path.read_text("utf-8", "replace") if path.exists() else None
         if log or run is None:
@@ -173,6 +202,18 @@ def _unpickled(text: str) -> Any:
             f"What the rank sent cannot be read here: {error}. A class of its own must be known to "
             "the notebook too."
         ) from None
+
+
+def _check_source(source: str, *, assign: bool) -> None:
+    """Raises UsageMistake for what is no expression, or no assignment."""
+    what = "assignment, such as x = 3" if assign else "expression, such as loss.item()"
+    try:
+        tree = ast.parse(source, mode="exec" if assign else "eval")
+    except (SyntaxError, ValueError) as error:
+        raise UsageMistake(f"{source!r} is no {what} ({error}).") from None
+    assignments = (ast.Assign, ast.AugAssign, ast.AnnAssign)
+    if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):
+        raise UsageMistake(f"{source!r} is no {what}.")
 
 
 def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:

@@ -1,0 +1,120 @@
+"""Rules for models that FSDP2 shards: ranks that wrap them, or reduce gradients, in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
+from ddp_notebook.model import Category, Finding, Ranks, ShardedUnit, name_ranks
+
+_Model = Mapping[str, ShardedUnit]
+_MOST_NAMED = 4
+
+
+def other_wrapping(context: Context) -> Iterator[Finding]:
+    """Ranks with parts of one model that gave other modules, or arguments, to fully_shard."""
+    for of_rank in _models(context):
+        for what, says in _DIFFERENCES:
+            values = {rank: says(units) for rank, units in of_rank.items()}
+            if len(set(values.values())) > 1:
+                yield _wrapped(context, what, values)
+                return
+
+
+def _wrapped(context: Context, what: str, values: Mapping[int, tuple[str, ...]]) -> Finding:
+    culprits = outvoted(values)
+    sides = sorted(alike(values), key=lambda side: len(side[0]))
+    common = set.intersection(*(set(value) for value in values.values()))
+    facts = {rank: _some([v for v in value if v not in common]) for rank, value in values.items()}
+    said = "; ".join(f"{name_ranks(ranks)}: {facts[ranks[0]]}" for ranks, _ in sides)
+    return Finding(
+        Category.SHARDING_MISMATCH,
+        culprits,
+        f"the ranks shard one model in another way, {what}: {said}",
+        "Call fully_shard on the same modules, with the same arguments, on every rank.",
+        context.victims,
+        by_ranks({rank: f"{what}: {_some(value)}" for rank, value in values.items()}),
+    )
+
+
+def _some(values: tuple[str, ...] | list[str]) -> str:
+    more = f" and {len(values) - _MOST_NAMED} more" if len(values) > _MOST_NAMED else ""
+    return ", ".join(values[:_MOST_NAMED]) + more if values else "no others"
+
+
+def _name(unit: ShardedUnit) -> str:
+    return unit.name or "the root"
+
+
+def _names(units: _Model) -> tuple[str, ...]:
+    return tuple(sorted(f"{_name(u)} ({u.parameters:,} parameters)" for u in units.values()))
+
+
+def _reshards(units: _Model) -> tuple[str, ...]:
+    return tuple(f"{_name(unit)} {'is' if unit.reshards else 'is not'}" for unit in units.values())
+
+
+_DIFFERENCES = (
+    ("units and their sizes", _names),
+    ("freed after forward (reshard_after_forward)", _reshards),
+)
+
+
+def other_sync(context: Context) -> Iterator[Finding]:
+    """Ranks that reduce gradients in a backward in which others of the same units do not.
+
+    Only where ranks are at one line, in collectives that cannot be one: a rank that is further
+    may well have another setting.
+    """
+    if not any(_in_one_backward(context)):
+        return
+    for of_rank in _models(context):
+        values = {
+            rank: tuple(_name(unit) for unit in units.values() if unit.syncs)
+            for rank, units in of_rank.items()
+        }
+        if len(set(values.values())) < 2:
+            continue
+        culprits = outvoted(values)
+        on = {rank: "on" if value else "off" for rank, value in values.items()}
+        said = "; ".join(f"{name_ranks(ranks)}: {state}" for ranks, state in alike(on))
+        if len(set(on.values())) < 2:
+            said = "for other units"
+        yield Finding(
+            Category.NO_SYNC_MISUSE,
+            culprits,
+            f"set_requires_gradient_sync differs between ranks in one backward ({said})",
+            "Decide on every rank alike in which backward gradients are reduced: by the number of "
+            "the micro-batch, not by what a rank has.",
+            context.victims,
+            by_ranks({rank: f"reduces {_some(value)}" for rank, value in values.items()}),
+        )
+        return
+
+
+def _in_one_backward(context: Context) -> Iterator[bool]:
+    """For each divergence, whether one side gathers where the other reduces, at one line."""
+    for divergence in context.divergences:
+        own, other = divergence.own.here, divergence.other.here
+        if own is None or other is None or own.path != other.path:
+            continue
+        yield any("reduce_scatter" in each.operation for each in (own, other))
+
+
+def _models(context: Context) -> Iterator[dict[int, _Model]]:
+    """Models that several ranks shard among each other: the units of each rank, by name.
+
+    Stages of a pipeline have other modules, and other ranks.
+    """
+    by_rank = {e.rank: e.sharded for e in context.case.ranks if e.sharded}
+    numbers = sorted({unit.model for units in by_rank.values() for unit in units})
+    ranks = tuple(e.rank for e in context.case.ranks)
+    for number in numbers:
+        of_mesh: dict[Ranks, dict[int, _Model]] = {}
+        for rank, units in by_rank.items():
+            mine = {unit.name: unit for unit in units if unit.model == number}
+            mesh = tuple(sorted({member for unit in mine.values() for member in unit.mesh}))
+            if mine and mesh[-1] < len(ranks):
+                of_mesh.setdefault(mesh, {})[rank] = mine
+        yield from (of_rank for of_rank in of_mesh.values() if len(of_rank) > 1)

@@ -1,0 +1,135 @@
+"""The rule for ranks that send each other other amounts in an all_to_all than expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_notebook.diagnosis.collectives import wait_graph
+from ddp_notebook.diagnosis.collectives.describe import side
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks, minority
+from ddp_notebook.model import Category, Collective, Finding, Ranks, Splits
+
+_REMEDY = (
+    "Exchange the counts with all_to_all_single after everything that changes them (capacity, "
+    "dropped tokens), and use these very counts as splits on both sides."
+)
+
+
+@dataclass(frozen=True)
+class _Disagreement:
+    """What `sender` sends to `receiver`, and what that expects; both ranks of the session."""
+
+    sender: int
+    receiver: int
+    sends: int
+    expects: int
+
+
+def split_mismatch(context: Context) -> Iterator[Finding]:
+    """Two ranks of one all_to_all that do not agree how much goes from one to the other."""
+    of_calls: dict[tuple[str, int], dict[int, Splits]] = {}
+    for report in context.case.ranks:
+        if report.splits is not None:
+            key = report.splits.group, report.splits.slot
+            of_calls.setdefault(key, {})[report.rank] = report.splits
+    for (group, slot), there in of_calls.items():
+        members = wait_graph.members(context.case, group)
+        wrong = _disagreements(there, members)
+        if wrong:
+            yield _finding(context, wrong, there, members, _record(context, group, slot))
+            return
+
+
+def _disagreements(there: Mapping[int, Splits], members: Ranks) -> list[_Disagreement]:
+    index = {rank: at for at, rank in enumerate(members)}
+    whole = {
+        rank: splits
+        for rank, splits in there.items()
+        if rank in index and len(splits.sends) == len(splits.receives) == len(members)
+    }
+    return [
+        _Disagreement(sender, receiver, sends, expects)
+        for sender, mine in whole.items()
+        for receiver, theirs in whole.items()
+        if (sends := mine.sends[index[receiver]]) != (expects := theirs.receives[index[sender]])
+    ]
+
+
+def _record(context: Context, group: str, slot: int) -> Collective | None:
+    return next(
+        (
+            record
+            for records in context.collectives.of.values()
+            for record in reversed(records)
+            if (record.group, record.slot) == (group, slot) and "all_to_all" in record.operation
+        ),
+        None,
+    )
+
+
+def _finding(
+    context: Context,
+    wrong: list[_Disagreement],
+    there: Mapping[int, Splits],
+    members: Ranks,
+    record: Collective | None,
+) -> Finding:
+    culprits, why = _whose(wrong, there, members)
+    first = next((each for each in wrong if each.sender in culprits), wrong[0])
+    place = f" at {record.place}" if record is not None and record.place else ""
+    brought = {
+        rank: f"sends {list(splits.sends)}, expects {list(splits.receives)}"
+        + (f"; announced {list(splits.announced)} before" if splits.announced else "")
+        for rank, splits in there.items()
+    }
+    return Finding(
+        Category.SPLIT_MISMATCH,
+        culprits,
+        f"rank {first.sender} sends {first.sends} to rank {first.receiver}, which expects "
+        f"{first.expects}, in all_to_all{place}{why}",
+        _REMEDY,
+        context.victims,
+        by_ranks(brought),
+        sides=(side(tuple(there), record),) if record is not None else (),
+    )
+
+
+def _whose(
+    wrong: list[_Disagreement], there: Mapping[int, Splits], members: Ranks
+) -> tuple[Ranks, str]:
+    """Whose numbers are wrong, and how that is known; everybody's where nothing tells."""
+    told = {
+        rank for each in wrong if (rank := _against_announced(each, there, members)) is not None
+    }
+    if told:
+        return tuple(sorted(told)), ", and announced another number before"
+    pairs = [{each.sender, each.receiver} for each in wrong]
+    common = set.intersection(*pairs)
+    if len(common) == 1:
+        return tuple(common), ""
+    if len(there) > 2 and len(there) == len(members):
+        sends = minority({rank: splits.sends for rank, splits in there.items()})
+        receives = minority({rank: splits.receives for rank, splits in there.items()})
+        few = {rank for ranks in (sends, receives) if 2 * len(ranks) < len(there) for rank in ranks}
+        unlike = few & {rank for pair in pairs for rank in pair}
+        if len(unlike) == 1:
+            return tuple(unlike), ", and its splits are unlike the other ranks'"
+    return tuple(sorted(there)), ""
+
+
+def _against_announced(
+    each: _Disagreement, there: Mapping[int, Splits], members: Ranks
+) -> int | None:
+    """The rank that does not keep to what was announced, in an exchange of counts, before."""
+    sender, receiver = there[each.sender].announced, there[each.receiver].announced
+    at, by = members.index(each.receiver), members.index(each.sender)
+    # What goes out was announced by the sender; what comes back, by whom it comes back to.
+    for counts, index in ((sender, at), (receiver, by)):
+        if len(counts) == len(members):
+            if counts[index] == each.expects != each.sends:
+                return each.sender
+            if counts[index] == each.sends != each.expects:
+                return each.receiver
+    return None

@@ -1,0 +1,120 @@
+"""Rules about evaluations: statistics of batches that differ, results that are never joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.diagnosis.training.reported import is_reported
+from ddp_notebook.model import Category, EvaluationFacts, Finding, name_ranks
+
+_SILENT = ("barrier", "monitored_barrier")
+
+_Of = Mapping[int, EvaluationFacts]
+
+
+def other_statistics(context: Context) -> Iterator[Finding]:
+    """Every rank evaluates, each with running statistics of its own batches."""
+    for model in context.models.values():
+        if not model.whole or any(each.broadcast_buffers for each in model.of.values()):
+            continue
+        differing = [of for of in _together(model) if _evaluated_apart(of)]
+        if not differing:
+            continue
+        first = differing[0]
+        yield Finding(
+            Category.BUFFER_SYNC,
+            tuple(model.of),
+            f"with broadcast_buffers=False the running statistics of {model.title} are those of "
+            f"each rank's own batches: every rank evaluates another model{_at(first)}",
+            "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
+            "running_var before each evaluation.",
+            evidence=(
+                f"running statistics differ between {name_ranks(model.of)} at the begin of "
+                f"{len(differing)} evaluations",
+            ),
+        )
+
+
+def unjoined_results(context: Context) -> Iterator[Finding]:
+    """Ranks evaluate on parts, exchange nothing afterwards, and one alone says what came of it."""
+    for model in context.models.values():
+        if not model.whole or not all(each.steps for each in model.of.values()):
+            continue
+        evaluations = _together(model)
+        wrong = [
+            of
+            for of in evaluations
+            if _of_parts(of) and len(_who_wrote(of)) == 1 and _is_reported(context, of)
+        ]
+        if not wrong or _exchanged(context, model, evaluations[0]):
+            continue
+        (rank,) = _who_wrote(wrong[0])
+        yield Finding(
+            Category.METRIC_MISAGGREGATION,
+            tuple(model.of),
+            f"every rank evaluates {model.title} on other samples, no result is exchanged, and "
+            f"rank {rank} alone reports: its own part is taken for the whole{_at(wrong[0])}",
+            "all_reduce what each rank has counted (right, and how many), and divide afterwards.",
+            evidence=(
+                f"the inputs of {len(wrong)} evaluations differ between {name_ranks(model.of)}",
+                f"only rank {rank} printed after them",
+                "no collective of the user's after the first of them",
+            ),
+        )
+
+
+def _together(model: Model) -> list[dict[int, EvaluationFacts]]:
+    """The evaluations that all ranks made after as many backwards; none unless all made as many."""
+    of = {rank: each.evaluations for rank, each in model.of.items()}
+    if len(of) < 2 or len({len(each) for each in of.values()}) != 1:
+        return []
+    rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=True)]
+    return [row for row in rows if len({each.backwards for each in row.values()}) == 1]
+
+
+def _evaluated_apart(of: _Of) -> bool:
+    hashes = {each.statistics for each in of.values()}
+    trained = all(each.backwards and not each.training for each in of.values())
+    return trained and "" not in hashes and len(hashes) > 1
+
+
+def _of_parts(of: _Of) -> bool:
+    """Each rank evaluated on data of its own."""
+    inputs = [each.inputs for each in of.values()]
+    known = all(each and "" not in each for each in inputs)
+    meant = all(each.loader or not each.training for each in of.values())
+    return known and meant and len(set(inputs)) == len(inputs)
+
+
+def _who_wrote(of: _Of) -> list[int]:
+    """The ranks that printed something; none unless that is known of all."""
+    if any(each.wrote is None for each in of.values()):
+        return []
+    return [rank for rank, each in of.items() if each.wrote]
+
+
+def _is_reported(context: Context, of: _Of) -> bool:
+    """True when the code prints a number that this evaluation came to."""
+    place = next((each.place for each in of.values() if each.place is not None), None)
+    tree = context.sources.tree(place) if place is not None else None
+    return tree is not None and place is not None and is_reported(tree, place.line)
+
+
+def _exchanged(context: Context, model: Model, first: _Of) -> bool:
+    """True when results may have been joined: by anything but DDP and barriers, or unknown."""
+    since = min(each.backwards for each in first.values())
+    collectives = context.collectives
+    if any(collectives.first.get(rank, 0) for rank in model.of):
+        return True
+    return any(
+        each.part is None and each.operation not in _SILENT and each.backwards >= since
+        for rank in model.of
+        for each in collectives.of.get(rank, ())
+    )
+
+
+def _at(of: _Of) -> str:
+    place = next((each.place for each in of.values() if each.place is not None), None)
+    return f" ({place})" if place is not None else ""

@@ -1,0 +1,151 @@
+"""Rules about what becomes of gradients between the backward and the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks
+from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.diagnosis.training.rules import optimizers
+from ddp_notebook.model import Category, Finding, OptimizerFacts, Ranks
+
+_APART = 1e-3
+"""Factors that differ by less, of their size, are the same."""
+_FEWEST_STEPS = 2
+_FEWEST_LEFTOVERS = 3
+
+_Of = Mapping[int, OptimizerFacts]
+
+
+def kept_back(context: Context) -> Iterator[Finding]:
+    """Steps of a sharded model, while gradients of a backward were not reduced yet."""
+    for of in optimizers(context.facts).values():
+        ranks = {rank: each for rank, each in of.items() if each.pending_steps}
+        if not ranks:
+            continue
+        each = next(iter(ranks.values()))
+        yield Finding(
+            Category.NO_SYNC_MISUSE,
+            tuple(ranks),
+            f"{each.type} steps while the last backward's gradients are not reduced: gradient sync "
+            f"is off for it, and they go into a later step{_at(each.pending_place)}",
+            "Have set_requires_gradient_sync(True) (and set_requires_all_reduce) for the last "
+            "micro-batch before optimizer.step().",
+            evidence=by_ranks(
+                {r: f"{e.pending_steps} of {e.steps} steps" for r, e in ranks.items()}
+            ),
+        )
+
+
+def local_factors(context: Context) -> Iterator[Finding]:
+    """Gradients of one sharded model are multiplied by another factor on each rank."""
+    for of in optimizers(context.facts).values():
+        for mesh in sorted({each.mesh for each in of.values() if each.mesh}):
+            group = {rank: each for rank, each in of.items() if each.mesh == mesh}
+            if len(group) != len(mesh) or len(group) < 2:
+                continue
+            steps = [i for i in _common_steps(group) if _differ(_factors_at(group, i))]
+            if len(steps) >= _FEWEST_STEPS:
+                yield _local(group, steps[0], len(steps))
+
+
+def _local(of: _Of, step: int, steps: int) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.LOCAL_STATISTIC,
+        tuple(of),
+        f"the gradients of one sharded model are multiplied by another factor on each rank before "
+        f"{each.type} steps{_at(each.place)}: a norm was taken of the rank's own shard",
+        "Take the norm over all shards: torch.nn.utils.clip_grad_norm_ does; by hand, all_reduce "
+        "the sum of squares before the root.",
+        evidence=(
+            *(f"rank {r}: times {e.factors[step]:g} in step {step + 1}" for r, e in of.items()),
+            f"another factor on each rank in {steps} of the first "
+            f"{len(_common_steps(of))} steps in which it was one factor",
+        ),
+    )
+
+
+def averaged_twice(context: Context) -> Iterator[Finding]:
+    """Gradients that DDP has averaged are divided by the world size once more."""
+    for of in optimizers(context.facts).values():
+        size, model = len(of), _only_model(context, of)
+        if size < 2 or model is None or set(model.of) != set(of) or not model.whole:
+            continue
+        if any(each.backwards != each.steps or each.hook for each in model.of.values()):
+            continue  # micro-batches: their number may be the world size
+        steps = _common_steps(of)
+        wrong = [i for i in steps if all(_is(f, 1 / size) for f in _factors_at(of, i).values())]
+        if len(wrong) < _FEWEST_LEFTOVERS or len(wrong) < len(steps):
+            continue
+        each = next(iter(of.values()))
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(of),
+            f"the gradients of {model.title} are divided by the world size, {size}, though "
+            f"DistributedDataParallel has averaged them: each step is {size} times too small"
+            f"{_at(each.place)}",
+            "Leave the division out: DistributedDataParallel averages over the ranks.",
+            evidence=(f"times {1 / size:g} between backward and step, in {len(wrong)} steps",),
+        )
+
+
+def _only_model(context: Context, of: _Of) -> Model | None:
+    """The one model that these optimizers train on every rank; None where there are several."""
+    found = [
+        model
+        for key, model in context.models.items()
+        if all(key in each.replicas for each in of.values())
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def leftovers(context: Context) -> Iterator[Finding]:
+    """Gradients of the step before were never cleared."""
+    for of in optimizers(context.facts).values():
+        ranks = {
+            rank: each
+            for rank, each in of.items()
+            if each.leftover_steps >= max(_FEWEST_LEFTOVERS, each.watched_steps - 1)
+        }
+        if not ranks:
+            continue
+        each = next(iter(ranks.values()))
+        yield Finding(
+            Category.STALE_GRADIENTS,
+            tuple(ranks),
+            f"the gradients are never cleared between steps of {each.type}: each step uses those "
+            f"of all steps before as well{_at(each.place)}",
+            "Call optimizer.zero_grad() once for each step, before its first backward.",
+            evidence=by_ranks(
+                {
+                    r: f"{e.leftover_steps} of the first {e.watched_steps} steps added to the "
+                    "gradients of the step before"
+                    for r, e in ranks.items()
+                }
+            ),
+        )
+
+
+def _at(place: object) -> str:
+    return f" ({place})" if place is not None else ""
+
+
+def _common_steps(of: _Of) -> Ranks:
+    """The steps, from 0, of which all ranks know a factor."""
+    steps = min(len(each.factors) for each in of.values())
+    return tuple(i for i in range(steps) if all(each.factors[i] for each in of.values()))
+
+
+def _factors_at(of: _Of, step: int) -> dict[int, float]:
+    return {rank: each.factors[step] or 0.0 for rank, each in of.items()}
+
+
+def _differ(factors: Mapping[int, float]) -> bool:
+    low, high = min(factors.values()), max(factors.values())
+    return high - low > _APART * max(abs(low), abs(high))
+
+
+def _is(factor: float, wanted: float) -> bool:
+    return abs(factor - wanted) <= _APART * wanted

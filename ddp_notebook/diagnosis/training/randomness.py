@@ -1,0 +1,121 @@
+"""The rule for random numbers that are the same on all ranks, and drawn for each sample.
+
+That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
+their own parts of it. So the code must say as well that they are drawn for the rank's own batch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.model import Category, Finding, Place, StepStart, name_ranks
+
+_FEWEST_STEPS = 3
+_DEEPEST = 3
+"""Calls of the user's functions that are followed."""
+_LIKE = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli"})
+_SHAPED = frozenset({"rand", "randn", "randint", "normal"})
+_IN_PLACE = frozenset({"normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def same_draws(context: Context) -> Iterator[Finding]:
+    """Ranks with other samples draw the same numbers in step after step."""
+    for model in context.models.values():
+        place = model.first.start_place
+        steps = _same_steps(model)
+        tree = context.sources.tree(place) if place is not None and steps else None
+        draw = _draw(tree, place.line) if tree is not None and place is not None else None
+        if draw is None or place is None:
+            continue
+        at = Place(place.file, draw.lineno)
+        yield Finding(
+            Category.RNG_MISMATCH,
+            tuple(model.of),
+            f"the random numbers drawn for each sample are the same on every rank: all were given "
+            f"the same seed ({at}: {ast.unparse(draw)})",
+            "After the model is made, seed each rank on its own: "
+            "torch.manual_seed(seed + dist.get_rank()).",
+            evidence=(
+                f"before {len(steps)} of the first {len(model.first.starts)} training forwards "
+                f"torch's generator had drawn numbers, and was the same on {name_ranks(model.of)}",
+                "the model got other samples on each of them",
+            ),
+        )
+
+
+def _same_steps(model: Model) -> tuple[int, ...]:
+    """The training forwards before which all ranks drew the same, for samples of their own."""
+    of = [each.starts for each in model.of.values()]
+    if len(of) < 2 or not model.whole:
+        return ()
+    rows = list(enumerate(zip(*of, strict=False)))
+    equal = all(len({each.random for each in row}) == 1 for _, row in rows)
+    steps = tuple(number for number, row in rows if _drew_for_their_own(row))
+    return steps if equal and len(steps) >= _FEWEST_STEPS else ()
+
+
+def _drew_for_their_own(row: Sequence[StepStart]) -> bool:
+    """Every rank drew numbers, and has an input that no other one has."""
+    inputs = {each.input for each in row}
+    return all(each.drew and each.input for each in row) and len(inputs) == len(row)
+
+
+def _draw(tree: ast.Module, line: int) -> ast.Call | None:
+    """A call that draws numbers for the batch, in the loop around `line` or a function of it."""
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)}
+    scope = _innermost(tree, line)
+    seen: set[str] = set()
+    waiting: list[tuple[ast.AST, int]] = [(scope, 0)] if scope is not None else []
+    while waiting:
+        node, depth = waiting.pop(0)
+        for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+            if _is_per_sample(call):
+                return call
+            name = _name(call)
+            if name in functions and name not in seen and depth < _DEEPEST:
+                seen.add(name)
+                waiting.append((functions[name], depth + 1))
+    return None
+
+
+def _innermost(tree: ast.Module, line: int) -> ast.AST | None:
+    """The innermost loop around a line, or else its function."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (*_LOOPS, *_FUNCTIONS))
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _name(call: ast.Call) -> str:
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _is_per_sample(call: ast.Call) -> bool:
+    name = _name(call)
+    if any(keyword.arg == "generator" for keyword in call.keywords):
+        return False
+    if name in _LIKE:
+        return True
+    if name in _IN_PLACE:
+        return isinstance(call.func, ast.Attribute)
+    return name in _SHAPED and any(_of_a_tensor(each) for each in call.args)
+
+
+def _of_a_tensor(node: ast.AST) -> bool:
+    """The size of something: ``len(x)``, ``x.shape[0]``, ``x.size(0)``."""
+    return any(
+        (isinstance(each, ast.Call) and _name(each) in ("len", "size"))
+        or (isinstance(each, ast.Attribute) and each.attr == "shape")
+        for each in ast.walk(node)
+    )

@@ -1,0 +1,178 @@
+"""Whether a program prints a number that its evaluation came to: what the code says of it.
+
+That one rank printed something after an evaluation proves nothing. So the print must be of a
+number that was counted up, or taken out of a tensor, in the evaluation itself: there, in the
+function around it, or where that function was called.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+_NUMBERS = frozenset({"item", "float", "int", "sum", "round", "tolist"})
+"""Functions and methods that make numbers of tensors."""
+_SAYING = frozenset({"print", "info", "warning", "write", "log", "echo"})
+_ADDING = frozenset({"append", "extend"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith)
+_DEEPEST = 3
+"""Functions around the evaluation whose callers are looked at."""
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_reported(tree: ast.Module, line: int) -> bool:
+    """Whether a number that comes of the evaluation in `line` is printed after it."""
+    function = _function(tree, line)
+    scope = function or tree
+    block = _block(scope, line)
+    if block is None:
+        return False
+    after = block.end_lineno or line
+    numbers = _made_of(scope, _numbers_of(block, line), set(), after)
+    if _is_said(scope, numbers, set(), after):
+        return True
+    given = function is not None and _returns(function, numbers, set())
+    return function is not None and given and _callers_say(tree, function.name, _DEEPEST)
+
+
+def _callers_say(tree: ast.Module, name: str, depth: int) -> bool:
+    """Whether what the function of that name returns is printed where it is called."""
+    calls = [each for each in ast.walk(tree) if _called(each) == name]
+    return any(_caller_says(tree, each, name, depth) for each in calls)
+
+
+def _caller_says(tree: ast.Module, call: ast.AST, name: str, depth: int) -> bool:
+    line = getattr(call, "lineno", 1)
+    caller, before = _function(tree, line), line - 1
+    numbers = _made_of(caller or tree, set(), {name}, before)
+    if _is_said(caller or tree, numbers, {name}, before):
+        return True
+    given = caller is not None and depth > 0 and _returns(caller, numbers, {name})
+    return caller is not None and given and _callers_say(tree, caller.name, depth - 1)
+
+
+def _numbers_of(block: ast.stmt, line: int) -> set[str]:
+    """The variables that are numbers, or count up, by what the model gave in `line`."""
+    given: set[str] = set()
+    numbers: set[str] = set()
+    for _ in range(_DEEPEST):
+        for statement in (block, *_statements(block)):
+            value, names = _assigned(statement)
+            if value is None:
+                continue
+            of_numbers = _mentions(value, numbers)
+            counts = isinstance(statement, ast.AugAssign) or _calls(value, _NUMBERS)
+            of_model = _mentions(value, given) or _has(value, line)
+            if of_numbers or (of_model and counts):
+                numbers |= names
+            elif of_model:
+                given |= names
+    return numbers
+
+
+def _made_of(scope: ast.AST, numbers: set[str], functions: set[str], after: int) -> set[str]:
+    """`numbers`, and what is computed of them, or of what `functions` return, behind a line."""
+    found = set(numbers)
+    for _ in range(_DEEPEST):
+        for statement in _statements(scope):
+            value, names = _assigned(statement)
+            if value is None or value.lineno <= after:
+                continue
+            if _mentions(value, found) or _calls(value, functions):
+                found.update(names)
+    return found
+
+
+def _is_said(scope: ast.AST, numbers: set[str], functions: set[str], after: int) -> bool:
+    return any(
+        _called(call) in _SAYING
+        and call.lineno > after
+        and any(_mentions(each, numbers) or _calls(each, functions) for each in _given_to(call))
+        for call in _own(scope)
+        if isinstance(call, ast.Call)
+    )
+
+
+def _given_to(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _returns(function: _Function, numbers: set[str], functions: set[str]) -> bool:
+    returned = [each for each in _own(function) if isinstance(each, ast.Return)]
+    return any(_mentions(each, numbers) or _calls(each, functions) for each in returned)
+
+
+def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
+    """What a statement gives to which variables; also what it appends to a list."""
+    match statement:
+        case ast.Assign(targets=targets, value=value):
+            return value, {name for target in targets for name in _names(target)}
+        case (
+            ast.AugAssign(target=target, value=value)
+            | ast.AnnAssign(target=target, value=ast.expr() as value)
+        ):
+            return value, _names(target)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attribute))):
+            call = statement.value
+            if attribute in _ADDING and isinstance(call, ast.Call) and call.args:
+                return call.args[0], {name}
+    return None, set()
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return not names.isdisjoint(_names(node))
+
+
+def _calls(node: ast.AST, functions: frozenset[str] | set[str]) -> bool:
+    return any(_called(each) in functions for each in ast.walk(node) if _called(each))
+
+
+def _called(node: ast.AST) -> str:
+    """The name of the function or method that is called; empty where nothing is."""
+    if not isinstance(node, ast.Call):
+        return ""
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """What stands in a scope, and in no function inside it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, (*_FUNCTIONS, ast.Lambda)):
+            yield child
+            yield from _own(child)
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
+    return (each for each in _own(scope) if isinstance(each, ast.stmt))
+
+
+def _function(tree: ast.AST, line: int) -> _Function | None:
+    """The innermost function around a line."""
+    around = [each for each in ast.walk(tree) if isinstance(each, _FUNCTIONS) and _has(each, line)]
+    return max(around, key=lambda each: each.lineno, default=None)
+
+
+def _block(scope: ast.AST, line: int) -> ast.stmt | None:
+    """The evaluation's own loop or `with`: the innermost `with` around it, or else its loop.
+
+    The loop over epochs around both has the training in it as well. Without either it is the
+    statement itself.
+    """
+    around = [each for each in _statements(scope) if _has(each, line)]
+    blocks = [each for each in around if isinstance(each, _BLOCKS)]
+    withs = [each for each in blocks if isinstance(each, ast.With | ast.AsyncWith)]
+    chosen = withs or blocks or around
+    return max(chosen, key=lambda each: each.lineno, default=None)
+
+
+def _has(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)

@@ -1,0 +1,135 @@
+"""Which of the files that were given hold what: dumps, logs, saved runs. Bounded in all."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.evidence import flight_recorder
+from ddp_notebook.evidence.plain_pickle import NotPlain
+
+MOST_FILES = 4096
+MOST_DUMP_BYTES = 64 << 20
+_LOG_TAIL_BYTES = 2 << 20
+"""Of a log, its end: there stand the errors."""
+_MOST_BYTES = 512 << 20
+_LOGS = (".log", ".txt", ".out", ".err")
+_TORCHRUN = re.compile(r"attempt_(\d+)/(\d{1,6})/(?:stdout|stderr)\.log$")
+_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)")
+
+
+@dataclass
+class Found:
+    """What lay there. `notes` say what was not read, and why."""
+
+    dumps: dict[int, tuple[Path, dict[str, object]]] = field(default_factory=dict)
+    logs: list[tuple[Path, str, int | None]] = field(default_factory=list)
+    newest_s: float = 0.0
+    """When the newest of them was written, since 1970."""
+    notes: list[str] = field(default_factory=list)
+
+
+def read(paths: Sequence[Path]) -> Found:
+    """The files at `paths`, and those in folders among them. Raises UsageMistake."""
+    found = Found()
+    left_bytes = _MOST_BYTES
+    files = _last_attempts(sorted(set(_files(paths))))
+    for number, file in enumerate(files):
+        if number >= MOST_FILES or left_bytes <= 0:
+            found.notes.append(f"not read: {len(files) - number:,} more files than are read")
+            break
+        left_bytes -= _take(file, found)
+    return found
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.exists():
+            raise UsageMistake(f"{path} does not exist. Name a folder or files of a job.")
+        if path.is_dir():
+            # Links are not followed: they may lead anywhere, and in a ring.
+            yield from (file for file in path.rglob("*") if file.is_file() and not _is_link(file))
+        else:
+            yield path
+
+
+def _is_link(file: Path) -> bool:
+    return stat.S_ISLNK(file.lstat().st_mode)
+
+
+def _last_attempts(files: Sequence[Path]) -> list[Path]:
+    """Without the logs of attempts that torchrun made anew, and of runs before the last one."""
+    runs: dict[Path, float] = {}
+    for file in files:
+        if _TORCHRUN.search(file.as_posix()):
+            run = file.parent.parent
+            runs[run] = max(runs.get(run, 0.0), file.stat().st_mtime)
+    newest: dict[Path, Path] = {}
+    for run, when in runs.items():
+        base = run.parent.parent
+        if base not in newest or (when, run.name) > (runs[newest[base]], newest[base].name):
+            newest[base] = run
+    kept = set(newest.values())
+    return [
+        file
+        for file in files
+        if not _TORCHRUN.search(file.as_posix()) or file.parent.parent in kept
+    ]
+
+
+def _take(file: Path, found: Found) -> int:
+    """Read one file into `found`; how many bytes that were."""
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            found.notes.append(f"not read: {file.name}, which is no regular file")
+            return 0
+        found.newest_s = max(found.newest_s, status.st_mtime)
+        with file.open("rb") as stream:
+            start = stream.read(2)
+            if _is_log(file, start):
+                stream.seek(max(0, status.st_size - _LOG_TAIL_BYTES))
+                text = stream.read(_LOG_TAIL_BYTES).decode(errors="replace")
+                found.logs.append((file, text, _rank_of_log(file)))
+                return len(text)
+            if status.st_size > MOST_DUMP_BYTES:
+                found.notes.append(f"not read: {file.name}, which has {status.st_size:,} bytes")
+                return 0
+            data = start + stream.read(MOST_DUMP_BYTES)
+    except OSError as error:
+        found.notes.append(f"not read: {file.name}: {error.strerror or error}")
+        return 0
+    _take_dump(file, data, found)
+    return len(data)
+
+
+def _is_log(file: Path, start: bytes) -> bool:
+    return file.suffix in _LOGS or (start[:1] not in (b"\x80", b"{", b"") and not file.suffix)
+
+
+def _take_dump(file: Path, data: bytes, found: Found) -> None:
+    if not data:
+        return
+    try:
+        wire = flight_recorder.parse(data)
+    except NotPlain as error:
+        found.notes.append(f"not read: {file.name}, which is no dump of torch: {error}")
+        return
+    rank = flight_recorder.rank_of(file.name)
+    if rank is None:
+        found.notes.append(f"not read: {file.name}, whose name does not say of which rank it is")
+        return
+    before = found.dumps.get(rank)
+    # Of the same dump as a pickle and as JSON, the pickle: it has the stacks.
+    if before is None or data[:1] != b"{":
+        found.dumps[rank] = file, wire
+
+
+def _rank_of_log(file: Path) -> int | None:
+    """The rank whose log it is by its name; torchrun's folders are named by local ranks."""
+    match = _TORCHRUN.search(file.as_posix()) or _IN_NAME.search(file.name)
+    return int(match[match.lastindex or 1]) if match else None

@@ -1,0 +1,116 @@
+"""Stack frames of torch's dumps and of tracebacks, as lines of the user's code.
+
+Lines are read from the user's own files where these are still there and no newer than the dump.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_notebook.model import Part, Place
+
+_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "/lib64/python3",
+    "/torch/",
+    f"{Path(__file__).parents[1]}/",
+)
+_MOST_SOURCE_BYTES = 1 << 20
+_MOST_FILES = 200
+_API_OF_DDP = {
+    "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
+    "_pre_forward": ("forward", Part.FORWARD),
+    "forward": ("forward", Part.FORWARD),
+}
+_WRAPPERS = ("wrapper", "_call_impl", "_wrapped_call_impl", "decorate_context")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of a stack: the whole name of its file, the line, the function."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def users(self) -> bool:
+        """True of code that is neither Python's, nor torch's, nor another library's."""
+        return not self.file.startswith("<") and not any(name in self.file for name in _LIBRARIES)
+
+
+def function_called(frames: Sequence[Frame]) -> tuple[str, Part | None]:
+    """The function of torch that the user's code called, and the part of DDP that did.
+
+    `frames` has the innermost first. Empty and None where torch's frames do not tell.
+    """
+    api, part = "", None
+    for frame in frames:
+        if frame.users:
+            return api, part
+        if frame.file.endswith("torch/nn/parallel/distributed.py"):
+            api, part = _API_OF_DDP.get(frame.function, (api, part))
+        elif frame.function == "backward" and frame.file.endswith(
+            ("torch/_tensor.py", "torch/autograd/__init__.py")
+        ):
+            api, part = "backward", Part.BACKWARD
+        elif (
+            part is None
+            and frame.file.endswith("torch/distributed/distributed_c10d.py")
+            and frame.function not in _WRAPPERS
+            and not frame.function.startswith("_")
+        ):
+            api = frame.function
+    return api, part
+
+
+@dataclass
+class Sources:
+    """The user's files that stacks name, by the names under which they are shown.
+
+    Two files of one name are shown with their folders. A file that is newer than `before_s` (since
+    1970) is not what ran, and is not read.
+    """
+
+    before_s: float | None = None
+    texts: dict[str, str] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _lines: dict[str, list[str]] = field(default_factory=dict)
+
+    def path(self, frames: Iterable[Frame]) -> tuple[Place, ...]:
+        """The user's lines of a stack that has the innermost frame first, the outermost first."""
+        return tuple(self._place(frame) for frame in frames if frame.users)[::-1]
+
+    def _place(self, frame: Frame) -> Place:
+        name = self._names.get(frame.file) or self._read(frame.file)
+        lines = self._lines.get(name, [])
+        text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+        function = "" if frame.function in ("<module>", "??") else frame.function
+        return Place(name, frame.line, function, text)
+
+    def _read(self, file: str) -> str:
+        path = Path(file)
+        taken = set(self._names.values())
+        name = path.name if path.name not in taken else file
+        self._names[file] = name
+        text = self._text(path) if len(self._names) <= _MOST_FILES else ""
+        if text:
+            self.texts[name], self._lines[name] = text, text.splitlines()
+        return name
+
+    def _text(self, path: Path) -> str:
+        """What stands in a file of Python code; empty where it is not to be had."""
+        try:
+            status = path.stat()
+            regular = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_SOURCE_BYTES
+            newer = self.before_s is not None and status.st_mtime > self.before_s
+            if path.suffix != ".py" or not regular or newer:
+                return ""
+            return path.read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError):
+            return ""

@@ -1,0 +1,171 @@
+"""Dumps and logs joined into one case, and what each rank is known by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.evidence import flight_recorder, folder, logs
+from ddp_notebook.evidence.flight_recorder import Dump
+from ddp_notebook.evidence.frames import Sources
+from ddp_notebook.evidence.logs import Logs, Raised
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collective,
+    Collectives,
+    InitArguments,
+    Phase,
+    Place,
+    RankReport,
+    Ranks,
+)
+
+_ENDED_BY_OTHERS = (-15, -2)
+"""SIGTERM and SIGINT: a launcher, a scheduler or a person ended it."""
+_MOST_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A case out of files. `dumps` and `logs` are the ranks of which there are such.
+
+    `stacks` is true where dumps say at which lines collectives were issued: only then ranks'
+    collectives can be told apart by more than their shapes. `unread` says what was left out.
+    """
+
+    case: Case
+    dumps: Ranks
+    logs: Ranks
+    stacks: bool
+    unread: tuple[str, ...] = ()
+
+
+def gather(paths: Sequence[Path]) -> Gathered:
+    """What is in the files and folders at `paths`. Raises UsageMistake where nothing is."""
+    found = folder.read(paths)
+    written = logs.read((text, rank) for _, text, rank in found.logs)
+    sources = Sources(found.newest_s)
+    dumps = {r: flight_recorder.read(wire, r, sources) for r, (_, wire) in found.dumps.items()}
+    ranks = {*dumps, *written.ranks}
+    if not ranks:
+        raise UsageMistake(
+            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
+            "its rank, no saved run." + "".join(f"\n  {note}" for note in found.notes[:5])
+        )
+    size = max(max(ranks) + 1, *(dump.world_size for dump in dumps.values()), 1)
+    if size > _MOST_RANKS:
+        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+    errors = {rank: _error(each, sources) for rank, each in written.raised.items()}
+    records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in dumps.items()}
+    reports = tuple(
+        _report(rank, records.get(rank, ()), errors.get(rank), written) for rank in range(size)
+    )
+    return Gathered(
+        Case(reports, collectives=_joined(dumps, records), sources=sources.texts),
+        tuple(sorted(dumps)),
+        tuple(sorted(written.ranks)),
+        all(dump.stacks for dump in dumps.values() if dump.records),
+        tuple(found.notes),
+    )
+
+
+def _joined(
+    dumps: Mapping[int, Dump], records: Mapping[int, tuple[Collective, ...]]
+) -> Collectives:
+    """The ranks' records, and those groups whose members a dump knows."""
+    groups: dict[str, Ranks] = {}
+    for _, dump in sorted(dumps.items()):
+        for name, members in dump.groups.items():
+            groups.setdefault(name, members)
+    return Collectives(
+        dict(sorted(records.items())),
+        groups,
+        {rank: of[0].number for rank, of in records.items() if of and of[0].number},
+    )
+
+
+def _error(raised: Raised, sources: Sources) -> RankReport:
+    """What a rank raised, in the fields of a report."""
+    places = []
+    for frame, text in zip(raised.frames, raised.texts, strict=True):
+        if frame.users:
+            (place,) = sources.path((frame,))
+            places.append(replace(place, text=place.text or text))
+    return RankReport(
+        0,
+        Activity.FAILED,
+        error_type=raised.type,
+        error_text=raised.text,
+        error_at=tuple(places),
+    )
+
+
+def _failed(records: tuple[Collective, ...], error: RankReport | None) -> tuple[Collective, ...]:
+    """The records, where the last one raised the error as failed: gloo's say that they are done."""
+    if not records or error is None or not error.error_at:
+        return records
+    last = records[-1]
+    if last.place is None or (last.place.file, last.place.line) != _line(error.error_at[-1]):
+        return records
+    return (*records[:-1], replace(last, phase=Phase.FAILED))
+
+
+def _line(place: Place) -> tuple[str, int]:
+    return place.file, place.line
+
+
+def _report(
+    rank: int, records: tuple[Collective, ...], error: RankReport | None, written: Logs
+) -> RankReport:
+    """One rank: its error, else how its process ended, else what it was in."""
+    had_group = bool(records)
+    known = RankReport(
+        rank,
+        entered=int(had_group),
+        left=int(had_group),
+        initialized=had_group,
+        arguments=InitArguments(rank=rank) if had_group else InitArguments(),
+        last_words=written.last_words.get(rank, ""),
+    )
+    if error is not None:
+        return replace(
+            known,
+            activity=Activity.FAILED,
+            error_type=error.error_type,
+            error_text=error.error_text,
+            error_at=error.error_at,
+            path=error.error_at,
+        )
+    code = written.exits.get(rank)
+    alive = rank in written.ended_by_agent or code in _ENDED_BY_OTHERS
+    timed_out = written.timed_out.get(rank)
+    if timed_out is not None:  # whatever ended its process then
+        what = f"{timed_out.operation} (collective {timed_out.number - 1})"
+        return replace(
+            known,
+            activity=Activity.FAILED,
+            error_type="DistBackendError",
+            error_text=f"NCCL's watchdog timed out in {what}",
+        )
+    if code == 0:
+        # What it issued after its dump is not known: so it is not known either what it lacks.
+        return replace(known, exit_code=0, doing="its process ended without an error")
+    if code is not None and code not in _ENDED_BY_OTHERS:
+        return replace(known, activity=Activity.DEAD, exit_code=code)
+    pending = next((record for record in records if not record.over), None)
+    if pending is not None:
+        return replace(known, activity=Activity.WAITING, inside="collective", path=pending.path)
+    return replace(known, activity=Activity.SILENT, doing=_unknown(records, alive=alive))
+
+
+def _unknown(records: tuple[Collective, ...], *, alive: bool) -> str:
+    """What is known of a rank that is in no collective."""
+    ran = "it still ran when torchrun ended it" if alive else "what it did then is not recorded"
+    if not records:
+        return ran
+    last = records[-1]
+    place = f" at {last.place}" if last.place else ""
+    return f"{ran}; collective {last.slot}, {last.operation}{place}, was its last, and is done"

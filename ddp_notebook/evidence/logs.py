@@ -1,0 +1,170 @@
+"""What ranks and torchrun's agent wrote, as errors, exits and time-outs of ranks.
+
+A log says little: the last error of a rank, where it was raised, and how processes ended. Which
+collectives were issued before is not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ddp_notebook.evidence.frames import Frame
+
+_PREFIX = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?(.*)", re.DOTALL)
+"""torch's own on errors that nobody caught (rank), torchrun's on what it forwards (default)."""
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "([^"]+)", line (\d{1,9}), in (.+)')
+_RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MOST_MESSAGE_LINES = 8
+_LONGEST_LINE = 2000
+_ABORTED = re.compile(r"\s*what\(\):\s*(.*)")
+_EXIT = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank")
+_CODE = re.compile(r"\s*exitcode\s+: (-?\d{1,5})\b(?: \(pid: (\d+)\))?")
+_CLOSED = re.compile(r"Sending process (\d+) closing signal")
+_WATCHDOG = re.compile(
+    r"\[(?:PG .*?)?Rank (\d{1,7})\].*Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w+)(?:, NumelIn=(\d{1,15}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An error that ended a rank. `frames` has the outermost first, `texts` each one's line.
+
+    `certain` is true where nobody caught it for sure: torch or the end of the log says so.
+    """
+
+    type: str
+    text: str
+    frames: tuple[Frame, ...] = ()
+    texts: tuple[str, ...] = ()
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The collective that NCCL's watchdog gave up on: its number in its group, from 1."""
+
+    number: int
+    operation: str
+    numel: int
+
+
+@dataclass
+class Logs:
+    """What is known of ranks by what was written. `exits` are codes; negative for signals.
+
+    `exits` of a rank that was not listed by an agent that listed others is 0: it had ended well.
+    """
+
+    raised: dict[int, Raised] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    ended_by_agent: set[int] = field(default_factory=set)
+    """Ranks that still ran when another one had failed."""
+    last_words: dict[int, str] = field(default_factory=dict)
+    timed_out: dict[int, TimedOut] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    """Those that wrote, or about which something is written."""
+
+
+def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
+    """What stands in logs; with each goes the rank that wrote it, None where lines say which."""
+    logs = Logs()
+    for text, rank in texts:
+        lines = [_clean(line) for line in text.splitlines()]
+        if rank is not None:
+            logs.ranks.add(rank)
+        _read_agent(lines, logs)
+        _read_ranks(lines, rank, logs)
+    if logs.exits:
+        for rank in logs.ranks - logs.exits.keys():
+            logs.exits[rank] = 0
+    # What was caught and written down all the same ended no rank.
+    for rank, error in list(logs.raised.items()):
+        if not error.certain and logs.exits.get(rank, 0) <= 0:
+            del logs.raised[rank]
+    return logs
+
+
+def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
+    """What the ranks themselves wrote, and torch's watchdogs in them."""
+    for who, own, certain in _by_rank(lines, rank):
+        logs.ranks.add(who)
+        if (raised := _last_raised(own, certain)) is not None:
+            logs.raised[who] = raised
+        if match := next(filter(None, map(_ABORTED.match, own)), None):
+            logs.last_words[who] = match[1]
+    for match in filter(None, map(_WATCHDOG.search, lines)):
+        timed_out = TimedOut(int(match[2]), match[3], int(match[4] or 0))
+        logs.timed_out.setdefault(int(match[1]), timed_out)
+        logs.ranks.add(int(match[1]))
+
+
+def _clean(line: str) -> str:
+    return _UNPRINTABLE.sub("", line)[:_LONGEST_LINE]
+
+
+def _by_rank(lines: list[str], rank: int | None) -> Iterator[tuple[int, list[str], bool]]:
+    """The lines of each rank, and whether an error in them was certainly not caught.
+
+    torch's hook for errors that nobody caught begins each line with the rank.
+    """
+    of: dict[int, list[str]] = {}
+    unmarked = []
+    for line in lines:
+        if match := _PREFIX.match(line):
+            of.setdefault(int(match[1]), []).append(match[2])
+        else:
+            unmarked.append(line)
+    if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
+        yield rank, unmarked, False
+    yield from ((who, own, True) for who, own in of.items())
+
+
+def _last_raised(lines: list[str], certain: bool) -> Raised | None:
+    """The last traceback in the lines of a rank."""
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    if not starts:
+        return None
+    frames, texts, at = _read_frames(lines, starts[-1] + 1)
+    match = _RAISED.match(lines[at]) if at < len(lines) else None
+    if match is None or not frames:
+        return None
+    rest = [line for line in lines[at + 1 : at + _MOST_MESSAGE_LINES] if line.strip()]
+    text = "\n".join([match[2] or "", *rest]).strip()
+    ends = not any(line.strip() for line in lines[at + _MOST_MESSAGE_LINES :])
+    name = match[1].rpartition(".")[2]
+    return Raised(name, text, tuple(frames), tuple(texts), certain or ends)
+
+
+def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int]:
+    """The frames of the traceback that goes on in line `at`, their code, and where they end."""
+    frames: list[Frame] = []
+    texts: list[str] = []
+    while at < len(lines) and (lines[at].startswith(" ") or not lines[at]):
+        if match := _FRAME.match(lines[at]):
+            frames.append(Frame(match[1], int(match[2]), match[3]))
+            follows = lines[at + 1].strip() if at + 1 < len(lines) else ""
+            texts.append("" if follows.startswith("File ") else follows)
+        at += 1
+    return frames, texts, at
+
+
+def _read_agent(lines: list[str], logs: Logs) -> None:
+    """What torchrun's agent says of its processes: whom it ended, and how each one ended."""
+    closed = {int(match[1]) for match in filter(None, map(_CLOSED.search, lines))}
+    rank = None
+    for line in lines:
+        if match := _EXIT.match(line):
+            rank = int(match[1])
+        elif rank is not None and (match := _CODE.match(line)):
+            logs.ranks.add(rank)
+            code, pid = int(match[1]), int(match[2] or 0)
+            logs.exits[rank] = code
+            # One that it closed may have failed of that: its connections went away.
+            if pid in closed:
+                logs.ended_by_agent.add(rank)
+            rank = None

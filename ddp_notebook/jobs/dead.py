@@ -1,0 +1,203 @@
+"""What was wrong with a job that has ended, by the files that it left.
+
+Files say less than ranks that can be asked. What a rank issued after its dump is not known, so
+that it lacks a collective is never proof; what met and differs is. The rules are those of a
+session; what they cannot tell on less evidence is undecided, with the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_notebook.archive.replay import Replay, is_saved_run
+from ddp_notebook.diagnosis import diagnose_run
+from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
+from ddp_notebook.diagnosis.deaths import deaths
+from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.evidence.gathered import Gathered, gather
+from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    Collectives,
+    Diagnosis,
+    Finding,
+    Place,
+    RankReport,
+    name_ranks,
+)
+
+
+def why(paths: Sequence[Path]) -> Verdict:
+    """The verdict on the files of a job. Raises UsageMistake where they are none."""
+    if len(paths) == 1 and is_saved_run(paths[0]):
+        return for_others(Replay.read(paths[0]).why(), f"the saved run {paths[0].name}")
+    gathered = gather(paths)
+    return for_others(judged(gathered), _basis(gathered), gathered.unread)
+
+
+def where(paths: Sequence[Path]) -> dict[int, tuple[Place, ...]]:
+    """Where in the user's code each rank was seen last. Raises UsageMistake."""
+    if len(paths) == 1 and is_saved_run(paths[0]):
+        return dict(Replay.read(paths[0]).where())
+    return {report.rank: report.path for report in gather(paths).case.ranks if report.path}
+
+
+def judged(gathered: Gathered) -> Diagnosis:
+    """The diagnosis of what is in files."""
+    case = gathered.case
+    by_rules = case
+    if not gathered.stacks:
+        # Without lines of code the rules cannot tell an order from a condition.
+        by_rules = replace(case, collectives=Collectives())
+    diagnosis = diagnose_run(by_rules)
+    findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
+    if not any(not finding.passing for finding in findings):
+        findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
+    if not findings:
+        findings += _died(case)
+    if not findings:
+        findings += _undecided(case)
+    unsure = (
+        ""
+        if findings or _all_ended_well(case)
+        else ("No problem is seen in these files; how the job went on is not in them.")
+    )
+    what = {report.rank: _doing(report) for report in case.ranks}
+    return replace(diagnosis, findings=tuple(findings), unsure=unsure, doing=what)
+
+
+def _basis(gathered: Gathered) -> str:
+    """What a verdict stands on."""
+    parts = []
+    if gathered.dumps:
+        stacks = "with stacks" if gathered.stacks else "without stacks"
+        parts.append(f"flight-recorder dumps of {name_ranks(gathered.dumps)} ({stacks})")
+    if gathered.logs:
+        parts.append(f"logs of {name_ranks(gathered.logs)}")
+    return " and ".join(parts)
+
+
+def _is_victim(finding: Finding, case: Case) -> bool:
+    """True of a process that gloo ended since what another rank sent did not fit: who is wrong?"""
+    words = [r.last_words for r in case.ranks if r.rank in finding.ranks]
+    died = finding.category is Category.RANK_DIED
+    return died and any(GOT_TOO_MUCH.search(text) for text in words)
+
+
+def _died(case: Case) -> list[Finding]:
+    """Processes that ended by a signal or an exit code, where nobody is known to wait for them."""
+    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+    return [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
+
+
+def _ended_in_set_up(case: Case) -> Iterable[Finding]:
+    """Ranks whose process ended well while others waited in set-up till their time was out."""
+    if any(case.collectives.of.values()):
+        return
+    waited = tuple(
+        report.rank
+        for report in case.ranks
+        if report.activity is Activity.FAILED and _in_set_up(report.error_text)
+    )
+    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    if waited and ended and len(waited) + len(ended) == case.world_size:
+        yield Finding(
+            Category.MISSING_RANK,
+            ended,
+            f"{name_ranks(ended)} ended without an error and without joining the group that "
+            f"{name_ranks(waited)} waited for",
+            "Call init_process_group on every rank.",
+            waited,
+        )
+
+
+def _conditional(case: Case) -> Iterable[Finding]:
+    """Collectives on whose line only some ranks come, where the others have ended without it.
+
+    That they did not call it later is not in their dumps: the condition in the code says so.
+    """
+    at = {
+        (record.group, record.slot)
+        for report in case.ranks
+        if report.activity in (Activity.WAITING, Activity.FAILED)
+        for record in case.collectives.of.get(report.rank, ())[-1:]
+        if not record.is_point_to_point
+    }
+    ended = tuple(
+        replace(report, activity=Activity.IDLE, initialized=False)
+        if report.exit_code == 0 and _stands_before(case, report.rank, at)
+        else report
+        for report in case.ranks
+    )
+    if ended != case.ranks:
+        for finding in diagnose_run(replace(case, ranks=ended)).findings:
+            if finding.category is Category.CONDITIONAL_COLLECTIVE:
+                yield finding
+
+
+def _stands_before(case: Case, rank: int, at: set[tuple[str, int]]) -> bool:
+    """True of a rank whose records lead up to a collective in which another one was left."""
+    records = case.collectives.of.get(rank, ())
+    return bool(records) and (records[-1].group, records[-1].slot + 1) in at
+
+
+def _in_set_up(text: str) -> bool:
+    return "clients joined" in text or "default_pg/" in text
+
+
+def _undecided(case: Case) -> list[Finding]:
+    """Who waited, failed or was ended, where no rule says why."""
+    waited = tuple(
+        report.rank
+        for report in case.ranks
+        if report.activity in (Activity.WAITING, Activity.FAILED)
+        or GOT_TOO_MUCH.search(report.last_words)
+    )
+    if not waited:
+        return []
+    return [
+        Finding(
+            Category.UNDECIDED,
+            (),
+            f"{name_ranks(waited)} waited or failed, and these files do not prove why",
+            _MORE,
+            waited,
+            tuple(_facts(case)),
+        )
+    ]
+
+
+_MORE = (
+    "Start the job again with DDP_NOTEBOOK=1 in its environment, and when it hangs: "
+    "ddp-notebook why PID"
+)
+_MOST_FACTS = 64
+
+
+def _facts(case: Case) -> Iterable[str]:
+    same: dict[str, list[int]] = {}
+    for report in case.ranks:
+        records = case.collectives.of.get(report.rank, ())
+        last = next((r for r in records if not r.over), records[-1] if records else None)
+        text = _doing(report)
+        if last is not None:
+            at = f" at {last.place}" if last.place else ""
+            text += f"; its last record is collective {last.slot}: {last.operation}{at}"
+        if report.last_words:
+            text += f"; its last words: {report.last_words}"
+        same.setdefault(text, []).append(report.rank)
+    for text, ranks in list(same.items())[:_MOST_FACTS]:
+        yield f"{name_ranks(ranks)}: {text}"
+
+
+def _doing(report: RankReport) -> str:
+    """What a rank did last; nobody can be asked, so that one without a record is not silent."""
+    return report.doing if report.activity is Activity.SILENT and report.doing else doing(report)
+
+
+def _all_ended_well(case: Case) -> bool:
+    return bool(case.ranks) and all(report.exit_code == 0 for report in case.ranks)

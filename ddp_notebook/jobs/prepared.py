@@ -1,0 +1,375 @@
+"""Jobs whose ranks were prepared (DDP_NOTEBOOK=1): found, asked, judged; alive or ended.
+
+Read-only: ranks are asked what they do, and their records are read. Nothing is sent that could
+change what they do.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.cluster.questions import ask
+from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.evidence.frames import Frame
+from ddp_notebook.evidence.frames import Sources as FilesRead
+from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    Diagnosis,
+    Finding,
+    Place,
+    RankReport,
+    RunFacts,
+    codec,
+    collective_log,
+    cut,
+    name_ranks,
+)
+from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.job_folder import About
+
+READ_LAST = 2000
+"""Records of each rank that a diagnosis looks at."""
+_ASK_TIMEOUT_S = 2.0
+_AGAIN_S = 0.4
+"""Between two looks at a job that runs: what is wrong is so in both."""
+_MOST_BYTES = 1 << 20
+_MOST_SOURCES, _SOURCE_BYTES = 200, 1 << 20
+
+
+@dataclass(frozen=True)
+class Process:
+    """A prepared process, and the folder in which it leaves what others read."""
+
+    about: About
+    folder: Path
+
+    @property
+    def error(self) -> Mapping[str, Any] | None:
+        """What ended it, as it wrote it down; empty of one that ended without an error.
+
+        None of one that was ended, or runs.
+        """
+        end = job_folder.read(self.folder / "end.json", _MOST_BYTES)
+        if "error" not in end:
+            return None
+        error = end["error"]
+        return error if isinstance(error, dict) else {}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The prepared ranks of one job on this host, by rank."""
+
+    processes: Mapping[int, Process]
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The ranks whose processes run."""
+        return tuple(r for r, process in self.processes.items() if process.about.alive)
+
+    @property
+    def first(self) -> About:
+        """What the lowest rank says of itself."""
+        return self.processes[min(self.processes)].about
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there should be, as the ranks were told; at least those that are there."""
+        told = [process.about.world_size or 0 for process in self.processes.values()]
+        size = max(set(told), key=told.count)
+        return min(max(size, max(self.processes) + 1), _MOST_RANKS)
+
+    @property
+    def title(self) -> str:
+        """Its script."""
+        return Path(self.first.script).name or "python"
+
+
+_MOST_RANKS = 4096
+
+
+def jobs() -> list[Job]:
+    """This user's prepared jobs on this host, the newest first."""
+    found: list[dict[int, Process]] = []
+    last: dict[tuple[object, ...], dict[int, Process]] = {}
+    for about, folder in job_folder.processes():
+        of = last.get(about.job)
+        # From one shell several jobs may be started, each with a rank 0.
+        if of is None or (about.rank in of and not of[about.rank].about.alive):
+            of = last[about.job] = {}
+            found.append(of)
+        of.setdefault(about.rank, Process(about, folder))
+    return [Job(dict(sorted(of.items()))) for of in reversed(found)]
+
+
+def job_of(pid: int) -> Job:
+    """The job of which a process is a rank, or the launcher. Raises UsageMistake."""
+    everything = jobs()
+    for job in everything:
+        abouts = [process.about for process in job.processes.values()]
+        if pid in {about.pid for about in abouts} | {about.parent for about in abouts}:
+            return job
+    raise UsageMistake(_not_prepared(pid, everything))
+
+
+def newest() -> Job:
+    """The job that runs, else the newest that ran. Raises UsageMistake where there is none."""
+    everything = jobs()
+    alive = [job for job in everything if job.alive]
+    if len(alive) > 1:
+        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
+        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
+    if not everything:
+        raise UsageMistake(f"There is no prepared job of yours on this host. {HOW_TO_PREPARE}")
+    return (alive or everything)[0]
+
+
+HOW_TO_PREPARE = (
+    "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
+)
+
+
+def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
+    if not job_folder.began(pid):
+        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
+        return f"There is no process {pid} here." + (f" Prepared jobs: {known}." if known else "")
+    try:
+        mine = Path(f"/proc/{pid}").stat().st_uid == Path("/proc/self").stat().st_uid
+    except OSError:
+        mine = False
+    if not mine:
+        return f"Process {pid} is another user's: only that user can ask it."
+    return f"Process {pid} is not prepared, and cannot be asked. {HOW_TO_PREPARE}"
+
+
+# -- asked and judged ------------------------------------------------------------------------
+
+
+def why(job: Job) -> Verdict:
+    """What is wrong with a job. Of one that runs, what is so in two looks at it."""
+    case = case_of(job)
+    found = _diagnosed(job, case)
+    if job.alive and found.wrong:
+        time.sleep(_AGAIN_S)
+        case = case_of(job)
+        again = _diagnosed(job, case)
+        same = {(finding.category, finding.ranks) for finding in found.findings}
+        both = tuple(f for f in again.findings if (f.category, f.ranks) in same)
+        found = replace(again, findings=both)
+    return for_others(found, _basis(job))
+
+
+def where(job: Job) -> dict[int, tuple[Place, ...]]:
+    """Where each rank is in the user's code, the outermost line first, or was last."""
+    return {report.rank: report.path for report in case_of(job).ranks if report.path}
+
+
+def case_of(job: Job) -> Case:
+    """All that is known of a job now."""
+    sockets = {rank: job.processes[rank].folder / "ask" for rank in job.alive}
+    answers = ask(sockets, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+    reports = tuple(
+        _report(rank, job.processes.get(rank), answers.get(rank)) for rank in range(job.world_size)
+    )
+    first = job.first
+    return Case(
+        reports if job.alive else _ended_by_others(reports),
+        dict(first.told or {}),
+        None if first.agents_store else 0,
+        collectives=_collectives(job),
+        sources=_sources(Path(first.script), first.wall_s),
+    )
+
+
+def _report(
+    rank: int, process: Process | None, answer: RankReport | CannotAnswer | None
+) -> RankReport:
+    """What a rank answered; of one that does not, what it wrote."""
+    if process is None:
+        return RankReport(rank, doing="no process of it was prepared on this host")
+    if isinstance(answer, RankReport):
+        return replace(answer, rank=rank)
+    if process.about.alive:
+        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
+        pid = process.about.pid
+        return RankReport(rank, doing=f"process {pid} runs{why_not}", process=_state(pid))
+    last = _last_report(rank, process)
+    error = process.error
+    if error:
+        return replace(last, activity=Activity.FAILED, **_raised(error, process.about.wall_s))
+    if error is not None:
+        return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
+    if last.activity is Activity.SILENT:
+        return replace(last, activity=Activity.DEAD)
+    return last
+
+
+_RUN = 1
+_LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
+
+
+def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+    """Of a job that is over, processes that wrote no end as ended by others.
+
+    A launcher ends the rest when one has failed; then no connection is lost before.
+    """
+    if any(_LOST.search(report.error_text) for report in reports):
+        return reports
+    what = "it was ended from outside, by a signal; what it did then is not recorded"
+    return tuple(
+        RankReport(report.rank, doing=what) if report.activity is Activity.DEAD else report
+        for report in reports
+    )
+
+
+def _state(pid: int) -> str:
+    """The state of a process, in the words of a report."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
+    letter = status.partition("State:")[2].strip()[:1]
+    return {"T": "stopped", "t": "stopped", "R": "running"}.get(letter, "sleeping")
+
+
+def _last_report(rank: int, process: Process) -> RankReport:
+    """What a rank wrote when it had long waited, if it issued nothing after; else nothing."""
+    wire = job_folder.read(process.folder / "report.json", _MOST_BYTES)
+    counts = wire.get("counts")
+    if not isinstance(counts, list) or counts[:1] != [_written(process.folder, rank)]:
+        return RankReport(rank)
+    try:
+        return replace(codec.decode(RankReport, wire.get("report")), rank=rank)
+    except DecodeError:
+        return RankReport(rank)
+
+
+def _written(folder: Path, rank: int) -> int:
+    log = collective_log.read(_bytes_of_log(folder, rank), rank, 1)
+    return log.records[-1].number + 1 if log.records else 0
+
+
+def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:
+    files = FilesRead()
+    places = []
+    frames = error.get("frames")
+    for row in frames if isinstance(frames, list) else []:
+        if isinstance(row, list) and len(row) == 4 and isinstance(row[1], int):
+            frame = Frame(str(row[0]), row[1], str(row[2]))
+            places += [replace(p, text=str(row[3])) for p in files.path((frame,))]
+    return {
+        "error_type": cut(str(error.get("type", "")), 200),
+        "error_text": cut(str(error.get("text", "")), 2000),
+        "error_at": tuple(places),
+        "run": _RUN,
+    }
+
+
+def _bytes_of_log(folder: Path, rank: int) -> bytes:
+    try:
+        with (folder / f"ring-{rank}").open("rb") as stream:
+            return stream.read(collective_log.FILE_BYTES)
+    except OSError:
+        return b""
+
+
+def _collectives(job: Job) -> Collectives:
+    logs = {
+        rank: collective_log.read(_bytes_of_log(process.folder, rank), rank, READ_LAST)
+        for rank, process in job.processes.items()
+    }
+    known = {rank: log for rank, log in logs.items() if log.run}
+    return collective_log.joined(known, tuple(range(job.world_size)))
+
+
+def _sources(script: Path, before_s: float) -> dict[str, str]:
+    """The script and the Python files beside it, as they were when the job began."""
+    sources: dict[str, str] = {}
+    left = _SOURCE_BYTES
+    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
+        try:
+            status = path.stat()
+            if path.name not in sources and status.st_size <= left and status.st_mtime < before_s:
+                left -= status.st_size
+                sources[path.name] = path.read_text("utf-8")
+        except (OSError, ValueError):
+            continue
+    return sources
+
+
+def _diagnosed(job: Job, case: Case) -> Diagnosis:
+    """By the rules; where they find nothing, what ranks raised, or who waits for long."""
+    found = diagnose_run(case)
+    if found.wrong:
+        return found
+    more: tuple[Finding, ...] = own_errors(case)
+    if not more and (finding := failures.unexplained(case, _waited_s(job, case))):
+        more = (finding,)
+    if not more and all(report.activity is Activity.IDLE for report in case.ranks):
+        return _trained(job, case, found)
+    if more:
+        return replace(found, findings=(*more, *found.findings), unsure="")
+    return replace(found, unsure=_unsure(job, case, found.unsure))
+
+
+def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
+    """Of a job that has ended well on all ranks: was what they trained right?"""
+    facts = {}
+    for rank, process in job.processes.items():
+        wire = job_folder.read(process.folder / "facts.json", _MOST_FACTS_BYTES)
+        try:
+            facts[rank] = codec.decode(RunFacts, wire.get("facts"))
+        except DecodeError:
+            continue
+    if not any(fact.backwards for fact in facts.values()):
+        return replace(found, unsure="")
+    if len(facts) < len(case.ranks):
+        return replace(found, unsure=_NOT_COMPARED)
+    trained = diagnose_training(facts, case.collectives)
+    return replace(found, findings=trained.findings, notes=trained.notes, unsure="")
+
+
+_NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."
+_MOST_FACTS_BYTES = 1 << 24
+
+
+def _waited_s(job: Job, case: Case) -> dict[int, float]:
+    """For how long each rank has been in its collective; of a job that has ended, long enough."""
+    now_ns = time.monotonic_ns()
+    waited = {}
+    for report in case.ranks:
+        issued = case.collectives.of.get(report.rank)
+        if report.activity is Activity.WAITING and issued:
+            waited[report.rank] = (now_ns - issued[-1].issued_ns) / 1e9
+    return waited
+
+
+def _unsure(job: Job, case: Case, why: str) -> str:
+    """Why no findings prove nothing; `why` is what the rules say."""
+    silent = case.where(Activity.SILENT)
+    if not job.alive:
+        return why if not silent else "No problem is seen; how the job ended is not recorded."
+    if silent and not case.waiting:
+        do = "does" if len(silent) == 1 else "do"
+        return f"No problem found so far: {name_ranks(silent)} {do} not answer."
+    return why or f"No problem found so far: {name_ranks(job.alive)} still run."
+
+
+def _basis(job: Job) -> str:
+    alive = name_ranks(job.alive) if job.alive else ""
+    ended = tuple(rank for rank in job.processes if rank not in job.alive)
+    parts = [f"the answers of {alive}"] if alive else []
+    parts += [f"what {name_ranks(ended)} left"] if ended else []
+    return f"{' and '.join(parts)}, and their records of collectives"

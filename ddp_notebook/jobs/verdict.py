@@ -1,0 +1,72 @@
+"""A diagnosis of a job that no notebook started: what it stands on, as a text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ddp_notebook.diagnosis import failures
+from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.model import Case, Category, Diagnosis, Finding
+
+FORMAT = "ddp_notebook verdict"
+VERSION = 1
+"""Of the JSON; what is added to it keeps the version, what is changed or removed does not."""
+
+_AGAIN = "Correct the cause, and start the job again."
+
+
+class Outcome(Enum):
+    """What a verdict comes to; the value is the exit code of a command."""
+
+    NO_PROBLEM = 0
+    FINDING = 1
+    UNDECIDED = 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`basis` says in words what the diagnosis stands on, `unread` what was left out, and why."""
+
+    diagnosis: Diagnosis
+    basis: str
+    unread: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether something is wrong; undecided also where nothing is proven."""
+        kinds = [f.category for f in self.diagnosis.findings if not f.passing]
+        if any(kind is not Category.UNDECIDED for kind in kinds):
+            return Outcome.FINDING
+        if kinds or not self.diagnosis.proven:
+            return Outcome.UNDECIDED
+        return Outcome.NO_PROBLEM
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, of the form in ``schema.json``."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "verdict": self.outcome.name.lower().replace("_", "-"),
+            "basis": self.basis,
+            "unread": list(self.unread),
+            **self.diagnosis.to_json(),
+        }
+
+
+def own_errors(case: Case) -> tuple[Finding, ...]:
+    """What ranks raised, without those that only waited: it says nothing of the cause."""
+    own = tuple(report for report in case.ranks if not torch_errors.is_victim(report))
+    return failures.raised_in(replace(case, ranks=own))
+
+
+def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> Verdict:
+    """The verdict, with remedies that need no session: a magic cannot act on another's job."""
+    findings = tuple(_without_magics(finding) for finding in diagnosis.findings)
+    return Verdict(replace(diagnosis, findings=findings), basis, tuple(unread))
+
+
+def _without_magics(finding: Finding) -> Finding:
+    return replace(finding, remedy=_AGAIN, commands=()) if finding.commands else finding

@@ -1,0 +1,160 @@
+"""Compares what ranks send to each other in an all_to_all before it is sent: both must agree.
+
+gloo aborts the process that gets more than it makes room for. So each rank writes what it sends
+to each peer, and expects of it, into a file that the others map, from the first all_to_all of a
+group on. Of two that come at once at least one sees the other, as with the guard's words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import Splits
+from ddp_notebook.rank.collectives import guard, mapped_file
+from ddp_notebook.rank.collectives.guard import Mismatch
+
+_MOST_RANKS = 64
+"""In a larger group splits are not compared."""
+_ENTRIES = 64
+_MASK = _ENTRIES - 1
+_MOST_COUNTS = 4096
+
+
+class _File:
+    """One rank's splits in one group: the last few, each with its number."""
+
+    def __init__(self, mapped: Any, size: int) -> None:
+        self._words = memoryview(mapped).cast("Q")
+        self._size = size
+
+    def write(self, seq_id: int, sends: Sequence[int], receives: Sequence[int]) -> None:
+        """This rank's splits in `seq_id`; the number comes last: until then nobody reads them."""
+        at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
+        words[at] = 0
+        for index, count in enumerate((*sends, *receives), at + 1):
+            words[index] = count
+        words[at] = seq_id + 1
+
+    def read(self, seq_id: int, peer: int) -> tuple[int, int] | None:
+        """What that rank sends to `peer` in `seq_id`, and expects; None where it is elsewhere."""
+        at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
+        if words[at] != seq_id + 1:
+            return None
+        both = words[at + 1 + peer], words[at + 1 + self._size + peer]
+        return both if words[at] == seq_id + 1 else None
+
+
+class Exchanges:
+    """The all_to_alls of one group on this rank; `members` are its ranks, this one is `rank`."""
+
+    def __init__(
+        self, folder: Path, store: Any, prefix: str, rank: int, members: Sequence[int], group: str
+    ) -> None:
+        self._folder, self._store, self._prefix = folder, store, prefix
+        self._rank, self._members, self._group = rank, tuple(members), group
+        self._own: _File | None = None
+        self._peers: dict[int, _File] = {}
+        self._announced: tuple[int, ...] = ()
+        self.latest: Splits | None = None
+        """What it brought to the last one."""
+
+    def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
+        """Tell the others this rank's splits. Raises Mismatch where a peer has others.
+
+        `lists` says that a list of tensors is sent, and not the parts of one.
+        """
+        size = len(self._members)
+        sizes = _of_lists(args) if lists else _of_parts(args, size)
+        if sizes is None:
+            return
+        self.latest = Splits(self._group, seq_id, *sizes, self._announced)
+        if not lists:
+            self._announced = _counts(args, size) or self._announced
+        if size > _MOST_RANKS or not self._begin(size):
+            return
+        assert self._own is not None
+        sends, receives = sizes
+        self._own.write(seq_id, sends, receives)
+        for peer, file in self._peers.items():
+            theirs = file.read(seq_id, self._rank)
+            if theirs is not None and theirs != (receives[peer], sends[peer]):
+                raise Mismatch(self._explain(seq_id, peer, sizes, theirs))
+
+    def _begin(self, size: int) -> bool:
+        """Make this rank's file, and look for those of the others; False where it cannot be."""
+        file_bytes = _ENTRIES * (1 + 2 * size) * 8
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
+            if self._own is None:
+                path = self._folder / _file_name(
+                    guard.address(self._store, self._prefix, self._rank)
+                )
+                self._own = _File(mapped_file.make(path, file_bytes), size)
+                weakref.finalize(self, path.unlink, missing_ok=True)
+                self._names = {
+                    peer: _file_name(guard.address(self._store, self._prefix, peer))
+                    for peer in range(size)
+                    if peer != self._rank
+                }
+            for peer in self._names.keys() - self._peers.keys():
+                if (self._folder / self._names[peer]).exists():
+                    mapped = mapped_file.open_other(self._folder, self._names[peer], file_bytes)
+                    self._peers[peer] = _File(mapped, size)
+        return self._own is not None
+
+    def _explain(
+        self,
+        seq_id: int,
+        peer: int,
+        sizes: tuple[tuple[int, ...], tuple[int, ...]],
+        theirs: tuple[int, int],
+    ) -> str:
+        me, other = self._members[self._rank], self._members[peer]
+        sends, receives = sizes[0][peer], sizes[1][peer]
+        what = f"rank {me} sends {sends} to rank {other}, which expects {theirs[1]}"
+        if sends == theirs[1]:
+            what = f"rank {other} sends {theirs[0]} to rank {me}, which expects {receives}"
+        return (
+            f"in the all_to_all that is collective {seq_id} of the group {what}. Which rank is "
+            "wrong: %ddp_why. It was not sent: torch would abort the process."
+        )
+
+
+def _file_name(address: dict[str, Any]) -> str:
+    return f"splits-{str(address['guard']).removeprefix('guard-')}"
+
+
+def _of_lists(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The elements of each tensor that is sent, and of each that is received."""
+    if len(args) < 2:
+        return None
+    sends, receives = (tuple(int(t.numel()) for t in args[index]) for index in (1, 0))
+    return sends, receives
+
+
+def _of_parts(args: Sequence[Any], size: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The rows of each part that is sent, and received. Without splits all parts are equal."""
+    if len(args) < 4:
+        return None
+    output, source, receives, sends = args[:4]
+    rows = [int(tensor.shape[0]) if tensor.dim() else 0 for tensor in (source, output)]
+    return (
+        tuple(map(int, sends)) or (rows[0] // size,) * size,
+        tuple(map(int, receives)) or (rows[1] // size,) * size,
+    )
+
+
+def _counts(args: Sequence[Any], size: int) -> tuple[int, ...]:
+    """The numbers that a rank tells each peer, where it sends a few integers and nothing else."""
+    source, sends = args[1], args[3]
+    many = source.numel()
+    if sends or many % size or not 0 < many <= _MOST_COUNTS:
+        return ()
+    if source.dtype not in (torch.int64, torch.int32) or source.device.type != "cpu":
+        return ()
+    return tuple(source.detach().reshape(size, -1).sum(1).tolist())

@@ -1,0 +1,219 @@
+"""Handles of asynchronous collectives: whether the user waits before the tensor is used.
+
+Only collectives that the user's own line starts on tensors of a CPU: torch's own, and libraries',
+know what they do. A handle is waited for when it is asked anything (`wait`, `is_completed`,
+`get_future`), and when a barrier follows. That a tensor was changed shows in its version.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import c10d_logger, distributed_c10d
+
+from ddp_notebook.model import FunctionalFacts, Place, WorkFacts
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.collectives.call_sites import CallSite
+
+WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
+"""Methods of a group during which torch itself does not change the version of the tensor."""
+_ASKED = ("wait", "is_completed", "is_success", "get_future", "result", "synchronize", "exception")
+_MOST_OPEN, _MOST_LINES = 256, 64
+_SENDS = ("isend", "send")
+_KEPT_BYTES = 16 * 2**10
+"""Tensors up to this size are kept until their handle was asked, or some time has passed: what a
+function returns is gone before anything else is heard of."""
+_TORCHS = frozenset({distributed_c10d.__file__, c10d_logger.__file__})
+_TORCH = torch.__file__.removesuffix("__init__.py")
+_OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
+
+completed: Callable[[Any], bool] = dist.Work.is_completed
+"""torch's own: to ask a handle by it is not the user's asking."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What became of the handles of one line."""
+
+    operation: str
+    place: Place | None
+    issued: int = 0
+    unwaited: int = 0
+    written: int = 0
+    stepped: int = 0
+
+
+class _Open:
+    """A handle that was asked nothing yet, and the tensor."""
+
+    __slots__ = ("kept", "line", "stepped", "tensor", "version", "work", "written")
+
+    def __init__(self, work: Any, tensor: torch.Tensor, line: _Line) -> None:
+        self.work = weakref.ref(work)
+        self.tensor = weakref.ref(tensor)
+        self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= _KEPT_BYTES else None
+        self.version = tensor._version
+        self.line = line
+        self.written = self.stepped = False
+
+    def look(self) -> None:
+        """Was the tensor changed?"""
+        tensor = self.tensor() if self.kept is None else self.kept  # of one version counter
+        if tensor is not None and not self.written and tensor._version != self.version:
+            self.written = True
+            self.line.written += 1
+
+
+class AsyncWorks:
+    """The handles of this run."""
+
+    def __init__(self) -> None:
+        self._is_users: Callable[[str], bool] = lambda _: False
+        self._open: dict[int, _Open] = {}
+        """By the id of the handle, or of nothing where another handle has that id by now."""
+        self._lines: dict[int, _Line] = {}
+        """By the number of the call site."""
+        self._direct = self._others = self._left = self._left_before = 0
+        self._direct_operation = ""
+        self._direct_place: Place | None = None
+
+    def attach(self, is_users: Callable[[str], bool]) -> None:
+        """Hear of what handles are asked."""
+        self._is_users = is_users
+        for name in _ASKED:
+            original = getattr(dist.Work, name, None)
+            if original is not None:
+                setattr(dist.Work, name, self._asked(original))
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._open.clear()
+        self._lines.clear()
+        self._direct = self._others = self._left = 0
+        self._left_before = torch_private.unwaited_results()
+
+    def run_ends(self) -> None:
+        """It is over. torch counts results for each thread: only this one knows them."""
+        if self._direct:
+            self._left = max(0, torch_private.unwaited_results() - self._left_before)
+
+    @property
+    def suspicious(self) -> bool:
+        """True when a handle was not waited for, or a tensor changed before."""
+        lines = self._lines.values()
+        return bool(self._open or self._left) or any(e.written for e in lines)
+
+    def _asked(self, original: Any) -> Any:
+        opened = self._open
+
+        @functools.wraps(original)
+        def ask(self: Any, *args: Any, **named: Any) -> Any:
+            if opened:
+                handle = opened.get(id(self))
+                if handle is not None and handle.work() is self:
+                    del opened[id(self)]
+                    handle.look()
+            return original(self, *args, **named)
+
+        return ask
+
+    # -- what happens ----------------------------------------------------------------------
+
+    def issued(self, work: Any, method: str, args: Sequence[Any], site: CallSite) -> None:
+        """A group's method was called, by the function that called ours, and gave `work`."""
+        frame = sys._getframe(2)
+        if frame.f_code.co_filename.startswith(_OPERATORS):
+            self._functional(frame, method, site)
+            return
+        if method not in WATCHED or len(args[0]) != 1:
+            return
+        while frame.f_code.co_filename in _TORCHS and frame.f_back is not None:
+            frame = frame.f_back
+        tensor = args[0][0]
+        if not self._is_users(frame.f_code.co_filename) or not _alone(tensor):
+            return
+        line = self._lines.get(site.number)
+        if line is None:
+            if len(self._lines) >= _MOST_LINES:
+                return
+            name = site.api or method
+            line = self._lines[site.number] = _Line(name, _innermost(site))
+        line.issued += 1
+        if len(self._open) >= _MOST_OPEN:
+            self._forget_oldest()
+        self._open[id(work)] = _Open(work, tensor, line)
+
+    def _functional(self, frame: Any, method: str, site: CallSite) -> None:
+        while frame.f_code.co_filename.startswith(_OPERATORS) and frame.f_back is not None:
+            frame = frame.f_back
+        if not self._is_users(frame.f_code.co_filename):
+            self._others += 1
+            return
+        if not self._direct:
+            self._direct_operation, self._direct_place = method, _innermost(site)
+        self._direct += 1
+
+    def _forget_oldest(self) -> None:
+        handle = self._open.pop(next(iter(self._open)))
+        handle.look()
+        handle.line.unwaited += 1
+
+    def barrier(self) -> None:
+        """A barrier is over: gloo's waits for all that was issued before."""
+        for handle in list(self._open.values()):
+            handle.look()
+        self._open.clear()
+
+    def step(self, parameters: Iterable[Any]) -> None:
+        """An optimizer is about to read the gradients of `parameters`."""
+        if not self._open:
+            return
+        gradients = {p.grad.data_ptr() for p in parameters if p.grad is not None}
+        for handle in list(self._open.values()):
+            handle.look()
+            tensor = handle.tensor()
+            if tensor is not None and not handle.stepped and handle.line.operation not in _SENDS:
+                handle.stepped = tensor.data_ptr() in gradients
+                handle.line.stepped += handle.stepped
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def facts(self) -> tuple[WorkFacts, ...]:
+        """The lines that did not wait, or not in time."""
+        left: dict[int, int] = {}
+        for handle in list(self._open.values()):
+            handle.look()
+            left[id(handle.line)] = left.get(id(handle.line), 0) + 1
+        return tuple(
+            WorkFacts(e.operation, e.issued, unwaited, e.written, e.stepped, e.place)
+            for e in list(self._lines.values())
+            if (unwaited := e.unwaited + left.get(id(e), 0)) or e.written or e.stepped
+        )
+
+    def functional(self) -> FunctionalFacts:
+        """Results of functional collectives."""
+        return FunctionalFacts(
+            self._direct, self._others, self._left, self._direct_operation, self._direct_place
+        )
+
+
+def _alone(tensor: Any) -> bool:
+    """True of a tensor that shares its memory, and so its version, with no other part of it."""
+    return bool(
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and not tensor.is_inference()
+        and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    )
+
+
+def _innermost(site: CallSite) -> Place | None:
+    return Place(*site.path[-1]) if site.path else None

@@ -1,0 +1,323 @@
+"""Where this rank is to stop, on which condition, and how often it came by."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from ddp_notebook.rank.calls import Bound, Breakpoint
+from ddp_notebook.rank.debugger.code_swap import source_of
+from ddp_notebook.rank.debugger.instrument import line_with_code
+from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers
+
+
+@dataclass
+class _Watched:
+    """A breakpoint on this rank, with what counts its passes."""
+
+    spec: Breakpoint
+    bound: Bound
+    condition: CodeType | None = None
+    message: CodeType | None = None
+    text: str = ""
+    """Of the cell that it is in: another one with the same text has it too."""
+    files: set[str] = field(default_factory=set)
+    passes: int = 0
+    done: bool = False
+    told: bool = False
+    """That its condition or message raises was said."""
+
+
+class Breakpoints:
+    """The breakpoints of this rank. `names` gives the user's global ones, `write` prints a line."""
+
+    def __init__(
+        self,
+        is_users: IsUsers,
+        names: Callable[[], Mapping[str, Any]],
+        write: Callable[[str], None],
+    ) -> None:
+        self._is_users = is_users
+        self._names = names
+        self._write = write
+        self._watched: dict[int, _Watched] = {}
+        self._at: dict[tuple[str, int], list[_Watched]] = {}
+        self._paths: dict[str, str] = {}
+        self._compiled: set[str] = set()
+        """Cells and scripts that ran."""
+
+    @property
+    def lines(self) -> Mapping[str, frozenset[int]]:
+        """By file, the lines to stop at."""
+        lines: dict[str, set[int]] = {}
+        for file, line in self._at:
+            lines.setdefault(file, set()).add(line)
+        return {file: frozenset(each) for file, each in lines.items()}
+
+    def replace(self, specs: Iterable[Breakpoint]) -> None:
+        """Have these and no others; those that stay go on counting."""
+        before, self._watched = self._watched, {}
+        for spec in specs:
+            known = before.get(spec.number)
+            if known is not None and known.spec == spec and known.bound.line:
+                self._watched[spec.number] = known
+            else:
+                self._watched[spec.number] = self._new(spec)
+        self._index()
+
+    def _new(self, spec: Breakpoint) -> _Watched:
+        watched = _Watched(spec, self._bind(spec))
+        if spec.condition:
+            watched.condition = compile(spec.condition, "<condition>", "eval")
+        if spec.log:
+            watched.message = compile(message_source(spec.log), "<log>", "eval")
+        if CELL_NAME.fullmatch(spec.file):
+            watched.text = _normal(source_of(spec.file) or spec.text)
+        watched.files = {watched.bound.file} if watched.bound.line else set()
+        return watched
+
+    def _index(self) -> None:
+        self._at = {}
+        for watched in self._watched.values():
+            for file in watched.files if not watched.done else ():
+                self._at.setdefault((file, watched.bound.line), []).append(watched)
+
+    def adopt(self, tree: ast.AST, file: str) -> bool:
+        """A cell or a script that begins may be where breakpoints are; True when some are new.
+
+        A cell with the text of another one, and one that defines a function anew.
+        """
+        new = False
+        self._compiled.add(self.canonical(file))
+        text = _normal(source_of(file)) if CELL_NAME.fullmatch(file) else ""
+        for watched in self._watched.values():
+            same = bool(text) and watched.text == text
+            line = _defined_at(tree, watched.spec.function)
+            if line:
+                bound = Bound(watched.spec.number, self.canonical(file), line)
+                new |= watched.bound != bound
+                watched.bound, watched.files = bound, {bound.file}
+            elif same and file not in watched.files:
+                watched.files.add(file)
+                new = True
+        if new:
+            self._index()
+        return new
+
+    def bind_pending(self) -> bool:
+        """Look again for what was not loaded; True when some of it is now."""
+        found = False
+        for watched in self._watched.values():
+            if not watched.bound.line and not watched.bound.problem:
+                watched.bound = self._bind(watched.spec)
+                if watched.bound.line:
+                    watched.files.add(watched.bound.file)
+                    found = True
+        if found:
+            self._index()
+        return found
+
+    @property
+    def has_pending(self) -> bool:
+        """True when some name a function or a cell that is not there yet."""
+        return any(not each.bound.line for each in self._watched.values())
+
+    def bounds(self, problems: Mapping[str, str]) -> tuple[Bound, ...]:
+        """Where each is and how often it was passed; `problems`: why files cannot have any."""
+        files = {self.canonical(file) for file in _module_files()} | self._compiled
+        return tuple(self._told(each, problems, files) for each in self._watched.values())
+
+    def _told(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
+        bound = watched.bound
+        loaded = bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
+        loaded = loaded or bound.file in files or bool(watched.passes)
+        return Bound(
+            bound.number,
+            bound.file,
+            bound.line,
+            bound.problem or problems.get(bound.file, ""),
+            watched.passes,
+            watched.done,
+            loaded,
+        )
+
+    # -- a line is reached ---------------------------------------------------------------
+
+    def hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
+        """The thread comes by; why it stops, nothing when it does not."""
+        at = self._at.get((self.canonical(frame.f_code.co_filename), line), ())
+        reasons = [self._passed(watched, frame) for watched in tuple(at)]
+        return tuple(reason for reason in reasons if reason)
+
+    def _passed(self, watched: _Watched, frame: FrameType) -> str:
+        spec = watched.spec
+        name = f"breakpoint {spec.number}"
+        if watched.condition is not None:
+            try:
+                if not eval(watched.condition, frame.f_globals, frame.f_locals):  # noqa: S307
+                    return ""
+            except Exception as error:  # noqa: BLE001  # the user's condition, not the user's code
+                if watched.told:
+                    return ""
+                watched.told = True
+                return f"{name}: its condition raised {type(error).__name__}: {error}"
+        watched.passes += 1
+        if watched.passes < spec.count:
+            return ""
+        if watched.message is not None:
+            self._log(watched, frame)
+            return ""
+        if spec.once:
+            watched.done = True
+            self._index()
+        return name
+
+    def _log(self, watched: _Watched, frame: FrameType) -> None:
+        assert watched.message is not None
+        try:
+            text = eval(watched.message, frame.f_globals, frame.f_locals)  # noqa: S307
+        except Exception as error:  # noqa: BLE001  # the user's message
+            if watched.told:
+                return
+            watched.told = True
+            text = f"--log of breakpoint {watched.spec.number} raised {type(error).__name__}"
+            text += f": {error}"
+        self._write(f"{text}\n")
+
+    # -- where they are ------------------------------------------------------------------
+
+    def canonical(self, file: str) -> str:
+        """One name for a file, however it was imported."""
+        path = self._paths.get(file)
+        if path is None:
+            path = self._paths[file] = file if file.startswith("<") else os.path.realpath(file)
+        return path
+
+    def _bind(self, spec: Breakpoint) -> Bound:
+        if not spec.file:
+            return self._bind_function(spec)
+        file = spec.file
+        if not CELL_NAME.fullmatch(file):
+            file = self._file(spec.file)
+            if not file:
+                return Bound(spec.number)
+        text = source_of(file) or spec.text
+        try:
+            line = line_with_code(ast.parse(text), spec.line)
+        except SyntaxError:
+            return Bound(spec.number, file, problem="its source cannot be read as Python")
+        if line is None:
+            last = len(text.splitlines())
+            if not last:
+                return Bound(spec.number)
+            problem = f"it has no code from line {spec.line} on; its last line is {last}"
+            return Bound(spec.number, file, problem=problem)
+        return Bound(spec.number, self.canonical(file), line)
+
+    def _file(self, wanted: str) -> str:
+        """The file of that name: it is there, or a module has been imported from one like it."""
+        if os.path.isabs(wanted) and os.path.exists(wanted):  # noqa: PTH110, PTH117
+            return wanted
+        end = os.sep + wanted.lstrip(os.sep)
+        names = {file for file in _module_files() if file.endswith(end)}
+        if not names and not os.path.isabs(wanted):  # noqa: PTH117
+            folders = [folder for folder in sys.path if type(folder) is str]
+            paths = (os.path.join(folder, wanted) for folder in folders)  # noqa: PTH118
+            names = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
+        return min(names, key=lambda name: (not self._is_users(name), len(name)), default="")
+
+    def _bind_function(self, spec: Breakpoint) -> Bound:
+        value = self._named(spec.function)
+        function = inspect.unwrap(value) if callable(value) else value
+        function = getattr(function, "__func__", function)
+        if inspect.isclass(function):
+            function = getattr(function, "forward", None) or function.__init__
+        code = getattr(function, "__code__", None)
+        if code is None and value is not None:
+            kind = "a class without Python code" if inspect.isclass(value) else "C code"
+            problem = (
+                f"{spec.function} is {kind if callable(value) else 'not a function'}: there is no "
+                "line of Python to stop at. Stop in the function that calls it"
+            )
+            return Bound(spec.number, problem=problem)
+        if code is None:
+            return Bound(spec.number)
+        return Bound(spec.number, self.canonical(code.co_filename), _first_line(code))
+
+    def _named(self, name: str) -> Any:
+        """What the user calls so: of the notebook's names, a module's, or a function's own."""
+        first, *rest = name.split(".")
+        names = self._names()
+        if first in names:
+            return _attribute(names[first], rest)
+        for end in range(len(name.split(".")) - 1, 0, -1):
+            module = sys.modules.get(".".join(name.split(".")[:end]))
+            if module is not None:
+                return _attribute(module, name.split(".")[end:])
+        functions = [
+            each
+            for each in gc.get_objects()
+            if type(each) is FunctionType and _ends(each.__code__.co_qualname, name)
+        ]
+        users = [each for each in functions if self._is_users(each.__code__.co_filename)]
+        return next(iter(users or functions), None)
+
+
+def _normal(text: str) -> str:
+    return text.strip()
+
+
+def _module_files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if type(file) is str:
+            yield file
+
+
+def _ends(qualified: str, name: str) -> bool:
+    return qualified == name or qualified.endswith(f".{name}")
+
+
+def _defined_at(tree: ast.AST, name: str) -> int:
+    """The first line of the function of that name in `tree`; 0 where it is not defined there."""
+    body: Iterable[ast.AST] = ast.iter_child_nodes(tree)
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    node: Any = None
+    for part in name.split(".") if name else ():
+        node = next((n for n in body if isinstance(n, definitions) and n.name == part), None)
+        if node is None:
+            return 0
+        body = node.body
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return 0
+    statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return statements[0].lineno if statements else node.body[0].lineno
+
+
+def _attribute(value: Any, names: Iterable[str]) -> Any:
+    for name in names:
+        value = inspect.getattr_static(value, name, None)
+        value = getattr(value, "__func__", value)
+        if isinstance(value, property):
+            value = value.fget
+    return value
+
+
+def _first_line(code: CodeType) -> int:
+    """The first line of a function's body; of one that is a single line, that."""
+    lines = [line for _, _, line in code.co_lines() if line]
+    return next((line for line in lines if line > lines[0]), lines[0])
+
+
+def message_source(text: str) -> str:
+    """``step {i}`` as the source of an f-string. Raises SyntaxError where it is none."""
+    source = f"f{text!r}"
+    compile(source, "<log>", "eval")
+    return source

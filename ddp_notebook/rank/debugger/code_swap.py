@@ -1,0 +1,227 @@
+"""Breakpoints compiled into functions that are loaded already: they get other code (Python 3.11).
+
+A function's file is compiled once more, with calls of ours, and the function gets its part of it.
+What it was compiled from must be what stands in the file now.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import gc
+import importlib.machinery
+import inspect
+import itertools
+import linecache
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from ddp_notebook.rank.debugger.instrument import HOOK, instrument
+
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
+
+OnCall = Callable[[FrameType, int], None]
+"""Called by the code: with its frame, and the line of the breakpoint."""
+Key = tuple[str, int]
+"""What tells the functions of a file apart: qualified name and first line."""
+
+
+@dataclass
+class _Swapped:
+    """A function that has our code in place of its own."""
+
+    function: FunctionType
+    own: CodeType
+    ours: CodeType = field(repr=False)
+
+
+class CodeSwap:
+    """Puts our calls into functions, cells and modules, and takes them out again."""
+
+    def __init__(self, on_call: OnCall, canonical: Callable[[str], str]) -> None:
+        self._on_call = on_call
+        self._canonical = canonical
+        self._lines: Mapping[str, frozenset[int]] = {}
+        self._places: dict[int, tuple[str, int]] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._count = itertools.count(1)
+        self._swapped: dict[int, _Swapped] = {}
+        """By the function's id."""
+        self._ours: dict[CodeType, frozenset[int]] = {}
+        """Code with our calls, also of cells and modules; the lines that they are in."""
+        self._get_code: Any = None
+
+    # -- which lines ---------------------------------------------------------------------
+
+    def apply(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+        """Have calls in these lines and in no others; by file, why there can be none."""
+        self._lines = lines
+        self._hook_imports(bool(lines))
+        if lines:
+            setattr(builtins, HOOK, self._hook)
+        for swapped in list(self._swapped.values()):
+            if swapped.function.__code__ is swapped.ours:
+                swapped.function.__code__ = swapped.own
+        self._swapped.clear()
+        if not lines:
+            return {}
+        functions: dict[str, list[FunctionType]] = {}
+        for function in _functions():
+            file = self._canonical(function.__code__.co_filename)
+            if file in lines:
+                functions.setdefault(file, []).append(function)
+        problems = {file: self._swap(file, each) for file, each in functions.items()}
+        return {file: why for file, why in problems.items() if why}
+
+    def is_ours(self, code: CodeType) -> bool:
+        """Whether our calls are in this code, in each line that they belong in."""
+        wanted = self._lines.get(self._canonical(code.co_filename), frozenset())
+        return self._ours.get(code, frozenset()) >= wanted
+
+    def instrumented(self, tree: Any, file: str) -> Any:
+        """`tree`, a module that is about to be compiled as `file`, with our calls."""
+        canonical = self._canonical(file)
+        if canonical in self._lines:
+            instrument(tree, lambda line: self._number(canonical, line))
+        return tree
+
+    def compiled(self, code: CodeType) -> None:
+        """This is what such a module was compiled to."""
+        lines = self._lines.get(self._canonical(code.co_filename))
+        if lines:
+            for each in _all_code(code):
+                self._ours[each] = lines
+
+    def _number(self, file: str, line: int) -> int | None:
+        if line not in self._lines[file]:
+            return None
+        number = self._numbers.get((file, line))
+        if number is None:
+            number = self._numbers[file, line] = next(self._count)
+            self._places[number] = file, line
+        return number
+
+    def _hook(self, number: int) -> None:
+        file, line = self._places[number]
+        if line in self._lines.get(file, ()):  # code that ran may keep a call that is of no use
+            self._on_call(sys._getframe(1), line)
+
+    # -- functions -----------------------------------------------------------------------
+
+    def _swap(self, file: str, functions: list[FunctionType]) -> str:
+        """Give functions of a file our code; why not, empty when each of them has it."""
+        name = functions[0].__code__.co_filename
+        text = source_of(name)
+        try:
+            plain, ours = ast.parse(text), ast.parse(text)
+        except SyntaxError:
+            return "its source cannot be read as Python"
+        instrument(ours, lambda line: self._number(file, line))
+        failed = set()
+        by_flags: dict[int, tuple[dict[Key, CodeType], dict[Key, CodeType]]] = {}
+        for function in functions:
+            own = function.__code__
+            if not any(line in self._lines[file] for line in _lines_of(own)):
+                continue
+            flags = own.co_flags & _FUTURE
+            if flags not in by_flags:
+                by_flags[flags] = _compiled(plain, name, flags), _compiled(ours, name, flags)
+            before, after = (codes.get(_key(own)) for codes in by_flags[flags])
+            changed = before is not None and own not in self._ours and not _alike(before, own)
+            if before is None or after is None or changed:
+                failed.add(own.co_qualname)
+            else:
+                self._give(function, before, after)
+        if failed:
+            return (
+                f"what {', '.join(sorted(failed))} runs is not what stands in the file now: it was "
+                "edited after it was imported"
+            )
+        return ""
+
+    def _give(self, function: FunctionType, before: CodeType, after: CodeType) -> None:
+        """`function` runs `after`, with our calls, in place of `before`."""
+        function.__code__ = after
+        self._swapped[id(function)] = _Swapped(function, before, after)
+        for each in _all_code(after):
+            self._ours[each] = self._lines[self._canonical(after.co_filename)]
+
+    # -- modules that are imported later ---------------------------------------------------
+
+    def _hook_imports(self, wanted: bool) -> None:
+        loader = importlib.machinery.SourceFileLoader
+        if wanted and self._get_code is None:
+            self._get_code = plain = loader.get_code
+            swap = self
+
+            def get_code(self: Any, fullname: str) -> CodeType | None:
+                path = self.get_filename(fullname)
+                if swap._canonical(path) not in swap._lines:
+                    code: CodeType | None = plain(self, fullname)
+                    return code
+                tree = swap.instrumented(ast.parse(self.get_data(path), path), path)
+                made = compile(tree, path, "exec", dont_inherit=True)
+                swap.compiled(made)
+                return made
+
+            loader.get_code = get_code  # type: ignore[method-assign]
+        elif not wanted and self._get_code is not None:
+            loader.get_code = self._get_code  # type: ignore[method-assign]
+            self._get_code = None
+
+
+def source_of(file: str) -> str:
+    """The text of a file or a cell; the cell's first line, its magic, left empty."""
+    if not file.startswith("<"):
+        linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    if file.startswith("<") and lines and lines[0].lstrip().startswith("%%"):
+        lines = ["\n", *lines[1:]]
+    return "".join(lines)
+
+
+def _functions() -> Iterator[FunctionType]:
+    """All of them; a cell's own code, which IPython may make a function of, is none."""
+    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
+    return (each for each in functions if each.__code__.co_qualname != "<module>")
+
+
+def _all_code(code: CodeType) -> Iterator[CodeType]:
+    """The code, and that of all functions and classes in it."""
+    yield code
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            yield from _all_code(constant)
+
+
+def _lines_of(code: CodeType) -> Iterable[int]:
+    return (line for each in _all_code(code) for _, _, line in each.co_lines() if line)
+
+
+def _key(code: CodeType) -> Key:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _compiled(tree: ast.Module, name: str, flags: int) -> dict[Key, CodeType]:
+    flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if name.startswith("<") else 0
+    module = compile(tree, name, "exec", flags=flags, dont_inherit=True)
+    codes = {}
+    for code in _all_code(module):
+        key = _key(code)
+        # Two of the same name in one line (lambdas) cannot be told apart.
+        codes[key] = None if key in codes else code
+    return {key: code for key, code in codes.items() if code is not None}
+
+
+def _alike(one: CodeType, other: CodeType) -> bool:
+    return (
+        one.co_code == other.co_code
+        and one.co_names == other.co_names
+        and one.co_freevars == other.co_freevars
+    )

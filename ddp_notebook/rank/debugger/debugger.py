@@ -1,0 +1,296 @@
+"""The debugger of this rank: which thread stands before which line, and what lets it go on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ddp_notebook.model import LineLeft, LineStopped
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import How, Move
+from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.debugger import monitoring
+from ddp_notebook.rank.debugger.breakpoints import Breakpoints
+from ddp_notebook.rank.debugger.code_swap import source_of
+from ddp_notebook.rank.debugger.goals import Goal, has_line
+from ddp_notebook.rank.debugger.monitoring import Monitoring
+from ddp_notebook.rank.debugger.stops import Stop
+from ddp_notebook.rank.debugger.tracing import Tracing
+from ddp_notebook.rank.inspect import frames
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.main_thread import Aborted, MainThread
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.rank_process import Events
+
+_AROUND = 3
+"""Lines of source that are told before the line of a stop, and after it."""
+_LONGEST_SOURCE = 160
+_POLL_S = 0.05
+
+
+class Backend(Protocol):
+    """How lines are seen: `Tracing` on Python 3.11, `Monitoring` from 3.12 on."""
+
+    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+        """Stop before these lines, and before no others; by file, why one cannot be."""
+
+    def compiled(self, tree: Any, file: str) -> Any:
+        """The module `tree` as it is to be compiled."""
+
+    def was_compiled(self, code: CodeType) -> None:
+        """This is what it was compiled to."""
+
+    def step(self, goal: Goal | None, frame: FrameType) -> None:
+        """This thread goes on from `frame` to `goal`; None: to the next breakpoint."""
+
+    def goal(self) -> Goal | None:
+        """This thread's goal."""
+
+    def forget(self) -> None:
+        """Nothing is stepped any more. On the main thread."""
+
+
+class Debugger(Component):
+    """Stops threads of this rank before lines. `names` gives the user's global ones."""
+
+    def __init__(
+        self,
+        main_thread: MainThread,
+        gate: PauseGate,
+        user_code: UserCode,
+        events: Events,
+        names: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self.enabled = True
+        """False: all breakpoints are passed, `breakpoint()` too."""
+        self._main_thread = main_thread
+        self._gate = gate
+        self._user_code = user_code
+        self._events = events
+        self.breakpoints = Breakpoints(user_code.is_users, names, sys_stdout)
+        kind = Monitoring if monitoring.is_there() else Tracing
+        self.backend: Backend = kind(self._on_line, self._on_call, self.breakpoints.canonical)
+        self._problems: Mapping[str, str] = {}
+        self._run = 0
+        self._pid = os.getpid()
+        self._count = itertools.count(1)
+        self._turn = threading.Lock()
+        """Held by the one thread that stands at a line."""
+        self.stopped: Stop | None = None
+        """Where it stands; None while none does."""
+        self._inside: set[int] = set()
+        """Threads that are in here: what they evaluate meanwhile is not stopped."""
+        self._passing: dict[int, tuple[int, int]] = {}
+        """By thread: the frame and the line where it stopped as its step was over, so that a
+        breakpoint there does not stop it once more."""
+        self._after_gate: Move | None = None
+        gate.on_leave = self._left_gate
+
+    # -- moments of the rank ---------------------------------------------------------------
+
+    def attach(self) -> None:
+        """A forked child (a worker of a DataLoader) is no rank: nothing is stopped there."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave_child_alone)
+
+    def _leave_child_alone(self) -> None:
+        sys.settrace(None)
+        self._run, self.enabled = 0, False
+
+    def run_begins(self, run: Run) -> None:
+        """From now on lines are those of this run."""
+        self._run = run.number
+        self._passing.clear()
+
+    def run_ends(self) -> None:
+        """A thread that outlives the run goes on; nothing is stepped any more."""
+        self._run = 0
+        if (stop := self.stopped) is not None:
+            stop.go_on(Move(How.END))
+        self.backend.forget()
+
+    # -- code that is about to run ---------------------------------------------------------
+
+    def compiled(self, tree: Any, file: str) -> Any:
+        """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
+        if self.breakpoints.adopt(tree, file):
+            self._watch()
+        return self.backend.compiled(tree, file)
+
+    def was_compiled(self, code: CodeType) -> None:
+        """This is what it was compiled to."""
+        self.backend.was_compiled(code)
+
+    def _watch(self) -> None:
+        lines = self.breakpoints.lines if self.enabled else {}
+        self._problems = self.backend.watch(lines)
+
+    # -- reasons to stop -------------------------------------------------------------------
+
+    def on_breakpoint(self, frame: FrameType | None, why: str) -> bool:
+        """`breakpoint()`, or another debugger's way to say it, in `frame`; whether it stopped."""
+        users, _ = self._user_code.innermost(frames.frames_of(frame))
+        frame = users or frame
+        if frame is None or not self._may_stop():
+            return False
+        if self._passing.pop(threading.get_ident(), None) != (id(frame), frame.f_lineno):
+            self._stop(frame, why)
+        return True
+
+    def _on_line(self, frame: FrameType, has_breakpoints: bool) -> None:
+        """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
+        if not self._may_stop():
+            return
+        goal = self.backend.goal()
+        reached = goal is not None and goal.reached(frame)
+        reasons = self._hit(frame, frame.f_lineno) if has_breakpoints else ()
+        if reached:
+            self._passing[threading.get_ident()] = id(frame), frame.f_lineno
+        if reached or reasons:
+            self._stop(frame, "; ".join(reasons))
+
+    def _on_call(self, frame: FrameType, line: int) -> None:
+        """A call that was compiled in before a line of a breakpoint."""
+        if not self._may_stop():
+            return
+        reasons = self._hit(frame, line)
+        passing = self._passing.pop(threading.get_ident(), None) == (id(frame), line)
+        if reasons and not passing:
+            self._stop(frame, "; ".join(reasons))
+
+    def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
+        with self._inside_here():
+            return self.breakpoints.hit(frame, line)
+
+    def _may_stop(self) -> bool:
+        return bool(self._run) and self.enabled and threading.get_ident() not in self._inside
+
+    @contextlib.contextmanager
+    def _inside_here(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._inside.add(thread)
+        try:
+            yield
+        finally:
+            self._inside.discard(thread)
+
+    # -- a stop ----------------------------------------------------------------------------
+
+    def _stop(self, frame: FrameType, why: str) -> None:
+        """Wait here until this thread is told to go on. Raises KeyboardInterrupt, Aborted."""
+        with self._inside_here():
+            while not self._turn.acquire(timeout=_POLL_S):
+                self._check()
+            stop = self.stopped = Stop(next(self._count), frame, why)
+            try:
+                order = self._wait(stop)
+            except BaseException:
+                self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
+                raise
+            finally:
+                self.stopped, self._main_thread.paused_at = None, ""
+                self._turn.release()
+        self._go_on(order, frame)
+
+    def _wait(self, stop: Stop) -> Move:
+        self._main_thread.paused_at = self._user_code.describe(stop.frame)
+        self._events.collect()
+        self._events.emit_now(LineStopped, **self._told(stop))
+        return stop.wait(self._check)
+
+    def _check(self) -> None:
+        if self._main_thread.abort.is_set():
+            raise Aborted("aborted (%ddp_abort)")
+
+    def _told(self, stop: Stop) -> dict[str, Any]:
+        frame = stop.frame
+        code, line = frame.f_code, frame.f_lineno
+        cell = frames.CELL_NAME.fullmatch(code.co_filename)
+        lines = source_of(code.co_filename).splitlines()
+        first = max(1, line - _AROUND)
+        main = threading.main_thread()
+        return {
+            "cell": self._run,
+            "stop": stop.number,
+            "file": f"cell {cell[1]}" if cell else code.co_filename,
+            "line": line,
+            "function": code.co_qualname.rpartition(".<locals>.")[2],
+            "why": stop.why[:300],
+            "thread": "" if stop.thread is main else stop.thread.name,
+            "first": first,
+            "source": tuple(each[:_LONGEST_SOURCE] for each in lines[first - 1 : line + _AROUND]),
+        }
+
+    def _go_on(self, order: Move, frame: FrameType) -> None:
+        """Have this thread, which stood at `frame`, go on as it is told."""
+        goal: Goal | None = None
+        if order.how is How.COLLECTIVE:
+            self._gate.paused = True
+        elif order.how is not How.END:
+            goal = Goal(order.how, frame, order.line, self._user_code.is_users)
+            goal = goal if goal.frames or goal.into else None
+        try:
+            self.backend.step(goal, frame)
+        except RuntimeError as error:  # a profiler may have what stepping needs
+            sys.stderr.write(f"This rank cannot be stepped, and the code continued: {error}\n")
+
+    def _left_gate(self) -> None:
+        """The main thread was paused before a collective, and issues it now."""
+        order, self._after_gate = self._after_gate, None
+        if order is not None:
+            frame, _ = self._user_code.innermost(frames.frames_of(sys._getframe(1)))
+            if frame is not None:
+                self._go_on(order, frame)
+
+    def users_frames(self, frame: FrameType) -> list[FrameType]:
+        """The user's frames from `frame` on outwards."""
+        is_users = self._user_code.is_users
+        return [each for each in frames.chain(frame) if is_users(each.f_code.co_filename)]
+
+    # -- questions -------------------------------------------------------------------------
+
+    def move(self, order: Move) -> calls.Moved:
+        """Let the thread that stands at a line, or before a collective, go on. Any thread."""
+        stop = self.stopped
+        if stop is None:
+            return self._move_from_gate(order)
+        if stop.ordered:
+            return calls.Moved(stop.number)
+        if order.how is How.LINE and not has_line(stop.frame, order.line):
+            return calls.Moved(0, f"line {order.line} is not in {stop.frame.f_code.co_qualname}")
+        stop.go_on(order)
+        return calls.Moved(stop.number)
+
+    def _move_from_gate(self, order: Move) -> calls.Moved:
+        if self._gate.at is None:
+            return calls.Moved(0)
+        if order.how is How.COLLECTIVE:
+            return calls.Moved(0, collective=self._gate.step())
+        self._after_gate = order
+        return calls.Moved(0, collective=self._gate.resume())
+
+    def set_breakpoints(self, wanted: calls.Breakpoints) -> calls.Bounds:
+        """Have these breakpoints and no others; where each is. Any thread."""
+        self.enabled = wanted.enabled
+        self.breakpoints.replace(wanted.breakpoints)
+        self._watch()
+        return calls.Bounds(self.breakpoints.bounds(self._problems))
+
+    def bounds(self) -> calls.Bounds:
+        """Where each breakpoint is, and how often it was passed. Any thread."""
+        if self.breakpoints.has_pending and self.breakpoints.bind_pending():
+            self._watch()
+        return calls.Bounds(self.breakpoints.bounds(self._problems))
+
+
+def sys_stdout(text: str) -> None:
+    """Print for the user, wherever the rank's output goes now."""
+    sys.stdout.write(text)

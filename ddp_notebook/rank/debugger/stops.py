@@ -1,0 +1,66 @@
+"""A thread that waits at a line: it evaluates what it is asked to, and goes on when it is told."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any, TypeVar
+
+from ddp_notebook.rank.calls import Move
+
+_POLL_S = 0.05
+"""How often a thread that waits looks whether its run was aborted."""
+
+T = TypeVar("T")
+
+
+class Stop:
+    """A thread that stands before a line. `number` counts a rank's stops."""
+
+    def __init__(self, number: int, frame: FrameType, why: str) -> None:
+        self.number = number
+        self.frame = frame
+        self.why = why
+        self.thread = threading.current_thread()
+        self.ordered = False
+        """It was told to go on, and is about to."""
+        self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
+
+    def go_on(self, order: Move) -> None:
+        """Let the thread go on. From any other thread."""
+        self.ordered = True
+        self._inbox.put(order)
+
+    def ask(self, compute: Callable[[], T], timeout_s: float) -> T:
+        """What `compute` gives in the thread that waits. Raises what it raises, TimeoutError."""
+        answer: Future[Any] = Future()
+
+        def work() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(compute())
+                except Exception as error:  # noqa: BLE001  # raised where it is waited for
+                    answer.set_exception(error)
+
+        self._inbox.put(work)
+        try:
+            result: T = answer.result(timeout_s)
+        except TimeoutError:
+            answer.cancel()
+            raise
+        return result
+
+    def wait(self, check: Callable[[], None]) -> Move:
+        """Wait until the thread is to go on. `check` raises what ends the wait."""
+        while True:
+            try:
+                message = self._inbox.get(timeout=_POLL_S)
+            except queue.Empty:
+                check()
+                continue
+            if isinstance(message, Move):
+                return message
+            message()

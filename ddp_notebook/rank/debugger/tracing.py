@@ -1,0 +1,143 @@
+"""The back end for Python 3.11: sys.settrace while a thread is stepped, and nothing else.
+
+Breakpoints are calls of ours in the code: see `instrument` and `code_swap`. Only code that ran
+already when its breakpoint was set is traced, until it returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import opcode
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+from ddp_notebook.rank.debugger.code_swap import CodeSwap
+from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
+from ddp_notebook.rank.inspect.frames import chain
+
+_YIELDS = opcode.opmap["YIELD_VALUE"]
+_PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+OnLine = Callable[[FrameType, bool], None]
+"""Told of a line about to run; whether its breakpoints are to be looked at too."""
+
+
+class Tracing:
+    """Tells `on_line` of the lines of threads that are stepped. `canonical` names files."""
+
+    def __init__(
+        self, on_line: OnLine, on_call: Callable[[FrameType, int], None], canonical: Any
+    ) -> None:
+        self._on_line = on_line
+        self._canonical = canonical
+        self._goals: dict[int, Goal] = {}
+        self._lines: Mapping[str, frozenset[int]] = {}
+        self._swap = CodeSwap(on_call, canonical)
+        self._followed: dict[int, set[FrameType]] = {}
+        """By thread: frames with breakpoints that ran already when these were set."""
+        self._pending = _PENDING_CALL(self._arm_main_thread)
+
+    # -- breakpoints ---------------------------------------------------------------------
+
+    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+        """Stop before these lines, and before no others; by file, why one cannot be."""
+        self._lines = lines
+        problems = self._swap.apply(lines)
+        if lines and self._to_follow(sys._current_frames().get(threading.main_thread().ident or 0)):
+            ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+        return problems
+
+    def compiled(self, tree: Any, file: str) -> Any:
+        """The module `tree` with our calls before its breakpoints; to be compiled as `file`."""
+        return self._swap.instrumented(tree, file)
+
+    def was_compiled(self, code: CodeType) -> None:
+        """This is what it was compiled to."""
+        self._swap.compiled(code)
+
+    def _arm_main_thread(self, _: object) -> int:
+        """Called by Python between two instructions of the main thread."""
+        thread = threading.get_ident()
+        if thread not in self._goals:
+            self._follow(thread, sys._getframe(1))
+        return 0
+
+    def _to_follow(self, frame: FrameType | None) -> list[FrameType]:
+        return [
+            each
+            for each in (chain(frame) if self._lines else ())
+            if self._canonical(each.f_code.co_filename) in self._lines
+            and not self._swap.is_ours(each.f_code)
+        ]
+
+    def _follow(self, thread: int, frame: FrameType | None) -> None:
+        """Trace the frames that have breakpoints and ran before these were set."""
+        frames = set(self._to_follow(frame))
+        for each in frames:
+            each.f_trace = self._local
+        if frames:
+            self._followed[thread] = frames
+            sys.settrace(self._global)
+        elif self._followed.pop(thread, None) is not None and thread not in self._goals:
+            sys.settrace(None)
+
+    # -- stepping ------------------------------------------------------------------------
+
+    def step(self, goal: Goal | None, frame: FrameType) -> None:
+        """This thread goes on from `frame` to `goal`; None: to the next breakpoint."""
+        thread = threading.get_ident()
+        self._goals.pop(thread, None)
+        if goal is not None:
+            self._goals[thread] = goal
+            for each in goal.frames:
+                each.f_trace = self._local
+            sys.settrace(self._global)
+        self._follow(thread, frame)
+        if goal is None and thread not in self._followed:
+            sys.settrace(None)
+
+    def goal(self) -> Goal | None:
+        """This thread's goal."""
+        return self._goals.get(threading.get_ident())
+
+    def forget(self) -> None:
+        """This thread is stepped no more, and no goal of others counts."""
+        self._goals.clear()
+        self._followed.clear()
+        sys.settrace(None)
+
+    def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
+        goal = self._goals.get(threading.get_ident())
+        return self._local if goal is not None and goal.into else None
+
+    def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        thread = threading.get_ident()
+        if event == "line":
+            self._on_line(frame, not self._swap.is_ours(frame.f_code))
+        elif event == "return":
+            self._left(thread, frame, yielded=_yields(frame))
+        if thread not in self._goals and thread not in self._followed:
+            sys.settrace(None)
+            return None
+        return self._local
+
+    def _left(self, thread: int, frame: FrameType, *, yielded: bool) -> None:
+        goal = self._goals.get(thread)
+        if goal is not None and goal.left(frame, yielded=yielded):
+            for each in goal.frames:
+                each.f_trace = self._local
+            if not goal.frames:
+                del self._goals[thread]
+        followed = self._followed.get(thread)
+        if followed is not None and not yielded:
+            followed.discard(frame)
+            if not followed:
+                del self._followed[thread]
+
+
+def _yields(frame: FrameType) -> bool:
+    """Whether a frame that is left stays, to be gone on with."""
+    return can_be_suspended(frame) and frame.f_code.co_code[frame.f_lasti] == _YIELDS

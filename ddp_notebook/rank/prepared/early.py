@@ -1,0 +1,151 @@
+"""Before a prepared rank calls init_process_group: who it is, and where its main thread is.
+
+Runs at the end of `import torch`, so that it imports little. The runtime of a rank is attached
+when init_process_group is first called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ddp_notebook.launch.child import load
+from ddp_notebook.rank.control_socket import ControlSocket
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.ending import note_the_end
+from ddp_notebook.rank.prepared.job_folder import About
+
+_PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
+_TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}{os.sep}")
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+
+
+@functools.cache  # the entry point may be installed twice
+def begin() -> None:
+    """Prepare this process: now if it is a rank, else if it becomes one. Once."""
+    here = Prepared()
+    rank = os.environ.get("RANK", "")
+    if rank.isascii() and rank.isdigit() and _is_ranks_own():
+        os.environ[_PID_VARIABLE] = str(os.getpid())
+        here.appear(int(rank))
+    here.watch()
+
+
+def _is_ranks_own() -> bool:
+    """False of what a rank has started: it inherits RANK."""
+    spawned = sys.modules.get("multiprocessing.process")
+    if spawned is not None and spawned.parent_process() is not None:
+        return False
+    return os.environ.get(_PID_VARIABLE, str(os.getpid())) == str(os.getpid())
+
+
+class Prepared:
+    """This process as a rank that can be asked."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._folder: Path | None = None
+        self._questions: ControlSocket | None = None
+        self._attached = False
+        self._rank = -1
+
+    def appear(self, rank: int) -> None:
+        """Leave word of this process, and answer where its main thread is."""
+        about = _about(rank)
+        self._rank, self._folder = rank, job_folder.make(about)
+        if self._folder is not None:
+            note_the_end(self._folder)
+            self._questions = ControlSocket(self._folder / "ask", self._answer)
+            self._questions.attach()
+
+    def watch(self) -> None:
+        """Attach the runtime when init_process_group is called, under any name it was got by."""
+        torchs = distributed_c10d.init_process_group
+
+        @functools.wraps(torchs)
+        def init_process_group(*args: Any, **options: Any) -> None:
+            if not self._attached:
+                self._attached = True
+                if distributed_c10d.init_process_group is init_process_group:
+                    distributed_c10d.init_process_group = torchs
+                    dist.init_process_group = torchs
+                with contextlib.suppress(Exception):  # the job goes on without us
+                    self._attach(options)
+            call = distributed_c10d.init_process_group
+            (torchs if call is init_process_group else call)(*args, **options)
+
+        distributed_c10d.init_process_group = init_process_group
+        dist.init_process_group = init_process_group
+
+    def _attach(self, options: Mapping[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            self._folder = self._questions = None  # a fork: it is another rank, if it is one
+            self._rank = -1
+        if self._rank < 0:
+            given = options.get("rank", -1)
+            rank = given if isinstance(given, int) and given >= 0 else os.environ.get("RANK", "")
+            self.appear(int(rank))
+        if self._folder is None:
+            return
+        # Loaded only now: it takes as long as a good part of torch. Meanwhile we answer here.
+        attached = load("ddp_notebook.rank.prepared.attached")
+        if self._questions is not None:
+            self._questions.close()
+        attached.attach(self._rank, self._folder)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            job_folder.sweep()
+
+    def _answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """A report of a rank that has not called init_process_group: it runs code of its own."""
+        if question != "report":
+            return {"error": "it has not called init_process_group yet"}
+        path = _path()
+        doing = f"{path[-1]['file']}:{path[-1]['line']}" if path else "Python's own code"
+        report = {"rank": self._rank, "activity": "busy", "doing": doing, "path": path, "run": 1}
+        return {"answer": report}
+
+
+def _path() -> list[dict[str, Any]]:
+    """The main thread's lines of the user's code, the outermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    path: list[dict[str, Any]] = []
+    while frame is not None and len(path) < 50:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if not file.startswith(("<", _OURS)) and not any(part in file for part in _LIBRARIES):
+            function = "" if name == "<module>" else name
+            path.append({"file": Path(file).name, "line": frame.f_lineno, "function": function})
+        frame = frame.f_back
+    return path[::-1]
+
+
+def _about(rank: int) -> About:
+    environment = os.environ
+    world = environment.get("WORLD_SIZE", "")
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return About(
+        pid=os.getpid(),
+        began=job_folder.began(os.getpid()),
+        parent=os.getppid(),
+        parent_began=job_folder.began(os.getppid()),
+        rank=rank,
+        world_size=int(world) if world.isascii() and world.isdigit() else None,
+        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 0,
+        script=os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",  # noqa: PTH100
+        folder=str(Path.cwd()),
+        host=job_folder.host(),
+        pids=job_folder.namespace(),
+        wall_s=time.time(),
+        agents_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        told={name: environment[name] for name in _TOLD if name in environment},
+    )

@@ -1,0 +1,169 @@
+"""Where prepared ranks of this user leave what others read: a folder for each process.
+
+A process is known by its number and when it began: numbers are used again. Ranks of one job have
+one parent, or the parent's number in common; a launcher that starts them anew counts its attempts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from ddp_notebook.launch.session_folder import is_private, parents
+
+FOLDER_VARIABLE = "DDP_NOTEBOOK_FOLDER"
+KEPT_JOBS = 5
+"""Of jobs that have ended, the newest."""
+_ABOUT = "about.json"
+_ABOUT_BYTES = 1 << 16
+_MOST_PROCESSES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a prepared process says of itself when it begins. None: it has no such number."""
+
+    pid: int
+    began: int
+    """When it began, in ticks of the kernel since it was booted."""
+    parent: int
+    parent_began: int
+    rank: int
+    world_size: int | None
+    attempt: int
+    script: str
+    folder: str
+    """Its current folder then."""
+    host: str
+    pids: str
+    """The namespace of process numbers; in another one they mean other processes."""
+    wall_s: float
+    agents_store: bool = False
+    """The launcher's agent hosts the store, and no rank does."""
+    told: Mapping[str, str] | None = None
+    version: int = 1
+
+    @property
+    def job(self) -> tuple[object, ...]:
+        """The same for all ranks of a job on this host."""
+        return self.parent, self.parent_began, self.attempt, self.script
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self.pids == namespace() and began(self.pid) == self.began
+
+
+def root() -> Path:
+    """The folder of this user's prepared processes; it may not be there."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    return Path(given) if given else parents()[0] / f"ddp-notebook-jobs-{os.getuid()}"
+
+
+def make(about: About) -> Path | None:
+    """A folder for a process; None where none can be had that nobody else can enter."""
+    folder = root()
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not is_private(folder):
+        return None
+    own = folder / f"{about.pid}-{about.began}"
+    own.mkdir(mode=0o700, exist_ok=True)  # it may run another program now (exec)
+    write(own / _ABOUT, asdict(about))
+    return own
+
+
+def write(path: Path, content: Mapping[str, object]) -> None:
+    """Write JSON so that who reads has all of it or none."""
+    beside = path.with_suffix(".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(content, stream)
+    beside.replace(path)
+
+
+def read(path: Path, most_bytes: int) -> dict[str, object]:
+    """What `write` wrote; empty where it is not there, or no JSON."""
+    try:
+        with path.open("rb") as stream:
+            value = json.loads(stream.read(most_bytes))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def processes() -> list[tuple[About, Path]]:
+    """This user's prepared processes with their folders, the oldest first."""
+    folder = root()
+    if not is_private(folder):
+        return []
+    found = []
+    for own in sorted(folder.iterdir())[:_MOST_PROCESSES]:
+        about = _about(read(own / _ABOUT, _ABOUT_BYTES)) if is_private(own) else None
+        if about is not None:
+            found.append((about, own))
+    return sorted(found, key=lambda each: each[0].wall_s)
+
+
+def sweep() -> None:
+    """Remove the folders of all jobs that have ended, but for the newest."""
+    jobs: dict[tuple[object, ...], list[tuple[About, Path]]] = {}
+    for about, own in processes():
+        jobs.setdefault(about.job, []).append((about, own))
+    ended = [of for of in jobs.values() if not any(about.alive for about, _ in of)]
+    for of in ended[: max(0, len(ended) - KEPT_JOBS)]:
+        for _, own in of:
+            shutil.rmtree(own, ignore_errors=True)
+
+
+def _about(wire: Mapping[str, object]) -> About | None:
+    """What `About` was written as; None of anything else, and of another version's."""
+    names = {field.name for field in fields(About)}
+    try:
+        about = About(**{name: value for name, value in wire.items() if name in names})  # type: ignore[arg-type]
+        numbers = (
+            about.pid,
+            about.began,
+            about.parent,
+            about.parent_began,
+            about.rank,
+            about.attempt,
+        )
+        texts = about.script, about.folder, about.host, about.pids
+    except TypeError:
+        return None
+    whole = all(isinstance(number, int) for number in numbers)
+    whole = whole and all(isinstance(text, str) for text in texts)
+    return about if whole and about.version == 1 and isinstance(about.wall_s, float) else None
+
+
+# -- processes -------------------------------------------------------------------------------
+
+
+def began(pid: int) -> int:
+    """When a process began, in ticks since the kernel was booted; 0 where there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    state, *rest = stat.rpartition(")")[2].split()
+    return 0 if state == "Z" else int(rest[18])
+
+
+def namespace() -> str:
+    """The namespace of this process's numbers; empty where there are none."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def host() -> str:
+    """The name of this host."""
+    return socket.gethostname()

@@ -1,0 +1,153 @@
+"""The first evaluations of a replica, and the random numbers drawn before its training forwards.
+
+An evaluation is a row of forwards without gradients, between two backwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import EvaluationFacts, Place, StepStart
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.training.samplers import Source, hash_of
+
+_EVALUATIONS, _INPUTS, _STARTS = 8, 2, 8
+_STATISTICS, _STATISTICS_BYTES = 64, 2**20
+
+
+class Evaluation:
+    """One row of forwards without gradients."""
+
+    def __init__(self, backwards: int, module: torch.nn.Module, line: Line | None) -> None:
+        self.backwards = backwards
+        self.training = module.training
+        self.line = line
+        self.statistics = _statistics(module)
+        self.forwards = 0
+        self.source: Source | None = None
+        self.inputs: list[str] = []
+        self.written = 0
+        self.wrote: bool | None = None
+        self.over = False
+
+    def facts(self) -> EvaluationFacts:
+        """As they are told."""
+        return EvaluationFacts(
+            self.backwards,
+            self.forwards,
+            self.training,
+            self.source is not None,
+            tuple(self.inputs),
+            self.statistics,
+            self.wrote,
+            Place(*self.line) if self.line else None,
+        )
+
+
+class Moments:
+    """What is seen of one replica at its forwards."""
+
+    def __init__(self, call_sites: CallSites) -> None:
+        self._call_sites = call_sites
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.evaluations: list[Evaluation] = []
+        self.starts: list[StepStart] = []
+        self.start_line: Line | None = None
+        self.autocast = ""
+        self._evaluation: Evaluation | None = None
+        self._random = ""
+        self._loads = 0
+
+    def evaluates(
+        self, module: torch.nn.Module, inputs: Any, backwards: int, source: Source | None
+    ) -> None:
+        """A forward without gradients begins; its batches may come from `source`."""
+        current = self._evaluation
+        if current is None:
+            if len(self.evaluations) >= _EVALUATIONS:
+                return
+            current = Evaluation(backwards, module, self._call_sites.users_line())
+            current.written = _printed() or 0
+            self._evaluation = current
+            self.evaluations.append(current)
+        current.forwards += 1
+        current.source = source
+        if len(current.inputs) < _INPUTS:
+            current.inputs.append(hash_of(inputs))
+
+    def trains(self, inputs: Any, loads: int) -> None:
+        """A forward with gradients begins; so many loaders were iterated by now."""
+        if len(self.starts) >= _STARTS:
+            return
+        if self.start_line is None:
+            self.start_line = self._call_sites.users_line()
+            self.autocast = _autocast()
+        random = _random_state()
+        drew = bool(self._random) and random != self._random and loads == self._loads
+        self.starts.append(StepStart(random, drew, hash_of(inputs)))
+        self._random = ""
+
+    def stepped(self, loads: int) -> None:
+        """A training step is over."""
+        if len(self.starts) < _STARTS:
+            self._random, self._loads = _random_state(), loads
+
+    def backward(self) -> None:
+        """A backward begins, or the run is over: so is an evaluation.
+
+        The batches that it got may be those that are trained on.
+        """
+        current, self._evaluation = self._evaluation, None
+        if current is not None:
+            self._end(current)
+
+    def _end(self, evaluation: Evaluation) -> None:
+        written = _printed()
+        evaluation.wrote = None if written is None else written > evaluation.written
+        if evaluation.source is not None and evaluation.source.trained:
+            evaluation.source = None
+
+    def evaluation_facts(self) -> tuple[EvaluationFacts, ...]:
+        """The first evaluations, the last one as it is now."""
+        return tuple(each.facts() for each in list(self.evaluations))
+
+
+def _printed() -> int | None:
+    """How much was printed so far; None where that is not known."""
+    count = getattr(sys.stdout, "printed", None)
+    return count() if callable(count) else None
+
+
+def _autocast() -> str:
+    """The dtype of torch.autocast, on a CPU or a GPU; "" where it is off."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return ""
+
+
+def _random_state() -> str:
+    return f"{zlib.crc32(torch.get_rng_state().numpy().data):08x}"
+
+
+def _statistics(module: torch.nn.Module) -> str:
+    """A hash of the running statistics of batches; "" where there are none, or too many."""
+    hashed, seen, size = 0, 0, 0
+    for part in module.modules():
+        for name in ("running_mean", "running_var"):
+            tensor = getattr(part, name, None)
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu:
+                continue
+            seen += 1
+            size += tensor.numel() * tensor.element_size()
+            if seen > _STATISTICS or size > _STATISTICS_BYTES:
+                return ""
+            hashed = zlib.crc32(tensor.detach().contiguous().numpy().data, hashed)
+    return f"{hashed:08x}" if seen else ""

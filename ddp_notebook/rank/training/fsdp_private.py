@@ -1,0 +1,146 @@
+"""The one place for the private API of FSDP2 (`fully_shard`) and DTensor: modules, gradients.
+
+Everything is looked up by name, none of it imports FSDP, and nothing here communicates. Where a
+release changes it, nothing is known of sharded modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ddp_notebook.model import Ranks
+
+PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_ALL_STATES_MODULE = "torch.distributed._composable_state"
+_MOST_FRAMES = 24
+
+
+class Unit(NamedTuple):
+    """A module, or several, that FSDP gathers as one; `mesh` are the ranks that have its parts."""
+
+    name: str
+    parameters: int
+    reshards: bool
+    syncs: bool
+    mesh: tuple[int, ...]
+
+
+def root_of(frame: FrameType | None) -> Any:
+    """What all units of the model share in whose FSDP code these frames are; None for none."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
+            found = _shared(frame.f_locals.get("self"))
+            if found is not None:
+                return found
+        frame = frame.f_back
+    return None
+
+
+def _shared(owner: Any) -> Any:
+    """The context of a state, or of the state of a parameter group's module."""
+    context = getattr(owner, "_state_ctx", None)
+    modules = getattr(owner, "modules", ()) if context is None else ()
+    for module in modules if isinstance(modules, tuple) else ():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        context = getattr(state, "_state_ctx", None)
+        if context is not None:
+            break
+    return context if hasattr(context, "all_states") else None
+
+
+def units(context: Any) -> tuple[Unit, ...]:
+    """The units of a model by what `root_of` gave; () where this FSDP is another."""
+    with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+        return tuple(
+            Unit(
+                str(group._module_fqn or ""),
+                sum(int(each._orig_size.numel()) for each in group.fsdp_params),
+                group.post_forward_mesh_info is not None,
+                bool(group.reduce_grads),
+                tuple(int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()),
+            )
+            for state in context.all_states
+            for group in state._fsdp_param_groups
+        )
+    return ()
+
+
+def in_use() -> bool:
+    """True when this process has loaded FSDP2."""
+    return _STATE_MODULE in sys.modules
+
+
+def local_part(tensor: Any) -> torch.Tensor | None:
+    """What this rank holds of a tensor; None where that is no plain tensor of a CPU."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    plain = type(local) in (torch.Tensor, torch.nn.Parameter)
+    return local.detach() if plain and local.is_cpu else None
+
+
+def mesh_of(parameters: Iterable[Any]) -> Ranks:
+    """The ranks among which these parameters are sharded; none unless all are, in one mesh."""
+    found: set[Ranks] = set()
+    for parameter in parameters:
+        mesh = getattr(parameter, "device_mesh", None)
+        placements = getattr(parameter, "placements", ())
+        if mesh is None or not any(each.is_shard() for each in placements):
+            return ()
+        found.add(tuple(sorted(mesh.mesh.flatten().tolist())))
+    return found.pop() if len(found) == 1 else ()
+
+
+class Pending:
+    """Gradients of sharded parameters that are kept unreduced: what `set_requires_gradient_sync`
+    and `set_requires_all_reduce` leave, to be reduced with those of a later backward."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        groups = [group for group in _groups() if _holds(group, parameters)]
+        self._groups = [weakref.ref(group) for group in groups]
+
+    def __bool__(self) -> bool:
+        return any(_is_pending(group) for ref in self._groups if (group := ref()) is not None)
+
+
+def _groups() -> Iterator[Any]:
+    """Every group of parameters that FSDP2 communicates together."""
+    if not in_use():
+        return
+    states = getattr(sys.modules.get(_ALL_STATES_MODULE), "_module_state_mapping", {})
+    for ref in list(states.values()):
+        state = ref()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        yield from (group for group in groups if group is not None)
+
+
+def _ends(group: Any) -> list[Any]:
+    """The first and the last parameter: all of a group are treated alike."""
+    parameters = list(getattr(group, "fsdp_params", ()))
+    return parameters[:1] + parameters[1:][-1:]
+
+
+def _holds(group: Any, parameters: set[int]) -> bool:
+    return any(id(getattr(each, "sharded_param", None)) in parameters for each in _ends(group))
+
+
+def _is_pending(group: Any) -> bool:
+    if getattr(group, "_partial_reduce_output", None) is not None:
+        return True
+    for each in _ends(group):
+        whole = getattr(each, "_unsharded_param", None)
+        if getattr(each, "unsharded_accumulated_grad", None) is not None:
+            return True
+        if whole is not None and whole.grad is not None:
+            return True
+    return False

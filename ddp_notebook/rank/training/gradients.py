@@ -1,0 +1,125 @@
+"""What becomes of an optimizer's gradients between two steps, in the first steps of a run.
+
+A few values of a few gradients are kept: after the backward, and before the step. By what all of
+them were multiplied meanwhile is seen so, and whether a step's gradients were still there, as
+they were, when the next backward began.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.training import fsdp_private
+
+WATCHED_STEPS = 8
+_PARAMETERS, _VALUES = 4, 8
+_ALIKE = 1e-4
+"""Factors of two values that differ by less, of their size, are one factor."""
+_FEWEST = 4
+"""Values that must agree on a factor."""
+
+
+class Gradients:
+    """Those of one optimizer."""
+
+    def __init__(self, groups: Iterable[Any]) -> None:
+        parameters = [each for group in groups for each in group["params"]]
+        self._some = [weakref.ref(each) for each in _spread(parameters, _PARAMETERS)]
+        self.mesh = fsdp_private.mesh_of(parameters)
+        self._pending = (
+            fsdp_private.Pending({id(each) for each in parameters}) if self.mesh else None
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.factors: list[float | None] = []
+        self.pending_steps = 0
+        self.watched_steps = self.leftover_steps = 0
+        self._after_backward: list[list[float]] = []
+        self._after_step: list[tuple[Any, list[float]]] = []
+        self._backwards = self._leftover_backwards = 0
+
+    @property
+    def watched(self) -> bool:
+        """True while this run has few steps."""
+        return self.watched_steps < WATCHED_STEPS
+
+    def backward_begins(self) -> None:
+        """Are the gradients of the last step there, as they were?"""
+        self._backwards += 1
+        left = [
+            ref() is grad and any(values) and _values(grad) == values
+            for (ref, values), grad in zip(self._after_step, self._gradients(), strict=False)
+        ]
+        self._leftover_backwards += bool(left) and all(left)
+
+    def backward_ends(self) -> None:
+        """The gradients are there, and reduced."""
+        self._after_backward = [_values(each) for each in self._gradients()]
+
+    def step_begins(self) -> bool:
+        """What was done to them since; True when others are still kept back."""
+        if self.watched:
+            now = [_values(each) for each in self._gradients()]
+            self.factors.append(_factor(self._after_backward, now))
+            self._after_backward = []
+        pending = bool(self._pending)
+        self.pending_steps += pending
+        return pending
+
+    def step_ends(self) -> None:
+        """The optimizer has used them."""
+        if not self.watched:
+            return
+        self.watched_steps += 1
+        if self._backwards:
+            self.leftover_steps += self._leftover_backwards == self._backwards
+        self._backwards = self._leftover_backwards = 0
+        self._after_step = [
+            (weakref.ref(each) if each is not None else _nothing, _values(each))
+            for each in self._gradients()
+        ]
+
+    def _gradients(self) -> Iterator[torch.Tensor | None]:
+        for ref in self._some:
+            parameter = ref()
+            yield parameter.grad if parameter is not None else None
+
+
+def _nothing() -> None:
+    return None
+
+
+def _spread(items: list[Any], most: int) -> list[Any]:
+    return items[:: max(1, len(items) // most)][:most]
+
+
+def _values(gradient: Any) -> list[float]:
+    """Some values, evenly spread; none where they cannot be read without waiting."""
+    local = fsdp_private.local_part(gradient) if gradient is not None else None
+    if local is None or local.layout is not torch.strided or not local.is_contiguous():
+        return []
+    flat = local.view(-1)
+    values: list[float] = flat[:: max(1, flat.numel() // _VALUES)][:_VALUES].tolist()
+    return values
+
+
+def _factor(before: list[list[float]], after: list[list[float]]) -> float | None:
+    """By what all values were multiplied; None where it is not one factor."""
+    ratios = [
+        b / a
+        for one, other in zip(before, after, strict=False)
+        if len(one) == len(other)
+        for a, b in zip(one, other, strict=True)
+        if a
+    ]
+    if len(ratios) < _FEWEST:
+        return None
+    low, high = min(ratios), max(ratios)
+    alike = high - low <= _ALIKE * max(abs(low), abs(high))  # False for what is not a number
+    return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None

@@ -1,0 +1,44 @@
+"""Which file beside the notebook Python loads in place of a module that the ranks need."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_NEEDED = frozenset(
+    {
+        *("torch", "numpy", "zmq", "psutil", "tornado", "traitlets", "dateutil", "decorator"),
+        *("IPython", "ipykernel", "ipyparallel", "jupyter_client", "jupyter_core", "comm"),
+        *("packaging", "sympy", "networkx", "jinja2", "fsspec", "filelock", "typing_extensions"),
+    }
+)
+
+
+def why_not_loaded(python_path: Sequence[str]) -> str:
+    """That files have the names of modules that ranks load, and what to do; empty for none.
+
+    To be asked when a start has failed: many such files do no harm.
+    """
+    files = [str(file) for file in _shadowing(python_path)]
+    if not files:
+        return ""
+    one = len(files) == 1
+    return (
+        f"{' and '.join(files[:3])} {'has the name' if one else 'have the names'} of "
+        f"{'a module' if one else 'modules'} that the ranks load, and Python finds "
+        f"{'it' if one else 'them'} first. Rename {'it' if one else 'them'}."
+    )
+
+
+def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
+    own = Path(os.__file__).parent  # what comes before it in the path wins over Python's own
+    for entry in python_path:
+        folder = Path(entry)
+        if folder.resolve() == own:
+            return
+        for name in sorted(sys.stdlib_module_names | _NEEDED):
+            file = (folder / f"{name}.py").absolute()
+            if file.is_file():
+                yield file

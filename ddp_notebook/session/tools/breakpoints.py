@@ -1,0 +1,263 @@
+"""Breakpoints of the session: set, listed, cleared, and sent to processes that are new."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Ranks, Status, name_ranks
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import Bound, Breakpoint, CannotAnswer
+from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.state.line_table import place
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
+
+_ASK_TIMEOUT_S = 3.0
+_AT = re.compile(r"(.+):(\d+)")
+_CELL = re.compile(r"<ddp cell (\d+)>")
+_HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakpointRow:
+    """One breakpoint, and where it is on each rank that has it."""
+
+    breakpoint: Breakpoint
+    bounds: Mapping[int, Bound]
+
+    @property
+    def text(self) -> str:
+        """``1  train.py:42  ranks 0-3, if loss > 3: 12 passes``."""
+        spec = self.breakpoint
+        options = [name_ranks(spec.ranks)] if spec.ranks is not None else []
+        options += [f"if {spec.condition}"] if spec.condition else []
+        options += [f"from pass {spec.count} on"] if spec.count > 1 else []
+        options += ["once"] if spec.once else []
+        options += [f"log {spec.log!r}"] if spec.log else []
+        what = f" ({', '.join(options)})" if options else ""
+        return f"{spec.number}: {self._where()}{what}. {self._state()}"
+
+    def _where(self) -> str:
+        bound = next((each for each in self.bounds.values() if each.line), None)
+        spec = self.breakpoint
+        if bound is None:
+            return spec.function or place(_shown(spec.file), spec.line)
+        where = place(_shown(bound.file), bound.line)
+        if spec.function:
+            return f"{spec.function} ({where})"
+        return where if bound.line == spec.line else f"{where} (line {spec.line} has no code)"
+
+    def _state(self) -> str:
+        states: dict[str, list[int]] = {}
+        for rank, bound in self.bounds.items():
+            states.setdefault(_state_of(bound), []).append(rank)
+        if len(states) == 1:
+            return f"{next(iter(states))[:1].upper()}{next(iter(states))[1:]}"
+        text = "; ".join(f"{name_ranks(tuple(ranks))}: {s}" for s, ranks in states.items())
+        return f"{text[:1].upper()}{text[1:]}"
+
+
+def _state_of(bound: Bound) -> str:
+    if bound.problem:
+        return f"cannot stop: {bound.problem}"
+    if not bound.line or not bound.loaded:
+        return "pending: not imported yet; it stops once it is"
+    hits = "not reached yet" if not bound.passes else f"{bound.passes:,} hits"
+    hits = "1 hit" if bound.passes == 1 else hits
+    return f"{hits}, over" if bound.done else hits
+
+
+def _shown(file: str) -> str:
+    cell = _CELL.fullmatch(file)
+    return f"cell {cell[1]}" if cell else file
+
+
+class Breakpoints:
+    """The breakpoints of a session; ranks that are new get them before their next run."""
+
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+        self._numbers = itertools.count(1)
+        self._all: dict[int, Breakpoint] = {}
+        self.enabled = True
+        self._sent: dict[int, int] = {}
+        """By rank, the process that has them."""
+        runs.before_run = self.renew
+        runs.breakpoints_of = self._of_rank
+
+    def add(self, where: str, wanted: Breakpoint) -> BreakpointRow:
+        """`Session.set_breakpoint`."""
+        self._pool.need("%ddp_break")
+        if wanted.ranks is not None:
+            check_ranks(wanted.ranks, self._record.snapshot)
+        spec = replace(self._placed(where, wanted), number=next(self._numbers))
+        _check_code(spec)
+        self._all[spec.number] = spec
+        self.enabled = True
+        row = next(row for row in self._send() if row.breakpoint.number == spec.number)
+        if problem := _why_never(row, where):
+            del self._all[spec.number]
+            self._send()
+            raise UsageMistake(problem)
+        return row
+
+    def rows(self) -> tuple[BreakpointRow, ...]:
+        """`Session.breakpoints`."""
+        cluster = self._pool.need("%ddp_break").cluster
+        if not self._all:
+            return ()
+        self.renew()
+        answers = cluster.ask(self._alive(), calls.BREAKPOINTS, calls.Nothing(), _ASK_TIMEOUT_S)
+        return self._rows(answers)
+
+    def clear(self, number: int | None = None) -> int:
+        """`Session.clear_breakpoints`."""
+        self._pool.need("%ddp_break")
+        if number is not None and number not in self._all:
+            known = ", ".join(map(str, self._all)) or "none"
+            raise UsageMistake(f"There is no breakpoint {number}; there are: {known}.")
+        gone = list(self._all) if number is None else [number]
+        for each in gone:
+            del self._all[each]
+        self._send()
+        return len(gone)
+
+    def enable(self, on: bool) -> None:
+        """`Session.enable_breakpoints`."""
+        self._pool.need("%ddp_break")
+        self.enabled = on
+        self._send()
+
+    def renew(self) -> None:
+        """Send them to ranks whose process is new."""
+        new = [rank for rank in self._alive() if self._sent.get(rank) != self._pid(rank)]
+        if new and (self._all or not self.enabled):
+            self._send()
+
+    # -- where they are --------------------------------------------------------------------
+
+    def _placed(self, where: str, wanted: Breakpoint) -> Breakpoint:
+        if where.isdecimal():
+            file, text = self._last_cell()
+            return replace(wanted, file=file, line=int(where), text=text)
+        at = _AT.fullmatch(where)
+        if at is None:
+            if not all(name.isidentifier() for name in where.split(".")):
+                raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
+            return replace(wanted, function=where)
+        path = Path(at[1]).expanduser()
+        file = str(path.resolve()) if path.exists() else at[1]
+        if path.is_dir():
+            raise UsageMistake(f"{at[1]} is a folder. Type {_HOW}")
+        if path.exists():
+            lines = len(path.read_bytes().splitlines())
+            if not 1 <= int(at[2]) <= lines:
+                raise UsageMistake(f"{path.name} has no line {at[2]}: it has {lines:,}.")
+        return replace(wanted, file=file, line=int(at[2]))
+
+    def _last_cell(self) -> tuple[str, str]:
+        """The file name that it has on the ranks, and its text."""
+        for controller in reversed(self._runs.controllers):
+            run = controller.run
+            if not run.script:
+                text = run.sources.get(run.title, "")
+                return f"<ddp cell {run.number}>", f"\n{text.partition(chr(10))[2]}"
+        raise UsageMistake(
+            "No cell has run on the ranks yet, so a line alone does not say where. Run it once, "
+            "or write breakpoint() in it. Lines of files: %ddp_break train.py:42"
+        )
+
+    # -- to the ranks ------------------------------------------------------------------------
+
+    def _alive(self) -> Ranks:
+        states = self._record.snapshot.ranks
+        return tuple(s.rank for s in states if s.status not in (Status.DEAD, Status.STARTING))
+
+    def _pid(self, rank: int) -> int:
+        return self._record.snapshot.ranks[rank].pid
+
+    def _of_rank(self, rank: int) -> calls.Breakpoints:
+        mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
+        return calls.Breakpoints(tuple(mine), self.enabled)
+
+    def _send(self) -> tuple[BreakpointRow, ...]:
+        """Have all ranks know all of them, each its own; where they are."""
+        cluster = self._pool.need("%ddp_break").cluster
+        answers: dict[int, calls.Bounds | CannotAnswer] = {}
+        own: dict[calls.Breakpoints, list[int]] = {}
+        for rank in self._alive():
+            own.setdefault(self._of_rank(rank), []).append(rank)
+        for request, ranks in own.items():
+            members = tuple(ranks)
+            told = cluster.ask(members, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
+            answers.update(told)
+        for rank in answers:
+            self._sent[rank] = self._pid(rank)
+        return self._rows(answers)
+
+    def _rows(
+        self, answers: Mapping[int, calls.Bounds | CannotAnswer]
+    ) -> tuple[BreakpointRow, ...]:
+        bounds: dict[int, dict[int, Bound]] = {number: {} for number in self._all}
+        for rank, answer in sorted(answers.items()):
+            if isinstance(answer, CannotAnswer):
+                for number, of_ranks in bounds.items():
+                    of_ranks[rank] = Bound(number, problem=answer.why)
+                continue
+            for bound in answer.bounds:
+                bounds[bound.number][rank] = bound
+        return tuple(BreakpointRow(spec, bounds[number]) for number, spec in self._all.items())
+
+
+def _check_code(spec: Breakpoint) -> None:
+    """Raises UsageMistake for a condition or a message that is no Python, and a count below 1."""
+    if spec.count < 1:
+        raise UsageMistake("--count is 1 or more: the pass from which on it stops.")
+    try:
+        if spec.condition:
+            compile(spec.condition, "<condition>", "eval")
+    except (SyntaxError, ValueError) as error:
+        raise UsageMistake(
+            f"The condition {spec.condition!r} is no Python expression: {error}. Such as "
+            '--if "i > 3"'
+        ) from None
+    try:
+        if spec.log:
+            compile(f"f{spec.log!r}", "<log>", "eval")
+    except (SyntaxError, ValueError) as error:
+        raise UsageMistake(
+            f'The message {spec.log!r} cannot be filled in: {error}. Such as --log "step {{i}}"'
+        ) from None
+
+
+def _why_never(row: BreakpointRow, where: str) -> str:
+    """Why no rank can ever stop there; empty when one can."""
+    bounds = row.bounds.values()
+    if not bounds:
+        return "No rank answered: %ddp_status says what they are at."
+    if all(each.problem for each in bounds):
+        problems = "; ".join(sorted({each.problem for each in bounds}))
+        return f"{where}: {problems}."
+    if any(each.line or each.problem for each in bounds):
+        return ""
+    if row.breakpoint.function:
+        return (
+            f"The ranks know no function {where}. Run the cell that defines it or imports it "
+            "first, or name its line, also in a file that is imported later: "
+            "%ddp_break train.py:42"
+        )
+    return (
+        f"There is no file {row.breakpoint.file}: neither in this folder ({Path.cwd()}) nor among "
+        "what the ranks can import. Give its path: %ddp_break path/train.py:42"
+    )

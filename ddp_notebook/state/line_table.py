@@ -1,0 +1,124 @@
+"""Who is paused at which line, with the source around it: as the table of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+from ddp_notebook.model import LineStopped, Ranks, StepRow, StepTable, format_ranks, name_ranks
+
+_NEXT = (
+    "%ddp_step (the next line), %ddp_step --into, --out, --to LINE; to the next breakpoint or the "
+    "end: %ddp_step --to end"
+)
+_GAP = 2
+"""So many lines may be missing between two pieces of source that are shown as one."""
+
+
+def line_table(
+    stops: Mapping[int, LineStopped],
+    others: StepTable,
+    partings: Mapping[tuple[str, int], str],
+) -> StepTable:
+    """The table of `stops`, and of the ranks of `others` that have none.
+
+    `partings` has for a file and a line why its ranks are not where the most are.
+    """
+    groups: dict[tuple[str, int, str, str, str], list[int]] = {}
+    for rank, stop in sorted(stops.items()):
+        key = (stop.file, stop.line, stop.function, stop.why, stop.thread)
+        groups.setdefault(key, []).append(rank)
+    issued = {rank: row.passed for row in others.rows for rank in row.ranks}
+    rows = []
+    for ranks in groups.values():
+        for passed in dict.fromkeys(issued.get(rank, "") for rank in ranks):
+            same = tuple(rank for rank in ranks if issued.get(rank, "") == passed)
+            rows.append(StepRow(same, passed, "paused", _text(stops[same[0]])))
+    for row in others.rows:
+        left = tuple(rank for rank in row.ranks if rank not in stops)
+        if left:
+            rows.append(replace(row, ranks=left))
+    title = f"Paused: {_title(stops, partings)}."
+    return StepTable(title, tuple(rows), next_call=_NEXT, details=_source(stops))
+
+
+def place(file: str, line: int) -> str:
+    """``train.py:43``, ``cell 3, line 4``."""
+    return f"{file}, line {line}" if _is_cell(file) else f"{PurePath(file).name}:{line}"
+
+
+def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:
+    """The ranks at each line; the line of the most ranks first."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for rank, stop in sorted(stops.items()):
+        places.setdefault((stop.file, stop.line), []).append(rank)
+    in_order = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
+    return {key: tuple(ranks) for key, ranks in in_order}
+
+
+def _is_cell(file: str) -> bool:
+    return file.startswith("cell ")
+
+
+def _title(stops: Mapping[int, LineStopped], partings: Mapping[tuple[str, int], str]) -> str:
+    parts, before = [], ""
+    for (file, line), ranks in places_of(stops).items():
+        where = place(file, line)
+        if file == before:
+            where = f"line {line}" if _is_cell(file) else f":{line}"
+        before = file
+        why = partings.get((file, line), "")
+        parts.append(f"{name_ranks(ranks)} at {where}{f' ({why})' if why else ''}")
+    return "; ".join(parts)
+
+
+def _text(stop: LineStopped) -> str:
+    """``cell 1, line 4, in f: a = i * 2 (breakpoint 1)``."""
+    where = place(stop.file, stop.line)
+    if stop.function not in ("", "<module>"):
+        where += f", in {stop.function}"
+    if stop.thread:
+        where += f", thread {stop.thread}"
+    index = stop.line - stop.first
+    line = stop.source[index].strip() if 0 <= index < len(stop.source) else ""
+    why = f" ({stop.why})" if stop.why and stop.why not in line else ""
+    return f"{where}: {line}{why}" if line else f"{where}{why}"
+
+
+def _source(stops: Mapping[int, LineStopped]) -> tuple[str, ...]:
+    """The lines around each place, and beside them which ranks are there."""
+    texts: dict[str, dict[int, str]] = {}
+    marks: dict[str, dict[int, list[int]]] = {}
+    for rank, stop in sorted(stops.items()):
+        lines = texts.setdefault(stop.file, {})
+        lines.update({stop.first + i: text for i, text in enumerate(stop.source)})
+        marks.setdefault(stop.file, {}).setdefault(stop.line, []).append(rank)
+    shown: list[str] = []
+    for file, lines in texts.items():
+        if len(texts) > 1:
+            shown.append(f"{file}:")
+        shown += _marked(lines, marks[file])
+    return tuple(shown)
+
+
+def _marked(lines: Mapping[int, str], marks: Mapping[int, Sequence[int]]) -> list[str]:
+    shown: list[str] = []
+    width = len(str(max(lines, default=0)))
+    longest = max((len(lines.get(line, "").rstrip()) for line in marks), default=0)
+    last = 0
+    for number in sorted(lines):
+        if last and number - last > _GAP:
+            shown.append(f"  {'…':>{width}}")
+        last = number
+        text = lines[number].rstrip()
+        ranks = marks.get(number)
+        if ranks:
+            shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {_short(ranks)}")
+        else:
+            shown.append(f"  {number:>{width}}  {text}".rstrip())
+    return shown
+
+
+def _short(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(tuple(ranks))}"

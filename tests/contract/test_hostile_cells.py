@@ -1,0 +1,81 @@
+"""Cells that break what a rank itself needs: they end all the same, and what they say arrives."""
+
+from __future__ import annotations
+
+from ddp_notebook.model import OutputGroup
+from ddp_notebook.session import Session
+
+REPLACED = """
+import contextlib, dataclasses, hashlib, hmac, json, os, signal, struct, threading, time
+names = [
+    (json, "dumps"), (json, "loads"), (time, "time_ns"), (time, "monotonic_ns"), (time, "time"),
+    (time, "sleep"), (hashlib, "blake2b"), (hmac, "compare_digest"), (os, "getpid"),
+    (dataclasses, "replace"), (dataclasses, "fields"), (signal, "signal"), (struct, "Struct"),
+    (threading, "current_thread"),
+]
+were = [(module, name, getattr(module, name)) for module, name in names]
+for module, name in names:
+    setattr(module, name, None)
+"""
+RESTORED = "for module, name, value in were:\n    setattr(module, name, value)"
+
+UNREADABLE = """
+from IPython.display import HTML, display
+class Half:
+    def __repr__(self):
+        return "half \\ud800"
+class Raises:
+    def __repr__(self):
+        raise ValueError("no")
+around = []
+around.append(around)
+half_of_a_pair = "half \\ud800"
+print("printed \\ud800")
+display(HTML("html \\ud800"))
+display({"application/json": {(1, 2): 3}}, raw=True)
+display({"application/json": around, "text/plain": "around"}, raw=True)
+display({"application/json": {"it": Raises()}, "text/plain": "raises"}, raw=True)
+Half()
+"""
+
+
+def text_of(groups: tuple[OutputGroup, ...]) -> str:
+    """All that is shown; an encoder of strict JSON takes it."""
+    texts = [f"{item.text}{item.data}" for group in groups for item in group.items]
+    return "\n".join(texts).encode("utf-8").decode()
+
+
+def test_a_cell_that_replaces_what_the_rank_needs_ends_and_so_does_the_next(
+    ranks2: Session,
+) -> None:
+    ranks2.run_cell(REPLACED).raise_for_error()
+    try:
+        result = ranks2.run_cell("print(rank)\nraise LookupError('after')")
+        assert str(result.error) == "ranks 0-1 raised LookupError: after (cell line 3)."
+        assert not ranks2.why().notes
+    finally:
+        ranks2.run_cell(RESTORED).raise_for_error()
+
+
+def test_text_that_cannot_be_written_is_shown_as_far_as_it_can_be(ranks2: Session) -> None:
+    result = ranks2.run_cell(UNREADABLE, ranks=(0,))
+    result.raise_for_error()
+    shown = text_of(result.outputs)
+    for part in ("printed ?", "html ?", "half ?", "cannot be sent as JSON", "whose repr raised"):
+        assert part in shown
+    failed = ranks2.run_cell('raise ValueError("cut \\ud800")', ranks=(0,))
+    assert str(failed.error) == "rank 0 raised ValueError: cut ? (cell line 2)."
+    assert "cut ?" in text_of(failed.tracebacks)
+    named = ranks2.run_cell("raise type('E\\ud800', (Exception,), {})('x')", ranks=(0,))
+    str(named.error).encode("utf-8")
+    table = ranks2.variables(("half_of_a_pair", "around"))
+    repr(table).encode("utf-8")
+
+
+def test_a_rank_that_cannot_even_say_that_a_cell_ended_ends_itself(ranks2: Session) -> None:
+    result = ranks2.run_cell("import sys\nsys.modules.clear()", ranks=(1,))
+    try:
+        assert "rank 1 died, exited with code 1" in str(result.error)
+    finally:
+        ranks2.restart((1,))
+    assert ranks2.run_cell("rank", ranks=(0,)).error is None

@@ -1,0 +1,160 @@
+"""Ranks that nobody of ours started, prepared by a variable: asked while they run, read after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs.verdict import Outcome, Verdict
+from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.rank.prepared import job_folder
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """\
+import os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+net = DDP(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    net(torch.ones(3, 4) * (rank + step)).sum().backward()
+    optimizer.step()
+if "hang" in sys.argv and rank == 0:
+    dist.barrier()
+total = sum(parameter.double().sum() for parameter in net.parameters())
+dist.all_reduce(total)
+print(rank, repr(float(total)))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen]]:
+    """Ranks that a test started; they are ended after it."""
+    # A socket's path is short.
+    monkeypatch.setenv(job_folder.FOLDER_VARIABLE, f"/tmp/ddpnb-test-{os.getpid()}")
+    ranks: list[subprocess.Popen] = []
+    yield ranks
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+    subprocess.run(["rm", "-rf", str(job_folder.root())], check=True)
+
+
+def launch(
+    folder: Path, ranks: list[subprocess.Popen], *arguments: str, variable: str = "1"
+) -> list[subprocess.Popen]:
+    """Two ranks of the script, started as a launcher does."""
+    metadata = folder / "site" / "ddp_nb_entry-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ddp-nb-entry\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[torch.backends]\nentry = ddp_notebook.autoload:load\n"
+    )
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    environment = {
+        **os.environ,
+        "DDP_NOTEBOOK": variable,
+        "PYTHONPATH": f"{ROOT}:{metadata.parent}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port("127.0.0.1")),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    new = [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ranks += new
+    return new
+
+
+def job_of(pid: int, deadline_s: float) -> Job | None:
+    """The job of a process, once it is there."""
+    while time.monotonic() < deadline_s:
+        try:
+            return prepared.job_of(pid)
+        except UsageMistake:
+            time.sleep(0.1)
+    return None
+
+
+def found_in(pid: int, timeout_s: float = 120) -> Verdict:
+    """The verdict on a job, once it has a finding, or none can come any more."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        job = job_of(pid, deadline_s)
+        assert job is not None, "no job appeared"
+        verdict = prepared.why(job)
+        if verdict.outcome is Outcome.FINDING or time.monotonic() > deadline_s:
+            return verdict
+        time.sleep(0.2)
+
+
+def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
+    tmp_path: Path, started: list[subprocess.Popen]
+) -> None:
+    ranks = launch(tmp_path, started, "hang")
+
+    verdict = found_in(ranks[0].pid)
+
+    (finding,) = (each for each in verdict.diagnosis.findings if not each.passing)
+    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
+    assert "train.py:15" in finding.cause
+    assert verdict.basis.startswith("the answers of ranks 0-1")
+    job = prepared.job_of(ranks[1].pid)
+    for process in job.processes.values():
+        assert process.folder.stat().st_mode & 0o777 == 0o700
+        assert (process.folder / "ask").stat().st_mode & 0o777 == 0o600
+        written = process.folder / "report.json"
+        until = time.monotonic() + 30
+        while not written.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+    assert all(rank.poll() is None for rank in ranks), "asking changes nothing"
+
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+    verdict = prepared.why(prepared.jobs()[0])
+
+    assert verdict.diagnosis.findings[0].category.value == "conditional-collective"
+    assert verdict.basis.startswith("what ranks 0-1 left")
+
+
+def test_a_healthy_job_computes_the_same_and_has_no_finding(
+    tmp_path: Path, started: list[subprocess.Popen]
+) -> None:
+    plain = launch(tmp_path, started, variable="0")
+    without = [rank.communicate(timeout=120) for rank in plain]
+    assert prepared.jobs() == [], "without the variable nothing is written"
+    ranks = launch(tmp_path, started)
+
+    outputs = [rank.communicate(timeout=120) for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [out for out, _ in outputs] == [out for out, _ in without]
+    assert [error for _, error in outputs] == [error for _, error in without]
+    (job,) = prepared.jobs()
+    verdict = prepared.why(job)
+    assert verdict.outcome is Outcome.NO_PROBLEM, verdict

@@ -1,0 +1,342 @@
+"""What must hold of stopping at lines, whichever back end: each is a function that asserts.
+
+Without pytest and torch, so that another Python than the one under test can run this file:
+``python tests/line_scenarios.py`` prints the names of those that passed.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import linecache
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.model import LineStopped
+from ddp_notebook.rank.calls import Breakpoint, Breakpoints, How, Move
+from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.component import Run
+from ddp_notebook.rank.debugger.debugger import Debugger
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.main_thread import MainThread
+
+WITHIN_S = 10.0
+_cells = iter(range(1, 1000))
+
+
+class Rank:
+    """A debugger whose cells run in a thread, and whose session is the caller."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.stops: list[LineStopped] = []
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self.written: list[str] = []
+        self.main_thread = MainThread()
+        user_code = UserCode()
+        events: Any = self
+        self.debugger = Debugger(
+            self.main_thread, PauseGate(self.main_thread), user_code, events, lambda: self.names
+        )
+        self.debugger.breakpoints._write = self.written.append
+        self.names["breakpoint"] = lambda: self.debugger.on_breakpoint(
+            sys._getframe(1), "breakpoint()"
+        )
+        self.debugger.run_begins(Run(1))
+
+    def collect(self) -> None:
+        """Nothing was printed."""
+
+    def emit_now(self, kind: type, **fields: Any) -> None:
+        """An event."""
+        if kind is LineStopped:
+            with self._changed:
+                self.stops.append(LineStopped(rank=0, **fields))
+                self._changed.notify_all()
+
+    def cell(self, source: str) -> str:
+        """Begin to run a cell; its file."""
+        file = f"<ddp cell {next(_cells)}>"
+        text = source.splitlines(keepends=True)
+        linecache.cache[file] = (len(source), None, text, file)
+        tree = self.debugger.compiled(ast.parse(source), file)
+        code = compile(tree, file, "exec")
+        self.debugger.was_compiled(code)
+        run = types.FunctionType(code, self.names)
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+        return file
+
+    def wait(self, count: int) -> LineStopped | None:
+        """The stop of that number, from 1; None when the cell ended before."""
+
+        def over() -> bool:
+            return len(self.stops) >= count or not self._threads[-1].is_alive()
+
+        deadline_s = time.monotonic() + WITHIN_S
+        with self._changed:
+            while not over():
+                assert time.monotonic() < deadline_s, "it neither stops nor ends"
+                self._changed.wait(0.005)  # a thread's end notifies nobody
+        return self.stops[count - 1] if len(self.stops) >= count else None
+
+    def lines(self, *moves: How | int) -> list[int]:
+        """At which lines it stops: first, and after each move; 0 for its end."""
+        seen = len(self.stops)  # first: the next one may come at any time
+        count = seen if seen and self.debugger.stopped is not None else seen + 1
+        stop = self.wait(count)
+        lines = [stop.line if stop else 0]
+        for move in moves:
+            order = Move(How.LINE, move) if isinstance(move, int) else Move(move)
+            assert self.debugger.move(order).stop, "nothing was paused"
+            count += 1
+            stop = self.wait(count)
+            lines.append(stop.line if stop else 0)
+        return lines
+
+    def set(self, *breakpoints: Breakpoint) -> tuple[Any, ...]:
+        """Have these; where they are."""
+        return self.debugger.set_breakpoints(Breakpoints(breakpoints)).bounds
+
+    def end(self) -> None:
+        """Let all go on, and set nothing."""
+        self.set()
+        while (stop := self.debugger.stopped) is not None:
+            stop.go_on(Move(How.END))
+            stop.thread.join(0.01)
+        for thread in self._threads:
+            thread.join(WITHIN_S)
+            assert not thread.is_alive()
+
+
+NEXT, INTO, OUT, END = How.NEXT, How.INTO, How.OUT, How.END
+
+
+def next_stays_in_the_function_and_returns_to_its_caller(rank: Rank) -> None:
+    rank.cell("def f():\n    breakpoint()\n    a = 1\n    return a\nx = f()\ny = 2\n")
+    assert rank.lines(NEXT, NEXT, NEXT, NEXT) == [2, 3, 4, 6, 0]
+
+
+def next_steps_over_calls_and_into_enters_them(rank: Rank) -> None:
+    rank.cell("def f():\n    return 1\nbreakpoint()\nx = f()\ny = f()\nz = 1\n")
+    assert rank.lines(NEXT, NEXT, INTO, NEXT, END) == [3, 4, 5, 2, 6, 0]
+
+
+def out_leaves_the_function(rank: Rank) -> None:
+    rank.cell("def f():\n    breakpoint()\n    a = 1\n    a = 2\nf()\nb = 3\n")
+    assert rank.lines(OUT, NEXT) == [2, 6, 0]
+
+
+def to_a_line_goes_there_in_a_loop(rank: Rank) -> None:
+    rank.cell("breakpoint()\nfor i in range(3):\n    a = i\n    b = i\nc = 1\n")
+    assert rank.lines(4, 4, 5, END) == [1, 4, 4, 5, 0]
+    assert rank.debugger.move(Move(How.LINE, 3)).stop == 0
+
+
+def a_line_of_another_function_is_refused(rank: Rank) -> None:
+    rank.cell("def f():\n    return 1\nbreakpoint()\nc = 1\n")
+    assert rank.lines() == [3]
+    answer = rank.debugger.move(Move(How.LINE, 2))
+    assert answer.stop == 0
+    assert "line 2" in answer.problem
+
+
+def an_error_leaves_the_function_too(rank: Rank) -> None:
+    rank.cell(
+        "def f():\n    breakpoint()\n    raise ValueError\n"
+        "try:\n    f()\nexcept ValueError:\n    a = 1\nb = 2\n"
+    )
+    assert rank.lines(NEXT, NEXT, NEXT, NEXT) == [2, 3, 6, 7, 8]
+
+
+def a_generator_is_left_by_yield(rank: Rank) -> None:
+    rank.cell(
+        "def g():\n    breakpoint()\n    yield 1\n    yield 2\nfor i in g():\n    a = i\nb = 1\n"
+    )
+    assert rank.lines(NEXT, NEXT, NEXT, NEXT, END) == [2, 3, 6, 5, 6, 0]
+
+
+def a_coroutine_is_stepped_over_its_awaits(rank: Rank) -> None:
+    rank.names["asyncio"] = asyncio
+    rank.cell(
+        "async def f():\n    breakpoint()\n    await asyncio.sleep(0)\n    a = 1\n"
+        "    return a\nasyncio.run(f())\nb = 1\n"
+    )
+    assert rank.lines(NEXT, NEXT, NEXT) == [2, 3, 4, 5]
+
+
+def a_breakpoint_in_a_cell_that_runs_again(rank: Rank) -> None:
+    file = rank.cell("a = 1\nb = 2\n")
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 2))
+    rank.cell("a = 1\nb = 2\n")
+    assert rank.lines(END) == [2, 0]
+
+
+def a_breakpoint_in_a_function_that_was_defined_before(rank: Rank) -> None:
+    file = rank.cell("def f(i):\n    a = i\n\n    # said\n    return a\n")
+    assert rank.wait(1) is None
+    (bound,) = rank.set(Breakpoint(1, file, 3))
+    assert bound.line == 5
+    rank.cell("x = f(7)\ny = f(8)\n")
+    assert rank.lines() == [5]
+    stopped = rank.debugger.stopped
+    assert stopped is not None
+    assert stopped.frame.f_locals == {"i": 7, "a": 7}
+    assert rank.lines(END, END) == [5, 5, 0]
+
+
+def a_breakpoint_in_code_that_runs_already(rank: Rank) -> None:
+    file = rank.cell("breakpoint()\nfor i in range(3):\n    a = i\n    b = i\nc = 1\n")
+    assert rank.lines() == [1]
+    rank.set(Breakpoint(1, file, 4, condition="i > 0"))
+    assert rank.lines(END, END, END) == [1, 4, 4, 0]
+    assert rank.debugger.bounds().bounds[0].passes == 2
+
+
+def a_breakpoint_that_a_step_arrives_at_stops_once(rank: Rank) -> None:
+    file = rank.cell("def f():\n    a = 1\n    b = 2\n    return a\n")
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 3))
+    rank.cell("breakpoint()\nf()\nx = 1\n")
+    assert rank.lines(NEXT, INTO, NEXT, NEXT, END) == [1, 2, 2, 3, 4, 0]
+    assert rank.debugger.bounds().bounds[0].passes == 1
+
+
+def conditions_counts_and_once(rank: Rank) -> None:
+    file = rank.cell("def f(i):\n    a = i\n    return a\n")
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 2, condition="i % 2", count=2, once=True))
+    rank.cell("for n in range(20):\n    f(n)\n")
+    assert rank.lines() == [2]
+    stopped = rank.debugger.stopped
+    assert stopped is not None
+    assert stopped.frame.f_locals["i"] == 3
+    assert rank.lines(END) == [2, 0]
+    (bound,) = rank.debugger.bounds().bounds
+    assert (bound.passes, bound.done) == (2, True)
+
+
+def a_condition_that_raises_stops_once_and_says_so(rank: Rank) -> None:
+    file = rank.cell("def f(i):\n    a = i\n    return a\n")
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 2, condition="nobody > 1"))
+    rank.cell("f(1)\nf(2)\n")
+    assert rank.lines(END) == [2, 0]
+    assert "its condition raised NameError" in rank.stops[-1].why
+
+
+def a_log_prints_and_does_not_stop(rank: Rank) -> None:
+    file = rank.cell("def f(i):\n    a = i * 2\n    return a\n")
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 3, log="i={i} a={a:3d}"))
+    rank.cell("f(1)\nf(2)\n")
+    assert rank.lines() == [0]
+    assert rank.written == ["i=1 a=  2\n", "i=2 a=  4\n"]
+
+
+def a_function_by_its_name(rank: Rank) -> None:
+    assert rank.set(Breakpoint(1, function="Net.forward"))[0].line == 0
+    rank.cell(
+        "class Net:\n    def forward(self, x):\n        'It.'\n        y = x\n        return y\n"
+        "Net().forward(3)\n"
+    )
+    assert rank.lines(END) == [4, 0]
+
+
+def lambdas_decorators_class_bodies_and_del(rank: Rank) -> None:
+    file = rank.cell(
+        "def decorate(f):\n    kept = f\n    return kept\n"
+        "square = lambda v: (\n    v * v)\n"
+        "class A:\n    def __del__(self):\n        gone = 1\n"
+    )
+    assert rank.wait(1) is None
+    rank.set(*(Breakpoint(n, file, line) for n, line in enumerate((2, 5, 8), 1)))
+    rank.cell("@decorate\ndef g():\n    pass\nsquare(2)\na = A()\ndel a\nb = 1\n")
+    assert rank.lines(END, END, END) == [2, 5, 8, 0]
+
+
+def a_module_that_is_imported_later(rank: Rank) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder).resolve() / "lines_imported.py"
+        path.write_text('"""It."""\nA = 1\ndef f(x):\n    y = x\n    return y\n')
+        sys.path.insert(0, folder)
+        try:
+            bounds = rank.set(Breakpoint(1, str(path), 2), Breakpoint(2, str(path), 4))
+            assert [each.loaded for each in bounds] == [False, False]
+            rank.cell("import lines_imported\nlines_imported.f(1)\n")
+            reached = rank.lines(END, END)
+            assert reached == [2, 4, 0]
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop("lines_imported", None)
+
+
+def a_thread_of_the_users(rank: Rank) -> None:
+    rank.names["threading"] = threading
+    rank.cell(
+        "def f():\n    breakpoint()\n    a = 1\n    return a\n"
+        "t = threading.Thread(target=f, name='mine')\nt.start()\nt.join()\nb = 1\n"
+    )
+    assert rank.lines(NEXT, NEXT) == [2, 3, 4]
+    assert rank.stops[-1].thread == "mine"
+
+
+def what_is_evaluated_at_a_stop_does_not_stop(rank: Rank) -> None:
+    rank.cell("def f():\n    breakpoint()\n    return 5\nbreakpoint()\na = 1\n")
+    assert rank.lines() == [4]
+    stopped = rank.debugger.stopped
+    assert stopped is not None
+    assert stopped.ask(lambda: rank.names["f"](), WITHIN_S) == 5
+    assert rank.lines(NEXT, END) == [4, 5, 0]
+
+
+def breakpoints_that_are_off_are_passed(rank: Rank) -> None:
+    rank.debugger.set_breakpoints(Breakpoints((), enabled=False))
+    rank.cell("breakpoint()\na = 1\n")
+    assert rank.lines() == [0]
+
+
+def an_abort_frees_a_paused_thread(rank: Rank) -> None:
+    rank.cell("try:\n    breakpoint()\nexcept RuntimeError as error:\n    said = str(error)\n")
+    assert rank.lines() == [2]
+    rank.main_thread.abort.set()
+    assert rank.wait(2) is None
+    assert "aborted" in rank.names["said"]
+    assert rank.debugger.stopped is None
+
+
+SCENARIOS: tuple[Callable[[Rank], None], ...] = tuple(
+    value
+    for name, value in list(globals().items())
+    if isinstance(value, types.FunctionType) and value.__annotations__.get("rank") == "Rank"
+)
+
+
+def play(scenario: Callable[[Rank], None]) -> None:
+    """Play one, and leave nothing paused."""
+    rank = Rank()
+    try:
+        scenario(rank)
+    finally:
+        rank.end()
+        rank.debugger.run_ends()
+
+
+if __name__ == "__main__":
+    for each in SCENARIOS:
+        try:
+            play(each)
+        except Exception:  # noqa: BLE001  # the others are played too
+            print("FAILED", each.__name__)
+            traceback.print_exc()
+        else:
+            print("passes", each.__name__, flush=True)

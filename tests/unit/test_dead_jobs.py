@@ -1,0 +1,301 @@
+"""Jobs that have ended, read from what they left: dumps, logs, and files that are neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ddp_notebook import __main__
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.evidence import plain_pickle
+from ddp_notebook.evidence.plain_pickle import NotPlain
+from ddp_notebook.jobs import dead, verdict
+from ddp_notebook.jobs.verdict import Outcome
+
+TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+SCRIPT = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(3):
+    dist.all_reduce(torch.ones(4))
+if rank == 0:
+    dist.barrier()
+dist.all_reduce(torch.ones(8))
+"""
+Call = tuple[str, int, tuple[int, ...], bool]
+
+
+def dump(script: Path, calls: Sequence[Call], backend: str = "gloo") -> dict[str, Any]:
+    """What torch's flight recorder holds after these calls: operation, line, shape, done."""
+    entries = [
+        {
+            "record_id": number,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number + 1,
+            "p2p_seq_id": 0,
+            "profiling_name": f"{backend}:{operation}",
+            "input_sizes": [list(shape)],
+            "input_dtypes": ["Float"],
+            "output_sizes": [list(shape)],
+            "state": "completed" if done and backend == "nccl" else "scheduled",
+            "retired": done,
+            "time_created_ns": 1_000 * number,
+            "time_discovered_completed_ns": None,
+            "frames": [
+                {"name": operation, "filename": TORCH, "line": 3245},
+                {"name": "<module>", "filename": str(script), "line": line},
+            ],
+        }
+        for number, (operation, line, shape, done) in enumerate(calls)
+    ]
+    return {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}},
+        "entries": entries,
+    }
+
+
+STEPS: list[Call] = [("all_reduce", 5, (4,), True)] * 3
+IN_BARRIER: list[Call] = [*STEPS, ("barrier", 7, (), False)]
+IN_ALL_REDUCE: list[Call] = [*STEPS, ("all_reduce", 8, (8,), False)]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Path]:
+    """Writes dumps of ranks into a folder, as pickles or as JSON."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    os.utime(script, (1, 1))
+    folder = tmp_path / "left"
+    folder.mkdir()
+
+    def write(*calls: Sequence[Call], backend: str = "gloo", as_json: bool = False) -> Path:
+        for rank, of_rank in enumerate(calls):
+            wire = dump(script, of_rank, backend)
+            if as_json:
+                for entry in wire["entries"]:
+                    del entry["frames"]
+                (folder / f"trace_rank_{rank}.json").write_text(json.dumps(wire))
+            else:
+                data = pickle.dumps(wire, protocol=2)
+                (folder / f"nccl_trace_rank_{rank}").write_bytes(data)
+        return folder
+
+    return write
+
+
+def raised(rank: int, line: int, error: str) -> str:
+    """An error that nobody caught, as torch writes it."""
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "/home/me/train.py", line {line}, in <module>',
+        "    dist.all_reduce(torch.ones(8))",
+        error,
+    ]
+    return "".join(f"[rank{rank}]: {each}\n" for each in lines)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_conditional_barrier_is_found_in_dumps_with_stacks(
+    job: Callable[..., Path], backend: str
+) -> None:
+    folder = job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE, backend=backend)
+
+    found = dead.why([folder])
+
+    (finding,) = found.diagnosis.findings
+    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
+    assert "train.py:7" in finding.cause
+    assert found.outcome is Outcome.FINDING
+    assert found.basis == "flight-recorder dumps of ranks 0-2 (with stacks)"
+
+
+def test_without_stacks_it_is_undecided_with_the_facts(job: Callable[..., Path]) -> None:
+    found = dead.why([job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE, as_json=True)])
+
+    (finding,) = found.diagnosis.findings
+    assert (finding.category.value, finding.ranks) == ("undecided", ())
+    assert any("barrier" in line for line in finding.evidence)
+    assert found.outcome is Outcome.UNDECIDED
+
+
+def test_a_rank_whose_dump_ends_earlier_is_not_said_to_lack_anything(
+    job: Callable[..., Path],
+) -> None:
+    """A dump is of one moment: what was issued later is not in it."""
+    found = dead.why([job(IN_ALL_REDUCE, STEPS[:1], IN_ALL_REDUCE)])
+
+    assert [finding.ranks for finding in found.diagnosis.findings] == [()]
+    assert found.outcome is Outcome.UNDECIDED
+
+
+def test_dumps_of_a_healthy_job_have_no_finding(job: Callable[..., Path]) -> None:
+    found = dead.why([job(STEPS, STEPS[:2], STEPS)])
+
+    assert found.diagnosis.findings == ()
+    assert found.outcome is Outcome.UNDECIDED, "how it went on is not known"
+    assert "how the job went on is not in them" in found.diagnosis.headline
+
+
+def test_who_raised_first_is_told_from_who_lost_its_connection(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        raised(0, 8, "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+        + raised(1, 5, "ValueError: no rows left")
+    )
+
+    (finding,) = dead.why([log]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("exception-on-one-rank", (1,))
+    assert "ValueError: no rows left at train.py:5" in finding.cause
+
+
+def test_an_error_that_was_caught_and_logged_is_none(tmp_path: Path) -> None:
+    text = raised(0, 5, "ValueError: retry").replace("[rank0]: ", "")
+    (tmp_path / "rank_0.log").write_text(text + "step\n" * 20)
+
+    found = dead.why([tmp_path])
+
+    assert found.diagnosis.findings == ()
+
+
+def test_a_killed_rank_is_known_from_the_agents_summary(tmp_path: Path) -> None:
+    (tmp_path / "agent.log").write_text(
+        "W torch/elastic/api.py] Sending process 11 closing signal SIGTERM\n"
+        "  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 11)  (SIGTERM)\n"
+        "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 12)  (SIGKILL)\n"
+    )
+
+    (finding,) = dead.why([tmp_path]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
+    assert not finding.commands, "a magic cannot act on it"
+    assert "%ddp" not in finding.remedy
+
+
+def test_a_process_that_gloo_ended_for_what_another_sent_is_not_blamed(tmp_path: Path) -> None:
+    (tmp_path / "agent.log").write_text(
+        "  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 11)  (SIGABRT)\n"
+    )
+    (tmp_path / "rank_0.err").write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  op.preamble.length <= op.nbytes. 32 vs 20. Received data size doesn't match "
+        "expected size.\n"
+    )
+
+    found = dead.why([tmp_path])
+
+    assert [f.category.value for f in found.diagnosis.findings] == ["undecided"]
+
+
+def test_only_the_last_attempt_of_torchrun_counts(tmp_path: Path) -> None:
+    for attempt, error in enumerate(("ValueError: first", "KeyError: 'second'")):
+        folder = tmp_path / "none_x" / f"attempt_{attempt}" / "0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(raised(0, 5, error))
+
+    (finding,) = dead.why([tmp_path]).diagnosis.findings
+
+    assert "second" in finding.cause
+
+
+def test_nothing_in_a_log_reaches_the_terminal_as_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.log").write_text(raised(0, 5, "ValueError: \x1b]0;title\x07\x1b[31mred\x1b[0m"))
+
+    assert __main__.main(["why", str(tmp_path)]) == 1
+
+    assert "\x1b" not in capsys.readouterr().out
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.check_call, (["touch", "/tmp/evil"],)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(_Evil()),
+        b"\x80\x02r\xff\xff\xff\x7f.",
+        b"\x80\x02]q\x00",
+        b"\x80\x02t.",
+        b"\x80\x02}(]]u.",
+        b"\x80",
+        pickle.dumps({"a": [1, (2, 3)]}, 2)[:-3],
+    ],
+)
+def test_a_pickle_of_more_than_plain_values_is_refused(data: bytes) -> None:
+    with pytest.raises(NotPlain):
+        plain_pickle.loads(data)
+
+
+def test_plain_pickles_are_read_as_python_reads_them() -> None:
+    value = {"a": [1, -2, 1 << 40, 2.5, None, True, False], "b": ("x", [], {}), "é": {1: "y"}}
+    for protocol in (2, 3, 4, 5):
+        assert plain_pickle.loads(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x80\x02garbage", b'{"entries": 3}', b'{"version": "1", "pg_config": []', b"{}"],
+)
+def test_what_is_no_dump_is_said_to_be_none(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nccl_trace_rank_0").write_bytes(content)
+
+    assert __main__.main(["why", str(tmp_path)]) == 3
+
+    assert "Nothing of a job is there" in capsys.readouterr().err
+
+
+def test_entries_of_another_form_are_left_out(job: Callable[..., Path]) -> None:
+    folder = job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE)
+    wire = plain_pickle.loads((folder / "nccl_trace_rank_2").read_bytes())
+    wire["entries"] += [3, {}, {"profiling_name": 3, "process_group": 4}, {"frames": [[]]}]
+    (folder / "nccl_trace_rank_2").write_bytes(pickle.dumps(wire, 2))
+
+    assert dead.why([folder]).diagnosis.findings[0].ranks == (0,)
+
+
+def test_a_script_that_was_changed_since_is_not_read(job: Callable[..., Path]) -> None:
+    folder = job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE)
+    script = folder.parent / "train.py"
+    os.utime(script, (2**32, 2**32))
+
+    places = dead.where([folder])
+
+    assert [place.text for path in places.values() for place in path] == ["", "", ""]
+
+
+def test_the_json_has_the_form_of_its_schema(
+    job: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = json.loads(Path(verdict.__file__).with_name("schema.json").read_text())
+    folders = [str(job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE))]
+
+    codes = [__main__.main(["why", "--json", folder]) for folder in folders]
+
+    assert codes == [1]
+    jsonschema.validate(json.loads(capsys.readouterr().out), schema)
+
+
+def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["why", "/does/not/exist"]) == 3
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["why", "--no-such-option"])
+    assert ended.value.code == 3
+    with pytest.raises(UsageMistake, match="does not exist"):
+        dead.why([Path("/does/not/exist")])
+    assert "does not exist" in capsys.readouterr().err

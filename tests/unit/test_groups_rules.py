@@ -1,0 +1,56 @@
+"""Ranks of a job with several groups: a mistake in one of them that shows in another."""
+
+from __future__ import annotations
+
+import pytest
+from collective_cases import found, the_one
+from traces import all_reduce, barrier, play, raised
+
+from ddp_notebook.model import Case, Collective
+
+Program = list[Collective]
+
+
+def grid(tp: int, dp: int) -> dict[str, tuple[int, ...]]:
+    """The groups of a mesh: tp neighbours, dp far away from each other."""
+    rows = {f"t{row}": tuple(range(row * tp, row * tp + tp)) for row in range(dp)}
+    return rows | {f"d{column}": tuple(range(column, tp * dp, tp)) for column in range(tp)}
+
+
+def program(rank: int, tp: int, steps: int, skip: tuple[str, int] = ("", -1)) -> Program:
+    """Each step reduces over tp, then over dp; `skip` is a group and a step left out."""
+    issued = []
+    for step in range(steps):
+        for called, line, group in (("tp", 5, f"t{rank // tp}"), ("dp", 6, f"d{rank % tp}")):
+            if (called, step) != skip:
+                issued.append(all_reduce(line, group=group, called=called))
+    return [*issued, barrier(9)]
+
+
+def played(tp: int, dp: int, culprit: int, skip: tuple[str, int]) -> Case:
+    programs = {
+        rank: program(rank, tp, 6, skip if rank == culprit else ("", -1)) for rank in range(tp * dp)
+    }
+    return play(programs, groups=grid(tp, dp))
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(2, 2), (2, 4), (4, 2), (2, 3)])
+@pytest.mark.parametrize("skip", [("tp", 4), ("dp", 2), ("tp", 0)])
+def test_a_rank_that_left_out_a_call_in_one_group_is_named_wherever_ranks_wait(
+    tp: int, dp: int, skip: tuple[str, int]
+) -> None:
+    for culprit in range(tp * dp):
+        finding = the_one(played(tp, dp, culprit, skip))
+        assert finding.ranks == (culprit,)
+        assert f"over {skip[0]} at train.py" in finding.cause
+
+
+def test_groups_of_which_all_ranks_call_the_same_are_left_alone() -> None:
+    assert found(played(2, 2, 0, ("", -1))) == []
+
+
+def test_a_rank_that_raised_is_told_by_its_error_and_not_by_what_it_did_not_call() -> None:
+    programs = {rank: program(rank, 2, 6) for rank in range(4)}
+    programs[3] = programs[3][:7]
+    case = play(programs, {3: raised("bad sample", "ValueError")}, grid(2, 2))
+    assert found(case) == [("exception-on-one-rank", (3,))]

@@ -1,0 +1,72 @@
+"""Models that FSDP2 shards: ranks that wrap them in another way, or reduce in other backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from collective_cases import found, same
+from traces import op, play
+
+from ddp_notebook.diagnosis import diagnose_run
+from ddp_notebook.model import Case, Collective, Finding, ShardedUnit
+
+
+def gather(shape: int) -> Collective:
+    return op("all_gather_into_tensor", 20, api="backward", shape=(shape,))
+
+
+def scatter(shape: int) -> Collective:
+    return op("reduce_scatter_tensor", 20, api="backward", shape=(shape,), reduce_op="AVG")
+
+
+def units(*names: str, reshards: bool = True, syncs: bool = True) -> tuple[ShardedUnit, ...]:
+    return tuple(ShardedUnit(0, name, 272, reshards, syncs, (0, 1, 2)) for name in names)
+
+
+def sharded(case: Case, *of_ranks: Sequence[ShardedUnit]) -> Case:
+    ranks = zip(case.ranks, of_ranks, strict=True)
+    return replace(case, ranks=tuple(replace(e, sharded=tuple(u)) for e, u in ranks))
+
+
+def first_of(case: Case) -> Finding:
+    return diagnose_run(case).findings[0]
+
+
+WHOLE = units("", "blocks.0", "blocks.1")
+
+
+def stuck() -> Case:
+    return play(same(3, [gather(8), scatter(4)], r2=[gather(8), gather(8), scatter(4)]))
+
+
+def test_a_rank_that_wraps_fewer_modules_or_frees_none_is_told() -> None:
+    finding = first_of(sharded(stuck(), WHOLE, units("", "blocks.0"), WHOLE))
+    assert (finding.category, finding.ranks) == ("sharding-mismatch", (1,))
+    assert "rank 1: no others; ranks 0,2: blocks.1 (272 parameters)" in finding.cause
+    other = units("", "blocks.0", "blocks.1", reshards=False)
+    finding = first_of(sharded(stuck(), WHOLE, WHOLE, other))
+    assert (finding.category, finding.ranks) == ("sharding-mismatch", (2,))
+    assert "reshard_after_forward" in finding.cause
+
+
+def test_gradients_that_one_rank_reduces_and_another_gathers_on_are_told() -> None:
+    off = units("", "blocks.0", "blocks.1", syncs=False)
+    finding = first_of(sharded(stuck(), WHOLE, WHOLE, off))
+    assert (finding.category, finding.ranks) == ("no-sync-misuse", (2,))
+    assert "(ranks 0-1: on; rank 2: off)" in finding.cause
+
+
+def test_ranks_that_are_further_stages_of_a_pipeline_or_well_are_left_alone() -> None:
+    step = [gather(8), scatter(4)]
+    off = units("", "blocks.0", "blocks.1", syncs=False)
+    healthy = play(same(3, step * 2))
+    assert found(sharded(healthy, WHOLE, WHOLE, off)) == [], "set for the next micro-batch"
+    elsewhere = play(same(3, [*step, *step], r1=[*step, op("barrier", 40)]))
+    categories = [category for category, _ in found(sharded(elsewhere, WHOLE, WHOLE, off))]
+    assert "no-sync-misuse" not in categories, "it is not in the same backward"
+    first = tuple(replace(unit, mesh=(0, 1)) for unit in WHOLE)
+    second = tuple(replace(unit, mesh=(2,)) for unit in units("", "head"))
+    assert "sharding-mismatch" not in [
+        c for c, _ in found(sharded(elsewhere, first, first, second))
+    ]

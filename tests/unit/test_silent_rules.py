@@ -1,0 +1,331 @@
+"""What ranks know of works, gradients, evaluations, random numbers: what is a mistake, what not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_notebook.diagnosis import diagnose_training
+from ddp_notebook.model import (
+    Category,
+    Collective,
+    Collectives,
+    EvaluationFacts,
+    Finding,
+    FunctionalFacts,
+    LoaderFacts,
+    OptimizerFacts,
+    Part,
+    Place,
+    ReplicaFacts,
+    RunFacts,
+    StepStart,
+    WorkFacts,
+    codec,
+)
+
+HERE = Place("train.py", 7, "main", "opt.step()")
+KEY = "Net 1"
+
+
+def model(size: int = 2, **fields: Any) -> ReplicaFacts:
+    usual: dict[str, Any] = {"forwards": 8, "backwards": 8, "steps": 8}
+    return ReplicaFacts(KEY, "Net", "net", group_size=size, **{**usual, **fields})
+
+
+def optimizer(**fields: Any) -> OptimizerFacts:
+    usual: dict[str, Any] = {"steps": 8, "lrs": (0.1,), "replicas": (KEY,), "place": HERE}
+    return OptimizerFacts("SGD 1", "SGD", **{**usual, **fields})
+
+
+def run(rank: int, **fields: Any) -> RunFacts:
+    return RunFacts(rank, 1, backwards=8, **fields)
+
+
+def found(
+    *facts: RunFacts, records: tuple[Collective, ...] = (), source: str = ""
+) -> tuple[Finding, ...]:
+    collectives = Collectives({each.rank: records for each in facts})
+    diagnosis = diagnose_training(
+        {each.rank: each for each in facts}, collectives, {"train.py": source}
+    )
+    assert not diagnosis.notes, diagnosis.notes
+    for finding in diagnosis.findings:
+        assert finding.remedy and finding.evidence and "\n" not in finding.cause
+    return diagnosis.findings
+
+
+def kinds(*facts: RunFacts, **named: Any) -> list[tuple[Category, tuple[int, ...]]]:
+    return [(each.category, each.ranks) for each in found(*facts, **named)]
+
+
+# -- handles -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "wrong", "words"),
+    [
+        (WorkFacts("all_reduce", 4, 4, 4, 0, HERE), True, "is changed that it works on"),
+        (WorkFacts("all_reduce", 4, 0, 0, 4, HERE), True, "the optimizer uses the gradients"),
+        (WorkFacts("isend", 1, 0, 1, 0, HERE), True, "the tensor that it sends is changed"),
+        (WorkFacts("all_reduce", 4, 4, 0, 0, HERE), False, ""),
+    ],
+)
+def test_a_tensor_used_before_its_handle_was_waited_for(
+    work: WorkFacts, wrong: bool, words: str
+) -> None:
+    findings = found(run(0, works=(work,)), run(1, works=(work,)))
+    assert bool(findings) is wrong
+    if wrong:
+        assert findings[0].category is Category.ASYNC_MISUSE and findings[0].ranks == (0, 1)
+        assert words in findings[0].cause and "train.py:7" in findings[0].cause
+    assert len(found(run(0, works=(work,)), run(1))) == wrong, "on one rank alone"
+
+
+@pytest.mark.parametrize(
+    ("facts", "wrong"),
+    [
+        (FunctionalFacts(4, 0, 4), True),
+        (FunctionalFacts(4, 2, 3), True),
+        (FunctionalFacts(4, 2, 2), False),  # those of torch, that nobody read
+        (FunctionalFacts(4, 0, 0), False),
+        (FunctionalFacts(0, 5, 5), False),
+    ],
+)
+def test_results_of_functional_collectives_that_nobody_waited_for(
+    facts: FunctionalFacts, wrong: bool
+) -> None:
+    told = kinds(run(0, functional=facts), run(1, functional=facts))
+    assert told == [(Category.ASYNC_MISUSE, (0, 1))] * wrong
+
+
+# -- gradients ---------------------------------------------------------------------------
+
+
+def test_a_sharded_model_that_steps_before_its_gradients_are_reduced() -> None:
+    of = optimizer(replicas=(), mesh=(0, 1), pending_steps=4, pending_place=HERE)
+    every = [run(rank, optimizers=(of,)) for rank in (0, 1)]
+    assert kinds(*every) == [(Category.NO_SYNC_MISUSE, (0, 1))]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "factors", "wrong"),
+    [
+        ((0, 1), ((None, 0.5, 0.4), (None, 0.3, 0.2)), True),
+        ((0, 1), ((None, 0.5, 0.4), (None, 0.5, 0.4)), False),  # clipped by the norm of all
+        ((0, 1), ((None, 0.5, None), (None, 0.3, 0.2)), False),  # once proves nothing
+        ((), ((None, 0.5, 0.4), (None, 0.3, 0.2)), False),  # a model for each rank
+        ((0, 1, 2), ((None, 0.5, 0.4), (None, 0.3, 0.2)), False),  # a rank is not there
+        ((0, 1), ((), ()), False),
+    ],
+)
+def test_a_factor_of_each_rank_for_gradients_of_one_sharded_model(
+    mesh: tuple[int, ...], factors: tuple[tuple[float | None, ...], ...], wrong: bool
+) -> None:
+    every = [
+        run(rank, optimizers=(optimizer(replicas=(), mesh=mesh, factors=own),))
+        for rank, own in enumerate(factors)
+    ]
+    assert kinds(*every) == [(Category.LOCAL_STATISTIC, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("size", "factors", "fields", "wrong"),
+    [
+        (2, (None, 0.5, 0.5, 0.5), {}, True),
+        (4, (None, 0.25, 0.25, 0.25), {}, True),
+        (2, (None, 1.0, 1.0, 1.0), {}, False),
+        (2, (None, 0.5, 0.31, 0.5, 0.5), {}, False),  # a clip that hits it by chance
+        (2, (None, 0.5, 0.5, 0.5), {"backwards": 16}, False),  # two micro-batches
+        (2, (None, 2.0, 2.0, 2.0), {}, False),  # the sum is wanted
+    ],
+)
+def test_gradients_divided_by_the_world_size_again(
+    size: int, factors: tuple[float | None, ...], fields: dict[str, Any], wrong: bool
+) -> None:
+    every = [
+        run(r, replicas=(model(size, **fields),), optimizers=(optimizer(factors=factors),))
+        for r in range(size)
+    ]
+    assert kinds(*every) == [(Category.LOSS_SCALING, tuple(range(size)))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("watched", "left", "wrong"),
+    [(8, 7, True), (4, 3, True), (8, 4, False), (3, 2, False), (8, 0, False)],
+)
+def test_gradients_that_are_never_cleared(watched: int, left: int, wrong: bool) -> None:
+    of = optimizer(watched_steps=watched, leftover_steps=left)
+    every = [run(rank, replicas=(model(),), optimizers=(of,)) for rank in (0, 1)]
+    assert kinds(*every) == [(Category.STALE_GRADIENTS, (0, 1))] * wrong
+
+
+# -- evaluations -------------------------------------------------------------------------
+
+
+def evaluation(**fields: Any) -> EvaluationFacts:
+    usual: dict[str, Any] = {"backwards": 8, "forwards": 2, "place": HERE}
+    return EvaluationFacts(**{**usual, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "statistics", "wrong"),
+    [
+        ({}, ("a", "b"), True),
+        ({}, ("a", "a"), False),  # averaged before
+        ({}, ("", ""), False),
+        ({"training": True}, ("a", "b"), False),  # in training mode they are not used
+        ({"backwards": 0}, ("a", "b"), False),
+    ],
+)
+def test_every_rank_evaluates_with_statistics_of_its_own(
+    fields: dict[str, Any], statistics: tuple[str, ...], wrong: bool
+) -> None:
+    def every(sends: bool, ranks: tuple[int, ...] = (0, 1)) -> list[RunFacts]:
+        return [
+            run(
+                rank,
+                replicas=(
+                    model(
+                        broadcast_buffers=sends,
+                        evaluations=(evaluation(statistics=own, **fields),) * (rank in ranks),
+                    ),
+                ),
+            )
+            for rank, own in enumerate(statistics)
+        ]
+
+    assert kinds(*every(False)) == [(Category.BUFFER_SYNC, (0, 1))] * wrong
+    assert not kinds(*every(True)), "torch's default"
+    assert not kinds(*every(False, (0,))), "rank 0 evaluates alone"
+
+
+REPORTS = "\n" * (HERE.line - 1) + "value = net(x).sum().item()\nprint(value)\n"
+JOINED = Collective(0, 9, "all_reduce", numel=2, backwards=8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wrote", "fields", "record", "wrong"),
+    [
+        (("a", "b"), (True, False), {"loader": True, "training": True}, None, True),
+        (("a", "b"), (True, False), {}, None, True),
+        (("a", "b"), (True, False), {}, replace(JOINED, operation="barrier"), True),
+        (("a", "b"), (True, False), {}, replace(JOINED, part=Part.BACKWARD), True),
+        (("a", "b"), (True, False), {}, JOINED, False),
+        (("a", "b"), (True, False), {}, replace(JOINED, backwards=3), True),
+        (("a", "a"), (True, False), {}, None, False),  # all of it on every rank
+        (("a", "b"), (True, True), {}, None, False),  # each rank says its own
+        (("a", "b"), (None, None), {}, None, False),
+        (("a", "b"), (True, False), {"training": True}, None, False),  # a teacher's forward
+        (("", ""), (True, False), {}, None, False),
+    ],
+)
+def test_one_rank_reports_its_own_part_as_the_whole(
+    inputs: tuple[str, str],
+    wrote: tuple[bool | None, bool | None],
+    fields: dict[str, Any],
+    record: Collective | None,
+    wrong: bool,
+) -> None:
+    every = [
+        run(
+            rank,
+            replicas=(
+                model(
+                    evaluations=(
+                        evaluation(inputs=(inputs[rank],), wrote=wrote[rank], **fields),
+                        evaluation(backwards=16, inputs=(inputs[rank],), wrote=True, **fields),
+                    )
+                ),
+            ),
+        )
+        for rank in (0, 1)
+    ]
+    records = (record,) if record is not None else ()
+    told = kinds(*every, records=records, source=REPORTS)
+    assert told == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
+
+
+# -- random numbers, settings, streams ---------------------------------------------------
+
+NOISE = """def noisy(x):
+    return x + torch.randn_like(x)
+def main():
+    for x in batches:
+        y = noisy(x)
+        z = 1
+        loss = net(y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        (NOISE, True),
+        (NOISE.replace("torch.randn_like(x)", "torch.rand(len(x), 1)"), True),
+        (NOISE.replace("torch.randn_like(x)", "torch.randint(0, 9, (x.shape[0],))"), True),
+        (NOISE.replace("torch.randn_like(x)", "torch.empty(3).normal_()"), True),
+        (NOISE.replace("torch.randn_like(x)", "torch.randperm(8)[rank::2]"), False),
+        (NOISE.replace("torch.randn_like(x)", "torch.randn(64, 4)[rank::2]"), False),
+        (NOISE.replace("randn_like(x)", "rand(len(x), 1, generator=own)"), False),
+        ("", False),
+    ],
+)
+def test_numbers_drawn_for_each_sample_are_the_same_on_every_rank(source: str, wrong: bool) -> None:
+    def starts(rank: int, random: str = "{}", drew: bool = True) -> tuple[StepStart, ...]:
+        return tuple(StepStart(random.format(i), drew, f"{rank} {i}") for i in range(4))
+
+    def told(of: list[tuple[StepStart, ...]]) -> list[Any]:
+        every = [
+            run(rank, replicas=(model(starts=own, start_place=HERE),))
+            for rank, own in enumerate(of)
+        ]
+        return kinds(*every, source=source)
+
+    assert told([starts(0), starts(1)]) == [(Category.RNG_MISMATCH, (0, 1))] * wrong
+    assert not told([starts(0), starts(1, "other {}")]), "a seed for each rank"
+    assert not told([starts(0), starts(0)]), "the same samples: a replica in parts"
+    assert not told([starts(0, drew=False), starts(1, drew=False)])
+
+
+def test_ranks_that_compute_with_another_precision() -> None:
+    def every(*settings: str, autocast: tuple[str, ...] = ("", "", "")) -> list[RunFacts]:
+        return [
+            run(rank, replicas=(model(3, autocast=autocast[rank]),), precision=(f"x()={own}",))
+            for rank, own in enumerate(settings)
+        ]
+
+    assert not kinds(*every("high", "high", "high"))
+    assert kinds(*every("high", "low", "high")) == [(Category.NUMERICS_MISMATCH, (1,))]
+    one = every("high", "high", "high", autocast=("bfloat16", "bfloat16", ""))
+    assert kinds(*one) == [(Category.NUMERICS_MISMATCH, (2,))]
+
+
+def test_a_stream_that_gives_every_rank_the_same_batches() -> None:
+    def every(*inputs: tuple[str, ...]) -> list[RunFacts]:
+        return [
+            run(
+                rank,
+                replicas=(model(),),
+                loaders=(LoaderFacts("0", inputs=own, place=HERE, stream="Lines"),),
+            )
+            for rank, own in enumerate(inputs)
+        ]
+
+    (finding,) = found(*every(("a", "b"), ("a", "b")))
+    assert finding.category is Category.SAMPLER_MISUSE and "Lines" in finding.cause
+    assert not kinds(*every(("a", "b"), ("c", "d")))
+    assert not kinds(*every(("a", "a"), ("a", "a")))
+
+
+def test_what_is_known_survives_the_wire() -> None:
+    facts = run(
+        0,
+        replicas=(model(evaluations=(evaluation(wrote=None),), starts=(StepStart("a"),)),),
+        optimizers=(optimizer(factors=(None, 0.5)),),
+        works=(WorkFacts("all_reduce", 1, 1, place=HERE),),
+        functional=FunctionalFacts(1, 2, 3, "all_reduce", HERE),
+    )
+    assert codec.decode(RunFacts, codec.encode(facts)) == facts
