@@ -263,7 +263,7 @@ class SetUp:
         check_ranks(members, self._record.snapshot)
         script = bring_up.processes.script
         if script is not None and self._runs.in_script:
-            self._unblock(bring_up, members)
+            self._unblock(bring_up, script.ranks)  # it is one job: it ends on all its ranks
             self._runs.await_released()
             bring_up.processes.end_script()
             return self.status()
