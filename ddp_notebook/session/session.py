@@ -290,10 +290,10 @@ class Session:
         It is over also when no rank can make progress: then the result's `error` is `Stuck`, with
         the diagnosis, and its processes stay where they are. With `wait` "forever" it goes on all
         the same, and who needs a rank that has finished loses the connection to it, as under
-        torchrun; otherwise it waits for it, and is seen. `hold` and `detach` are those of `run_cell`. Raises
-        UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
-        on hosts of the fault lab. With `as_module`, `path` is the name of a module, as in
-        `python -m`.
+        torchrun; otherwise it waits for it, and is seen. `hold` and `detach` are those of
+        `run_cell`. Raises UsageMistake when there is no such script, or a rank is not free.
+        `placed` puts its ranks on hosts of the fault lab. With `as_module`, `path` is the name of
+        a module, as in `python -m`.
         """
         return self._scripts.run(
             path,
