@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
 import signal
 import threading
@@ -326,9 +327,14 @@ class IPyParallelCluster:
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""
-        pid = self._lent[rank][0] if rank in self._lent else self._pids[rank]
+        lent = self._lent.get(rank)
+        if lent is not None and number == signal.SIGINT:
+            # As Ctrl-C in a terminal: what a script has started hears it, too.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(lent[0], number)
+            return
         with contextlib.suppress(SessionLost):
-            self._fork_server.signal(pid, number)
+            self._fork_server.signal(lent[0] if lent is not None else self._pids[rank], number)
 
     def lend(self, rank: int, pid: int, questions: Path) -> None:
         """Ask and signal another process in the place of `rank`: one of a script."""

@@ -184,26 +184,23 @@ class ScriptProcesses:
     def _tell(self, rank: int, code: int) -> None:
         if rank in self._finished:
             return
-        now_ns, record = time.monotonic_ns(), self._places.record
-        record.add(self._unsent(rank))
+        now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
         if code == 0:  # it left by itself, past Python's own end
-            record.add((CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns),))
-            return
+            events.append(CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns))
         before, now = self._oom_kills, out_of_memory.kills()
         pid = self._pids[rank]
-        record.add(
-            (
-                RankExited(
-                    rank=rank,
-                    pid=pid,
-                    exit_code=code,
-                    last_words=self._last_words(rank),
-                    peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
-                    oom_kills=now - before if now is not None and before is not None else -1,
-                    heard_ns=now_ns,
-                ),
+        events.append(
+            RankExited(
+                rank=rank,
+                pid=pid,
+                exit_code=code,
+                last_words=self._last_words(rank),
+                peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
+                oom_kills=now - before if now is not None and before is not None else -1,
+                heard_ns=now_ns,
             )
         )
+        self._places.record.add(events)
 
     def log(self, rank: int) -> str:
         """All that a process wrote: to stdout, then to stderr."""
