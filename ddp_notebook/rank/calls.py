@@ -141,20 +141,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script. `folder` is the notebook's: relative paths mean there what they mean to torchrun.
-
-    `environments` has for each rank what its environment must have; an empty value unsets.
-    `hosts` has for a rank the host of the fault lab that its main thread is on meanwhile.
+    """A script, for a process of its own. `cell` is the session's number of the run, `number` the
+    prompt's. `paused`: it stops before each collective until it is stepped.
     """
 
     cell: int
     number: int
     path: str
-    folder: str
     arguments: tuple[str, ...]
-    environments: Mapping[int, Mapping[str, str]]
-    hosts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    threads: int
+    """Of torch, for one operation: what OMP_NUM_THREADS says to a new process."""
+    breakpoints: Breakpoints
     paused: bool = False
+    leaves: bool = False
+    """Who needs this rank when it has finished loses its connection, and does not wait for it."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
 
@@ -163,8 +163,6 @@ RUN_CELL = Order("run cell", Cell)
 """Run a cell without top-level `await`, to its end; events say how it ended."""
 START_CELL = Order("start cell", Cell)
 """Start a cell with top-level `await` in the engine's own loop; returns at once."""
-RUN_SCRIPT = Order("run script", Script)
-"""Run a script to its end; events say how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +319,18 @@ class Value:
 
 
 GET_VALUE: Call[Variable, Value] = Call("get value")
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """The same as text: base64 of a pickle; `error` says why it cannot be sent, empty if it can."""
+
+    pickle: str
+    error: str = ""
+
+
+PULL = Question("pull", Variable, Pickled)
+"""What a variable is, of a rank that runs nothing and takes no calls: a script that is over."""
 
 
 @dataclass(frozen=True, slots=True)

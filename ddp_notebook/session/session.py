@@ -64,7 +64,7 @@ class Session:
         self._runs = RunRegistry(self.record, self.pool, self._findings)
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
-        self._scripts = Scripts(self.pool, self._runs, self._set_up)
+        self._scripts = Scripts(self.pool, self._runs)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self._breakpoints = Breakpoints(self.record, self.pool, self._runs)
@@ -283,14 +283,17 @@ class Session:
         placed: Placed | None = None,
         as_module: bool = False,
     ) -> CellResult:
-        """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
+        """Run a torchrun-style script, unchanged, and wait until it is over.
 
+        Each of its ranks is a new process, and has the place of the rank of the session until
+        something else is to run there: `pull`, `where` and `abort` are of them.
         It is over also when no rank can make progress: then the result's `error` is `Stuck`, with
-        the diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait`
-        "forever" it goes on all the same. `hold` and `detach` are those of `run_cell`. Raises
-        UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
-        on hosts of the fault lab. With `as_module`, `path` is the name of a module, as in
-        `python -m`.
+        the diagnosis, and its processes stay where they are. With `wait` "forever" it goes on all
+        the same, and who needs a rank that has finished loses the connection to it, as under
+        torchrun; otherwise it waits for it, and is seen. `hold` and `detach` are those of
+        `run_cell`. Raises UsageMistake when there is no such script, or a rank is not free.
+        `placed` puts its ranks on hosts of the fault lab. With `as_module`, `path` is the name of
+        a module, as in `python -m`.
         """
         return self._scripts.run(
             path,

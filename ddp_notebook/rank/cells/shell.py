@@ -20,7 +20,7 @@ from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.cells import cell_ast, progress_bars
 from ddp_notebook.rank.cells.output import OutputForwarder, RankStream, as_text
-from ddp_notebook.rank.cells.raised import shown, without_ours
+from ddp_notebook.rank.cells.raised import is_interrupt, shown, without_ours
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -214,8 +214,3 @@ class RankShell(Component):
         is_async = bool(code.co_flags & inspect.CO_COROUTINE)
         raised: bool = await self.shell.run_code(code, result, async_=is_async)
         return raised
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """True for what ends a cell that is interrupted: an `await` is cancelled instead."""
-    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"

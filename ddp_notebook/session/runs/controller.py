@@ -263,7 +263,10 @@ class RunController:
         elif result.error is None and run.done:
             self.found.nothing()
         elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
-            own = (*deaths.died(run.died), *failures.raised(run.finished.values(), run.ranks))
+            own = (
+                *deaths.died(run.died, script=bool(run.script)),
+                *failures.raised(run.finished.values(), run.ranks),
+            )
             if own:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 

@@ -302,6 +302,8 @@ class CellRun:
             last = f" (it last wrote: {own[0].strip()})" if own else ""
             last = f" (its log ends: {logged[0].strip()})" if logged else last
             lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
+        if self.script:
+            return lines
         if dead := self.died.keys() - self._replaced:
             lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
         if self._replaced:

@@ -94,6 +94,7 @@ class Breakpoints:
         self._sent: dict[int, int] = {}
         """By rank, the process that has them."""
         runs.before_run = self.renew
+        runs.breakpoints_of = self._of_rank
 
     def add(self, where: str, wanted: Breakpoint) -> BreakpointRow:
         """`Session.set_breakpoint`."""
@@ -186,16 +187,18 @@ class Breakpoints:
     def _pid(self, rank: int) -> int:
         return self._record.snapshot.ranks[rank].pid
 
+    def _of_rank(self, rank: int) -> calls.Breakpoints:
+        mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
+        return calls.Breakpoints(tuple(mine), self.enabled)
+
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Have all ranks know all of them, each its own; where they are."""
         cluster = self._pool.need("%ddp_break").cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
-        own: dict[tuple[Breakpoint, ...], list[int]] = {}
+        own: dict[calls.Breakpoints, list[int]] = {}
         for rank in self._alive():
-            mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
-            own.setdefault(tuple(mine), []).append(rank)
-        for specs, ranks in own.items():
-            request = calls.Breakpoints(specs, self.enabled)
+            own.setdefault(self._of_rank(rank), []).append(rank)
+        for request, ranks in own.items():
             members = tuple(ranks)
             told = cluster.ask(members, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
             answers.update(told)
