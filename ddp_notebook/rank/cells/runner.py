@@ -64,6 +64,7 @@ class CellRunner:
         with self.running(cell, cell_file(cell.number), cell.magic_line) as outcome:
             result = self.shell.shell.run_cell(cell.source, store_history=True)
             outcome.error = _error_of(result)
+            self.stop_at(outcome.error)
 
     def start(self, cell: Cell) -> None:
         """Start a cell with top-level `await` in the engine's own loop; returns at once.
@@ -92,12 +93,19 @@ class CellRunner:
                 cell.source, store_history=True, transformed_cell=shell.transform_cell(cell.source)
             )
             error = _error_of(result)
+            self.stop_at(error)
         except (asyncio.CancelledError, KeyboardInterrupt) as stopped:
             error = stopped
         finally:
             signal.signal(signal.SIGINT, previous)
             shell.events.trigger("post_execute")
             self._end(cell.cell, error)
+
+    def stop_at(self, error: BaseException | None) -> None:
+        """What runs is about to end with `error`: the debugger may stop here before."""
+        if error is not None and not is_interrupt(error):
+            self._keep(error)
+            self.shell.debugger.raised(error)
 
     @contextlib.contextmanager
     def running(
@@ -144,10 +152,8 @@ class CellRunner:
         frames: tuple[Frame, ...] = ()
         if error is not None:
             outcome = "interrupted" if is_interrupt(error) else "error"
-            name, text = type(error).__name__, raised.message_of(error)
-            frames = raised.frames_of(error, self._user_code)
-            cause = self._data_parallel.cause_of(error)
-            self._main_thread.error = Failure(name, text, *cause, frames=frames)
+            failure = self._keep(error)
+            name, text, frames = failure.type, failure.text, failure.frames
         return {
             "outcome": outcome,
             "ename": name,
@@ -158,6 +164,18 @@ class CellRunner:
             "trained": self._hooks.trained(),
         }
 
+    def _keep(self, error: BaseException) -> Failure:
+        """How what runs failed, for whoever asks before something runs again."""
+        failure = Failure(
+            type(error).__name__,
+            raised.message_of(error),
+            *self._data_parallel.cause_of(error),
+            frames=raised.frames_of(error, self._user_code),
+            trace=error.__traceback__,
+        )
+        self._main_thread.error = failure
+        return failure
+
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
 
@@ -165,8 +183,10 @@ class CellRunner:
         of a DataLoader that it waits for end with it, as they do where Ctrl-C reaches them.
         """
         data_workers.end(frames_of_stack(frame))
+        stop = self.shell.debugger.stopped
+        at_error = stop is not None and bool(stop.over)
         while frame is not None:
-            if frame.f_code.co_filename == self.shell.file_name:
+            if at_error or frame.f_code.co_filename == self.shell.file_name:
                 raise KeyboardInterrupt
             frame = frame.f_back
         self.shell.interrupted_early = True

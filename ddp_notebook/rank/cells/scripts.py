@@ -72,6 +72,7 @@ class ScriptRunner:
                 trace = error.__traceback__
                 outcome.error = error.with_traceback(trace.tb_next if trace is not None else None)
                 shell.showtraceback((type(error), error, error.__traceback__))
+                runner.stop_at(outcome.error)
 
 
 def _failed(stop: SystemExit) -> SystemExit | None:
