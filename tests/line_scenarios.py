@@ -28,7 +28,7 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.instrument import HOOK
-from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.frames import UserCode, chain
 from ddp_notebook.rank.main_thread import MainThread
 
 WITHIN_S = 10.0
@@ -336,6 +336,28 @@ def a_breakpoint_at_the_head_of_a_loop_stops_in_every_round(rank: Rank) -> None:
     rank.set(Breakpoint(2, file, 2))
     rank.cell(source)
     assert rank.lines(END, END, END) == [2, 2, 2, 0]
+
+
+def a_thread_that_is_in_the_function_already_stops_or_is_named(rank: Rank) -> None:
+    rank.names["go"] = go = threading.Event()
+    source = "def f():\n    while not go.wait(0.001):\n        a = 1\n    return 1\nf()\n"
+    file = rank.cell(source)
+    deadline_s = time.monotonic() + WITHIN_S
+    while not any(
+        frame.f_code.co_name == "f" and frame.f_code.co_filename == file
+        for innermost in sys._current_frames().values()
+        for frame in chain(innermost)
+    ):
+        assert time.monotonic() < deadline_s
+    (bound,) = rank.set(Breakpoint(1, file, 3))
+    if bound.note:
+        assert "is in this function already, and stops there from its next call on" in bound.note
+        go.set()
+        assert rank.wait(1) is None
+    else:
+        assert rank.lines() == [3]
+        go.set()
+        assert rank.lines(END) == [3, 0]
 
 
 def installed() -> dict[str, Any]:

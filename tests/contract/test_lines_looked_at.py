@@ -71,7 +71,7 @@ def test_after_an_error_the_frames_of_all_ranks_can_be_looked_into(ranks2: Sessi
 
 def test_it_stops_where_an_error_ends_a_cell_and_nowhere_else(ranks2: Session) -> None:
     row = ranks2.set_breakpoint("", Breakpoint(0, on="exception"))
-    assert row.text == "1: an error that ends the cell or script. Not reached yet" or row.text[1:]
+    assert row.text.endswith(": an error that ends the cell or script. Not reached yet")
     caught = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    print('caught')\n"
     assert ranks2.run_cell(caught).steps is None
     stopped = ranks2.run_cell(RAISES)
@@ -132,12 +132,15 @@ def test_every_collective_pauses_while_that_is_set(ranks2: Session) -> None:
 
 def test_collectives_are_not_issued_by_expressions_of_some_ranks(ranks2: Session) -> None:
     source = "import torch\nt = torch.ones(1)\ndef total():\n    dist.all_reduce(t)\n    return t\n"
+    source += "from functools import reduce\ndef reduced(of):\n    return reduce(int.__add__, of)\n"
     ranks2.run_cell(f"{source}breakpoint()\nx = 1\n")
     for expression in ("dist.barrier()", "total()", "[total() for i in range(2)]"):
         (why,) = values(ranks2.evaluate(expression, (1,))).values()
-        assert "it issues a collective" in why
+        assert "it may issue a collective" in why
     assert values(ranks2.evaluate("total().item()")) == {(0, 1): "2.0"}
-    assert values(ranks2.evaluate("len([1])", (0,))) == {(0,): "1"}
+    for harmless in ("reduced([1, 2])", "t.reshape(1).gather(0, torch.tensor([0])).item() * 0 + 3"):
+        assert values(ranks2.evaluate(harmless, (0,))).keys() == {(0,)}
+        assert next(iter(values(ranks2.evaluate(harmless, (0,))).values())) in ("3", "3.0")
     ranks2.step(to="end")
     ranks2.wait(10)
     (why,) = values(ranks2.evaluate("dist.barrier()")).values()
@@ -168,9 +171,8 @@ def test_values_are_compared_and_watched(ranks2: Session) -> None:
     ranks2.step()
     ranks2.step()
     table = ranks2.step()
-    assert table.details[-2:] == ("j = 1 (rank 0), 2 (rank 1)", "i = 1 (all 2 ranks)") or (
-        "j = " in table.details[-2]
-    )
+    assert table.details[-2].startswith("j = 0 (")
+    assert table.details[-1].startswith("i = 1 (")
     ranks2.looking.unwatch("j")
     with pytest.raises(UsageMistake, match="watched: i"):
         ranks2.looking.unwatch("k")

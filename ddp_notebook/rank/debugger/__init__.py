@@ -2,7 +2,7 @@
 
 breakpoints.py  Where a rank is to stop, when, and how often it came by.
 code_swap.py    Breakpoints compiled into functions that are loaded already (Python 3.11).
-collective_calls.py  Whether an expression would issue a collective.
+collective_calls.py  Whether an expression may issue a collective.
 debugger.py     The component: who stopped where, and what lets it go on.
 expressions.py  Evaluates and assigns in the frames of a rank that stands.
 goals.py        How far a step goes.

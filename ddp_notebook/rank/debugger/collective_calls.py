@@ -1,8 +1,9 @@
-"""Whether an expression would issue a collective: looked up, and nothing of it is run."""
+"""Whether an expression may issue a collective: looked up, and nothing of it is run."""
 
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
@@ -23,7 +24,7 @@ Scopes = Sequence[Mapping[str, Any]]
 
 
 def issued_by(source: str, scopes: Scopes) -> str:
-    """Which collective an expression would issue, in words; empty where none is seen."""
+    """Which collective an expression may issue, in words; empty where none is seen."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             path = list(_path(node.func))
@@ -67,17 +68,27 @@ def _by_value(value: Any, depth: int) -> str:
 
 
 def _by_code(function: Any, code: CodeType, depth: int) -> str:
-    """What a function of the user's issues: by the names of its own code, and of what it calls."""
+    """What a function of the user's may issue: itself, or in what it calls by name."""
     if not depth or str(function.__module__).partition(".")[0] == "torch":
         return ""
-    names = {name for each in _all(code) for name in each.co_names}
-    for name in names & _NAMES:
-        return f"{name}, in {function.__name__}"
-    for name in names:
-        found = _by_value(function.__globals__.get(name), depth - 1)
+    for path in {path for each in _all(code) for path in _paths(each)}:
+        found = _by_value(_value(path, (function.__globals__,)), depth - 1)
         if found:
-            return found
+            return found if ", in " in found else f"{found}, in {function.__name__}"
     return ""
+
+
+def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
+    """The global names that code reads, each with the attributes that it reads of it."""
+    path: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
+            path = (*path, str(instruction.argval))
+            continue
+        if path:
+            yield path
+        is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        path = (str(instruction.argval),) if is_name else ()
 
 
 def _all(code: CodeType) -> Iterator[CodeType]:

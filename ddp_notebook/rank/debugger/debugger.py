@@ -158,7 +158,7 @@ class Debugger(Component):
         users, _ = self._user_code.innermost(frames.frames_of(frame))
         if users is None or not self._may_stop():
             return
-        with self._inside_here():
+        with self.aside():
             reasons = self.breakpoints.occurred(on, users)
         if reasons:
             self._stop(users, f"{what}; {'; '.join(reasons)}")
@@ -174,7 +174,7 @@ class Debugger(Component):
             return
         if isinstance(error, Aborted):
             return
-        with self._inside_here():
+        with self.aside():
             reasons = self.breakpoints.occurred("exception", places[0][0])
         if reasons:
             with contextlib.suppress(KeyboardInterrupt, Aborted):
@@ -202,14 +202,15 @@ class Debugger(Component):
             self._stop(frame, "; ".join(reasons))
 
     def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
-        with self._inside_here():
+        with self.aside():
             return self.breakpoints.hit(frame, line)
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and threading.get_ident() not in self._inside
 
     @contextlib.contextmanager
-    def _inside_here(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
+        """Within, this thread stops nowhere: it does not run what the user runs."""
         thread = threading.get_ident()
         self._inside.add(thread)
         try:
@@ -221,7 +222,7 @@ class Debugger(Component):
 
     def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
         """Wait here until this thread is told to go on. Raises KeyboardInterrupt, Aborted."""
-        with self._inside_here():
+        with self.aside():
             while not self._turn.acquire(timeout=_POLL_S):
                 self._check()
             stop = self.stopped = Stop(next(self._count), frame, why, over)

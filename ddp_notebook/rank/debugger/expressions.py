@@ -80,7 +80,7 @@ class Expressions:
             if refused:
                 return Evaluated(problem=refused)
             if where.stop is None:
-                return _in_a_thread(lambda: self._guarded(wanted, where.places))
+                return _in_a_thread(lambda: self._aside(wanted, where.places))
             return where.stop.ask(lambda: self._guarded(wanted, where.places), _WITHIN_S)
         except TimeoutError:
             return Evaluated(
@@ -121,9 +121,13 @@ class Expressions:
         if not issued:
             return ""
         return (
-            f"not evaluated: it issues a collective ({issued}), which ends only when every rank of "
-            "its group calls it. Do that in a %%ddp cell, or with all ranks paused at lines"
+            f"not evaluated: it may issue a collective ({issued}), which ends only when every rank "
+            "of its group calls it. Do that in a %%ddp cell, or with all ranks paused at lines"
         )
+
+    def _aside(self, wanted: Expression, places: Places) -> Evaluated:
+        with self._debugger.aside():
+            return self._guarded(wanted, places)
 
     def _guarded(self, wanted: Expression, places: Places) -> Evaluated:
         """The value in one of these frames, the innermost first; without any, in a cell's."""
