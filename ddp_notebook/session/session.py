@@ -22,6 +22,7 @@ from ddp_notebook.session.tools.bench_steps import StepBench
 from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.fault_lab import FaultLab
+from ddp_notebook.session.tools.looking import Looking
 from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
@@ -68,7 +69,8 @@ class Session:
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self._breakpoints = Breakpoints(self.record, self.pool, self._runs)
-        self._values = Values(self.record, self.pool, self._runs)
+        self.looking = Looking(self.record, self.pool, self._runs)
+        self._values = Values(self.record, self.pool, self._runs, self.looking)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
         self._save = Save(self.record, self._runs, self._why)
@@ -328,10 +330,9 @@ class Session:
         """Move paused ranks one stage, one line or one collective on; or through all up to `to`.
 
         `how`: from a line, to the next one, into a call, or out of the function.
-
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
-        return self._stepping.step(Step(ranks, to, how))
+        return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)), self.evaluate)
 
     def set_breakpoint(self, where: str, wanted: Breakpoint) -> BreakpointRow:
         """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
@@ -374,15 +375,21 @@ class Session:
         return self._values.variables(names, ranks)
 
     def evaluate(
-        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        up: int | None = None,
+        *,
+        assign: bool = False,
+        own_text: bool = False,
     ) -> VariableTable:
         """The value of an expression on `ranks` (all by default), equal ones as one.
 
-        Where a rank stands: at a line, blocked in a collective, or idle; `up` frames of the user's
-        above. With `assign` it is an assignment, and the table is empty where it succeeded. What
-        cannot be evaluated is in the table's `unread`. Raises UsageMistake.
+        Where each stands: at a line, in a collective, where it raised, or idle; `up` frames of
+        the user's above (default: the chosen one). With `assign` it is an assignment, with
+        `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        return self._values.evaluate(source, ranks, up, assign=assign)
+        return self._values.evaluate(source, ranks, up, assign=assign, own_text=own_text)
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.

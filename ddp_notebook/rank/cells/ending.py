@@ -42,16 +42,20 @@ class Ending:
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
 
+    def stop_at(self, error: BaseException | None) -> None:
+        """What runs is about to end with `error`: the debugger may stop here before."""
+        if error is not None and not raised.is_interrupt(error):
+            self._keep(error)
+            self._core.debugger.raised(error)
+
     def _how(self, error: BaseException | None, file: str) -> dict[str, Any]:
         """How it ended, as fields of `CellFinished`."""
-        core, outcome, name, text = self._core, "ok", "", ""
+        outcome, name, text = "ok", "", ""
         frames: tuple[Frame, ...] = ()
         if error is not None:
             outcome = "interrupted" if raised.is_interrupt(error) else "error"
-            name, text = type(error).__name__, raised.message_of(error)
-            frames = raised.frames_of(error, core.user_code)
-            cause = core.data_parallel.cause_of(error)
-            core.main_thread.error = Failure(name, text, *cause, frames=frames)
+            failure = self._keep(error)
+            name, text, frames = failure.type, failure.text, failure.frames
         return {
             "outcome": outcome,
             "ename": name,
@@ -59,5 +63,18 @@ class Ending:
             "line": raised.line_of(error, file) if error is not None else 0,
             "path": tuple(map(raised.place_of, frames)),
             "withheld_bytes": self._forwarder.withheld_bytes,
-            "trained": core.hooks.trained(),
+            "trained": self._core.hooks.trained(),
         }
+
+    def _keep(self, error: BaseException) -> Failure:
+        """How what runs failed, for whoever asks before something runs again."""
+        core = self._core
+        failure = Failure(
+            type(error).__name__,
+            raised.message_of(error),
+            *core.data_parallel.cause_of(error),
+            frames=raised.frames_of(error, core.user_code),
+            trace=error.__traceback__,
+        )
+        core.main_thread.error = failure
+        return failure

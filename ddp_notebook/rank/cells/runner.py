@@ -51,6 +51,7 @@ class CellRunner:
         with self._running(cell, cell_file(cell.number), cell.magic_line) as outcome:
             result = self.shell.shell.run_cell(cell.source, store_history=True)
             outcome.error = _error_of(result)
+            self._ending.stop_at(outcome.error)
 
     def start(self, cell: Cell) -> None:
         """Start a cell with top-level `await` in the engine's own loop; returns at once.
@@ -79,6 +80,7 @@ class CellRunner:
                 cell.source, store_history=True, transformed_cell=shell.transform_cell(cell.source)
             )
             error = _error_of(result)
+            self._ending.stop_at(error)
         except (asyncio.CancelledError, KeyboardInterrupt) as stopped:
             error = stopped
         finally:
@@ -121,8 +123,10 @@ class CellRunner:
         of a DataLoader that it waits for end with it, as they do where Ctrl-C reaches them.
         """
         data_workers.end(frames_of_stack(frame))
+        stop = self.shell.debugger.stopped
+        at_error = stop is not None and bool(stop.over)
         while frame is not None:
-            if frame.f_code.co_filename == self.shell.file_name:
+            if at_error or frame.f_code.co_filename == self.shell.file_name:
                 raise KeyboardInterrupt
             frame = frame.f_back
         self.shell.interrupted_early = True

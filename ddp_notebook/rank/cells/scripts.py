@@ -115,6 +115,7 @@ class ScriptProcess:
             trace = error.__traceback__
             error = error.with_traceback(trace.tb_next if trace is not None else None)
             self._show_error(error)
+            self._ending.stop_at(error)
             return error
         return None
 

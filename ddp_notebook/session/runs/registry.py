@@ -46,7 +46,7 @@ class RunRegistry:
         self.past = PastRuns()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-        self.before_run: Callable[[], None] = lambda: None
+        self.before_run: Callable[[CellRun], None] = lambda run: None
         """Called before ranks are sent something to run."""
         self.breakpoints_of: Callable[[int], Breakpoints] = lambda _: Breakpoints(())
         """Those of a rank, for a process that is about to be it."""
@@ -209,7 +209,7 @@ class RunRegistry:
         started: Callable[[CellRun], None] | None,
     ) -> CellResult:
         """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
-        self.before_run()
+        self.before_run(controller.run)
         controller.carry_out(work, patient=patient)
         self._findings.begin(controller.found)
         self.past.begin(controller.run, controller.found)

@@ -11,7 +11,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_ranks
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
-from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.runs import collective_steps
 from ddp_notebook.session.runs.collective_steps import END, Step
 from ddp_notebook.session.setup.bring_up import BringUp
@@ -66,7 +66,7 @@ class Stepping:
         return _step_stage(bring_up, ranks, to)
 
     def _step_run(self, current: RunController, wanted: Step) -> StepTable:
-        with noted() as interrupted:
+        with quick_switches(), noted() as interrupted:
             made = collective_steps.step(
                 current.run, current.cluster, current.logs, self._record, wanted, interrupted
             )

@@ -15,6 +15,7 @@ from ddp_notebook.model import Ranks, Status, Unread, VariableTable, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.guards import check_name, check_ranks
+from ddp_notebook.session.tools import differences
 from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
+    from ddp_notebook.session.tools.looking import Looking
 
 _TIMEOUT_S = 60.0
 _QUICK_S = 0.3
@@ -35,7 +37,8 @@ _BUSY = "busy: the values of its tensors are read when it stands"
 class Values:
     """Values and output of the ranks of a session."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry, looking: Looking) -> None:
+        self._looking = looking
         self._record = record
         self._pool = pool
         self._runs = runs
@@ -152,7 +155,13 @@ class Values:
         return table
 
     def evaluate(
-        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        up: int | None = None,
+        *,
+        assign: bool = False,
+        own_text: bool = False,
     ) -> VariableTable:
         """`Session.evaluate`."""
         cluster = self._pool.need("%ddp_print").cluster
@@ -161,21 +170,22 @@ class Values:
         check_ranks(members, snapshot)
         _check_source(source, assign=assign)
         alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
-        request = calls.Expression(source, up, assign)
+        paused = {rank for controller in self._runs.controllers for rank in controller.run.stops}
+        everywhere = paused >= set(range(snapshot.world_size)) == set(members)
+        up = self._looking.up if up is None else up
+        request = calls.Expression(source, up, assign, own_text, everywhere)
         answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
         values = []
         reasons: dict[str, list[int]] = {}
         for rank in members:
             answer = answers.get(rank)
-            if isinstance(answer, calls.Evaluated) and not answer.problem:
-                values += [answer.value] if answer.value is not None else []
-                continue
-            why = "dead" if rank not in alive else "does not answer"
-            if answer is not None:
-                why = answer.why if isinstance(answer, CannotAnswer) else answer.problem
-            reasons.setdefault(why, []).append(rank)
+            if isinstance(answer, calls.Evaluated) and answer.value is not None:
+                values.append(answer.value)
+            elif why := _why_none(answer, alive=rank in alive):
+                reasons.setdefault(why, []).append(rank)
         unread = [Unread(tuple(of), why) for why, of in reasons.items()]
-        return variable_table.fold(values, unread, snapshot.world_size)
+        table = variable_table.fold(values, unread, snapshot.world_size, sparks=True)
+        return differences.placed(table, values, cluster)
 
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""
@@ -202,6 +212,13 @@ def _unpickled(text: str) -> Any:
             f"What the rank sent cannot be read here: {error}. A class of its own must be known to "
             "the notebook too."
         ) from None
+
+
+def _why_none(answer: calls.Evaluated | CannotAnswer | None, *, alive: bool) -> str:
+    """Why a rank gave no value; empty where none was asked for."""
+    if answer is None:
+        return "does not answer" if alive else "dead"
+    return answer.why if isinstance(answer, CannotAnswer) else answer.problem
 
 
 def _check_source(source: str, *, assign: bool) -> None:
