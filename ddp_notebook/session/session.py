@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
-    from ddp_notebook.rank.calls import Breakpoint, Completions, Inspection, Named
+    from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
-    from ddp_notebook.session.tools.breakpoints import BreakpointRow
     from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
     from ddp_notebook.session.tools.fault_lab import FaultResult
     from ddp_notebook.session.tools.measuring import Measuring
@@ -68,7 +67,7 @@ class Session:
         self._scripts = Scripts(self.pool, self._runs)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
-        self._breakpoints = Breakpoints(self.record, self.pool, self._runs)
+        self.breakpoints = Breakpoints(self.record, self.pool, self._runs)
         self.looking = Looking(self.record, self.pool, self._runs)
         self._values = Values(self.record, self.pool, self._runs, self.looking)
         self._where = Where(self.record, self.pool)
@@ -333,26 +332,6 @@ class Session:
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
         return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)), self.evaluate)
-
-    def set_breakpoint(self, where: str, wanted: Breakpoint) -> BreakpointRow:
-        """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
-
-        Of `wanted`, its place and number are left out. Also code that runs already stops, and
-        files that are imported later. Raises UsageMistake when no rank can ever stop there.
-        """
-        return self._breakpoints.add(where, wanted)
-
-    def breakpoints(self) -> tuple[BreakpointRow, ...]:
-        """All breakpoints, and how often each rank came by."""
-        return self._breakpoints.rows()
-
-    def clear_breakpoints(self, number: int | None = None) -> int:
-        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
-        return self._breakpoints.clear(number)
-
-    def enable_breakpoints(self, on: bool) -> None:
-        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
-        self._breakpoints.enable(on)
 
     # -- asking --------------------------------------------------------------------------
 

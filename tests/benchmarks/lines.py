@@ -171,12 +171,12 @@ def _costs(session: Session) -> dict[str, float]:
         Path(folder, f"{MODULE}.py").write_text("def never(x):\n    y = x\n    return y\n")
         session.run_cell(f"folder = {folder!r}\n{SETTING_UP}").raise_for_error()
         numbers.update(_ratios(session, "nothing set"))
-        session.set_breakpoint(f"{folder}/{MODULE}.py:2", Breakpoint(0))
+        session.breakpoints.add(f"{folder}/{MODULE}.py:2", Breakpoint(0))
         numbers.update(_ratios(session, "elsewhere"))
         session.run_cell(f"{MODULE}.never(1)")
         session.step(to="end")
         session.wait(10).raise_for_error()
-        session.clear_breakpoints()
+        session.breakpoints.clear()
         numbers.update(_ratios(session, "cleared"))
     return numbers
 

@@ -17,7 +17,7 @@ from ddp_notebook.session.runs.run import CellResult
 def nothing_set(ranks2: Session) -> Iterator[None]:
     """Each test begins without breakpoints and with idle ranks."""
     yield
-    ranks2.clear_breakpoints()
+    ranks2.breakpoints.clear()
     ranks2.looking.unwatch("")
     if any(not controller.run.done for controller in ranks2.runs):
         ranks2.abort()
@@ -70,7 +70,7 @@ def test_after_an_error_the_frames_of_all_ranks_can_be_looked_into(ranks2: Sessi
 
 
 def test_it_stops_where_an_error_ends_a_cell_and_nowhere_else(ranks2: Session) -> None:
-    row = ranks2.set_breakpoint("", Breakpoint(0, on="exception"))
+    row = ranks2.breakpoints.add("", Breakpoint(0, on="exception"))
     assert row.text.endswith(": an error that ends the cell or script. Not reached yet")
     caught = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    print('caught')\n"
     assert ranks2.run_cell(caught).steps is None
@@ -101,7 +101,7 @@ TRAINS = (
 
 
 def test_it_stops_at_the_first_loss_or_gradient_that_is_not_finite(ranks2: Session) -> None:
-    ranks2.set_breakpoint("", Breakpoint(0, on="nan"))
+    ranks2.breakpoints.add("", Breakpoint(0, on="nan"))
     assert ranks2.run_cell(f"{TRAINS}bad = 7\ntrain(4)\nprint('trained')").steps is None
     stopped = ranks2.run_cell("bad = 1\ntrain(4)\nprint('through')\n")
     at = rows(stopped.steps)
@@ -113,20 +113,20 @@ def test_it_stops_at_the_first_loss_or_gradient_that_is_not_finite(ranks2: Sessi
     assert "the gradient of parameter 1 of 2 is not finite" in rows(spread)[(0,)]
     ranks2.step(to="end")
     ranks2.wait(10)
-    assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints()] == ["1 hit, over"]
-    ranks2.clear_breakpoints()
+    assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints.rows()] == ["1 hit, over"]
+    ranks2.breakpoints.clear()
     assert ranks2.run_cell("train(4)\nprint(torch.autograd.backward.__module__)").error is None
 
 
 def test_every_collective_pauses_while_that_is_set(ranks2: Session) -> None:
-    ranks2.set_breakpoint("", Breakpoint(0, on="collective"))
+    ranks2.breakpoints.add("", Breakpoint(0, on="collective"))
     with pytest.raises(UsageMistake, match="pauses every rank"):
-        ranks2.set_breakpoint("", Breakpoint(0, on="collective", ranks=(1,)))
+        ranks2.breakpoints.add("", Breakpoint(0, on="collective", ranks=(1,)))
     result = ranks2.run_cell("dist.barrier()\ndist.barrier()\nprint('over')\n")
     assert {text[:7] for text in rows(result.steps).values()} == {"barrier"}
     ranks2.step(to="end")
     assert "over" in texts(ranks2.wait(10))
-    ranks2.clear_breakpoints()
+    ranks2.breakpoints.clear()
     assert ranks2.run_cell("dist.barrier()").steps is None
 
 

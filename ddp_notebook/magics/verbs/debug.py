@@ -24,11 +24,11 @@ def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.clear:
         _clear(ui, args.place)
     elif args.off or args.on == "":
-        ui.session.enable_breakpoints(not args.off)
+        ui.session.breakpoints.enable(not args.off)
         off = "Breakpoints are passed, breakpoint() too. On again: %ddp_break --on"
         ui.say(off if args.off else "Breakpoints stop ranks.")
     elif not args.place and args.on is None:
-        rows = ui.session.breakpoints()
+        rows = ui.session.breakpoints.rows()
         ui.say("\n".join(row.text for row in rows) or _NONE)
     else:
         _set_breakpoint(ui, args, ranks)
@@ -37,7 +37,7 @@ def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
 def _clear(ui: NotebookUi, which: str) -> None:
     if which and not which.isdecimal():
         raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-    count = ui.session.clear_breakpoints(int(which) if which else None)
+    count = ui.session.breakpoints.clear(int(which) if which else None)
     ui.say(f"{count} breakpoint{'' if count == 1 else 's'} cleared.")
 
 
@@ -56,7 +56,7 @@ def _set_breakpoint(ui: NotebookUi, args: argparse.Namespace, ranks: Ranks | Non
         log=args.log,
         on=on,
     )
-    ui.say(ui.session.set_breakpoint(args.place, wanted).text)
+    ui.say(ui.session.breakpoints.add(args.place, wanted).text)
 
 
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:

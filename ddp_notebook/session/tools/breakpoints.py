@@ -111,7 +111,11 @@ class Breakpoints:
         runs.breakpoints_of = self._of_rank
 
     def add(self, where: str, wanted: Breakpoint) -> BreakpointRow:
-        """`Session.set_breakpoint`."""
+        """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
+
+        Of `wanted`, its place and number are left out. Also code that runs already stops, and
+        files that are imported later. Raises UsageMistake when no rank can ever stop there.
+        """
         self._pool.need("%ddp_break")
         if wanted.ranks is not None:
             check_ranks(wanted.ranks, self._record.snapshot)
@@ -130,7 +134,7 @@ class Breakpoints:
         return row
 
     def rows(self) -> tuple[BreakpointRow, ...]:
-        """`Session.breakpoints`."""
+        """All breakpoints, and how often each rank came by."""
         cluster = self._pool.need("%ddp_break").cluster
         if not self._all:
             return ()
@@ -139,7 +143,7 @@ class Breakpoints:
         return self._rows(answers)
 
     def clear(self, number: int | None = None) -> int:
-        """`Session.clear_breakpoints`."""
+        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
         self._pool.need("%ddp_break")
         if number is not None and number not in self._all:
             known = ", ".join(map(str, self._all)) or "none"
@@ -151,7 +155,7 @@ class Breakpoints:
         return len(gone)
 
     def enable(self, on: bool) -> None:
-        """`Session.enable_breakpoints`."""
+        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
         self._pool.need("%ddp_break")
         self.enabled = on
         self._send()
