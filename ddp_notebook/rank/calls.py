@@ -17,11 +17,12 @@ from typing import Any, Generic, TypeVar
 from ddp_notebook.model import (
     Probe,
     RankReport,
-    Ranks,
     RankStack,
     RankVariables,
+    Ranks,
     RunFacts,
     Stage,
+    StepTimes,
 )
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
@@ -409,6 +410,8 @@ VARIABLES = Question("variables", VariablesRequest, RankVariables)
 """What its variables are."""
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
 """What it trained in the run that is over. Only when nothing runs."""
+STEP_TIMES = Question("step times", Nothing, StepTimes)
+"""What its newest training steps were made of. Any time."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)
 """What it runs on."""
 

@@ -23,6 +23,9 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
+_FEWEST_IDLE = 2
+"""Steps without any gradient: one alone may be there for a scheduler."""
+
 
 def _at(place: Place | None) -> str:
     return f" ({place})" if place is not None else ""
@@ -195,6 +198,40 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
                 "rank has its own values by now",
                 "Put every trained parameter into the module that DistributedDataParallel wraps.",
                 evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
+            )
+
+
+def detached_optimizers(context: Context) -> Iterator[Finding]:
+    """An optimizer steps with tensors that never get a gradient; a model of such sizes has none."""
+    held = {
+        key for of in optimizers(context.facts).values() for each in of.values()
+        for key in each.replicas
+    }
+    for of in optimizers(context.facts).values():
+        if not all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values()):
+            continue
+        for key, model in context.models.items():
+            trained = all(each.backwards >= _FEWEST_IDLE for each in model.of.values())
+            numels = tuple(sorted(digest.numel for digest in model.first.parameters))
+            each = next(iter(of.values()))
+            if key in held or not trained or set(of) != set(model.of) or numels != each.numels:
+                continue
+            yield Finding(
+                Category.OPTIMIZER_DETACHED,
+                tuple(of),
+                f"{each.type} was made of other tensors than the parameters of {model.title}: none "
+                f"of them ever gets a gradient, and its steps change nothing{_at(each.place)}",
+                "Make the optimizer of the parameters of the model that is trained, after the "
+                "model was copied, moved or loaded: it keeps the tensors that it was given.",
+                evidence=by_ranks(
+                    {
+                        rank: f"none of its {len(e.numels)} tensors had a gradient in "
+                        f"{e.idle_steps} of {e.steps} steps, and no optimizer that steps holds "
+                        f"parameters of {model.title}, which had {model.of[rank].backwards} "
+                        "backwards"
+                        for rank, e in of.items()
+                    }
+                ),
             )
 
 

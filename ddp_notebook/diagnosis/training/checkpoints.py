@@ -1,0 +1,58 @@
+"""The rule for a state that is loaded on some ranks only, into what no rank sends to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.training.replicas import Model, differing, some
+from ddp_notebook.diagnosis.training.rules import optimizers
+from ddp_notebook.model import Category, Finding, Place, name_ranks
+
+
+def loaded_on_some(context: Context) -> Iterator[Finding]:
+    """Replicas or optimizers differ, and load_state_dict was called for them on some ranks only.
+
+    Before a model is wrapped, that is as it should be: DDP sends what rank 0 has.
+    """
+    for key, model in context.models.items():
+        if not model.whole or not any(each.steps for each in model.of.values()):
+            continue
+        if any(e.local_steps or e.bypassed_steps or e.hook for e in model.of.values()):
+            continue
+        if model.diverged:
+            loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
+            yield from _finding(model, model.title, loads, model.diverged)
+        for of in optimizers(context.facts).values():
+            if set(of) != set(model.of) or not all(key in each.replicas for each in of.values()):
+                continue
+            names = model.diverged or differing({rank: each.state for rank, each in of.items()})
+            if names:
+                title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
+                loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
+                yield from _finding(model, title, loads, names)
+
+
+def _finding(
+    model: Model, title: str, loads: Mapping[int, tuple[int, Place | None]], names: tuple[str, ...]
+) -> Iterator[Finding]:
+    """What loads have to do with it: nothing, where all ranks loaded or none did."""
+    loaded = tuple(rank for rank, (count, _) in loads.items() if count)
+    others = tuple(rank for rank in loads if rank not in loaded)
+    if not loaded or not others:
+        return
+    place = loads[loaded[0]][1]
+    at = f" ({place})" if place is not None else ""
+    verb = "call" if len(others) > 1 else "calls"
+    yield Finding(
+        Category.CHECKPOINT_MISUSE,
+        others,
+        f"never {verb} load_state_dict of {title}, as {name_ranks(loaded)} did{at}: nobody sends "
+        "that state to the other ranks, and replicas drift apart",
+        "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
+        "before DistributedDataParallel(model) is sent from rank 0 to all.",
+        evidence=(
+            *(f"rank {rank}: loaded {count} times" for rank, (count, _) in loads.items()),
+            f"not the same on {name_ranks(model.of)}: {some(names)}",
+        ),
+    )
