@@ -117,10 +117,10 @@ from ddp_notebook.model.training import (
     RunFacts,
     SamplerFacts,
     StepPart,
-    StepRow,
     StepStart,
     StepTimes,
     TensorDigest,
+    TimedStep,
     WorkFacts,
 )
 
@@ -140,7 +140,7 @@ __all__ = [
     "RunFacts",
     "SamplerFacts",
     "StepPart",
-    "StepRow",
+    "TimedStep",
     "StepStart",
     "StepTimes",
     "TensorDigest",

@@ -300,7 +300,7 @@ class StepPart(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class TimedStep:
     """One training step of a rank, from one reduction of gradients to the next. Times in us.
 
     `number` is that of its last backward in the run. `arrived_us` is when the rank issued its last
@@ -317,6 +317,11 @@ class StepRow:
     queued_waiting_us: int
     own_us: tuple[int, ...]
 
+    @property
+    def whole_us(self) -> int:
+        """How long it took."""
+        return sum(self.own_us) + self.waited_us + self.queued_us
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -330,5 +335,5 @@ class StepTimes:
     host: str = ""
     cores: tuple[int, ...] = ()
     key: str = ""
-    rows: tuple[StepRow, ...] = ()
+    rows: tuple[TimedStep, ...] = ()
     places: Mapping[StepPart, Place] = field(default_factory=dict)

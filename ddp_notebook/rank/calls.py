@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 from ddp_notebook.model import (
     Probe,
     RankReport,
+    Ranks,
     RankStack,
     RankVariables,
-    Ranks,
     RunFacts,
     Stage,
     StepTimes,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
-from ddp_notebook.model import Place, Remark, StepPart, StepRow, StepTimes
+from ddp_notebook.model import Place, Remark, StepPart, StepTimes, TimedStep
 
 PARTS = tuple(StepPart)
 STEP_US = 20_000
@@ -40,7 +40,7 @@ def ranks_of(
     """
     chance = random.Random(seed)
     now_us = 1_000_000
-    rows: dict[int, list[StepRow]] = {rank: [] for rank in range(size)}
+    rows: dict[int, list[TimedStep]] = {rank: [] for rank in range(size)}
     for step in range(steps):
         own, queued = {}, {}
         for rank in range(size):
@@ -57,7 +57,7 @@ def ranks_of(
         over_us = max(arrived.values()) + 500
         for rank, at_us in arrived.items():
             own_us = tuple(map(int, own[rank]))
-            row = StepRow(step, at_us, over_us, over_us - at_us, int(queued[rank]), 0, own_us)
+            row = TimedStep(step, at_us, over_us, over_us - at_us, int(queued[rank]), 0, own_us)
             rows[rank].append(row)
         now_us = over_us
     usual = {"run": 1, "host": "h", "cores": (0, 1), "key": "SGD 1 default", "places": PLACES}

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.model import Place, Remark, StepPart, StepRow, StepTimes, name_ranks
+from ddp_notebook.model import Remark, StepPart, StepTimes, TimedStep, name_ranks
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
@@ -23,11 +23,12 @@ FEWEST_STEPS = 24
 _WARM_UP = 3
 """Steps at the begin of a run: memory is new, and DDP makes its buckets anew."""
 _LEAST_SHARE, _LEAST_US = 0.06, 500.0
-"""Of what ranks do themselves in a step, and in itself, below which nobody is called slow: a line that one rank prints."""
+"""Of what ranks do themselves in a step, and in itself, below which nobody is called slow: one
+rank may print a line."""
 _SOME_STEPS = 0.12
 """Who is late in no more steps than these is not called slow."""
-_SOME_LATE = 0.1
-"""Of a step, how late it must be in them."""
+_SOME_LATE, _SOME_LATE_US = 0.1, 2000.0
+"""Of a whole step, and in itself, how late it must be in them."""
 _BLOCKS, _HELD = 12, 0.9
 """Into how many blocks the steps are parted, and in how many of these a rank must be late."""
 _FEW_BLOCKS, _LOWEST_BLOCKS = 5, 3
@@ -97,35 +98,48 @@ def _of_group(times: Mapping[int, StepTimes]) -> Iterable[Remark]:
 
 def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
     """The steps that all ranks have, without the first ones; None for too few."""
-    numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
-    newest = max(FEWEST_STEPS, _MOST_VALUES // len(times))
-    common = [number for number in sorted(numbers) if number >= _WARM_UP][-newest:]
+    common = _common(times)
     if len(common) < FEWEST_STEPS:
         return None
     rows = {rank: _rows(of.rows, common) for rank, of in times.items()}
-    first = next(iter(rows.values()))
-    between = [b.over_us - a.over_us for a, b in zip(first, first[1:], strict=False)]
+    everyone = [row for of_rank in rows.values() for row in of_rank]
     last_us = [max(row.arrived_us for row in step) for step in zip(*rows.values(), strict=True)]
     own = {rank: _own(of_rank, last_us) for rank, of_rank in rows.items()}
-    parts = {
-        part: _beyond_others({rank: [values[at] for values in own[rank]] for rank in own})
-        for at, part in enumerate(_PARTS)
-    }
-    waited = {rank: [float(row.waited_us) for row in of_rank] for rank, of_rank in rows.items()}
-    usual = Counter(of.cores for of in times.values()).most_common(1)[0][0]
-    alone = len({of.cores for of in times.values()}) == len(times)
-    bound = tuple(rank for rank, of in times.items() if of.cores != usual or alone)
-    own_us = statistics.median(sum(row.own_us) for of_rank in rows.values() for row in of_rank)
-    step_us = statistics.median(between)
-    return _Steps(tuple(rows), bound, step_us, own_us, _beyond_others(waited), parts)
+    return _Steps(
+        tuple(rows),
+        _bound(times),
+        statistics.median(row.whole_us for row in everyone),
+        statistics.median(sum(row.own_us) for row in everyone),
+        _beyond_others({rank: [row.waited_us for row in of] for rank, of in rows.items()}),
+        {part: _beyond_others(_part(own, at)) for at, part in enumerate(_PARTS)},
+    )
 
 
-def _rows(rows: Iterable[StepRow], numbers: Sequence[int]) -> list[StepRow]:
+def _common(times: Mapping[int, StepTimes]) -> list[int]:
+    """The numbers of the newest steps that all ranks have."""
+    numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
+    newest = max(FEWEST_STEPS, _MOST_VALUES // len(times))
+    return [number for number in sorted(numbers) if number >= _WARM_UP][-newest:]
+
+
+def _bound(times: Mapping[int, StepTimes]) -> tuple[int, ...]:
+    """The ranks that may use other cores than most; all where each has its own."""
+    cores = Counter(of.cores for of in times.values())
+    usual = cores.most_common(1)[0][0]
+    alone = len(cores) == len(times)
+    return tuple(rank for rank, of in times.items() if of.cores != usual or alone)
+
+
+def _part(own: Mapping[int, Sequence[Sequence[float]]], at: int) -> dict[int, list[float]]:
+    return {rank: [values[at] for values in of_rank] for rank, of_rank in own.items()}
+
+
+def _rows(rows: Iterable[TimedStep], numbers: Sequence[int]) -> list[TimedStep]:
     by_number = {row.number: row for row in rows}
     return [by_number[number] for number in numbers]
 
 
-def _own(rows: Sequence[StepRow], last_us: Sequence[int]) -> list[tuple[float, ...]]:
+def _own(rows: Sequence[TimedStep], last_us: Sequence[int]) -> list[tuple[float, ...]]:
     """By step, what a rank did in each of the parts, in their order."""
     return [
         (
@@ -170,7 +184,8 @@ def _late(steps: _Steps, rank: int, part: str) -> _Late | None:
         others = [steps.parts[part][other] for other in steps.ranks if other != rank]
         in_order = sorted(margins)
         usual_us = in_order[len(margins) * 4 // 10] - in_order[len(margins) // 10]
-        late = _at_times(margins, others, max(floor_us, _SOME_LATE * of_us, _SURE * usual_us))
+        some_us = max(_SOME_LATE_US, _SOME_LATE * steps.step_us, _SURE * usual_us)
+        late = _at_times(margins, others, some_us)
     if late is None or not _in_all(steps, rank, part, *late):
         return None
     return _Late(rank, part, *late)
@@ -233,7 +248,7 @@ def _in_all(steps: _Steps, rank: int, part: str, late_us: float, share: float) -
     total = [sum(step) for step in zip(*own, strict=True)]
     if part == _CORE and statistics.median(steps.awaited(rank)) < late_us / 2:
         return False
-    return sum(each > late_us / 2 for each in total) / len(total) > share / 2
+    return _late_steps(total, late_us / 2) > len(total) * share / 2
 
 
 def _blocks(values: Sequence[float], most: int) -> list[Sequence[float]]:

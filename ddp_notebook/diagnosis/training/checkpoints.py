@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.training.replicas import Model, differing, some
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, Place, name_ranks
@@ -43,16 +44,17 @@ def _finding(
         return
     place = loads[loaded[0]][1]
     at = f" ({place})" if place is not None else ""
-    verb = "call" if len(others) > 1 else "calls"
     yield Finding(
         Category.CHECKPOINT_MISUSE,
-        others,
-        f"never {verb} load_state_dict of {title}, as {name_ranks(loaded)} did{at}: nobody sends "
-        "that state to the other ranks, and replicas drift apart",
+        outvoted({rank: bool(count) for rank, (count, _) in loads.items()}),
+        f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
+        f"{name_ranks(others)}{at}: nobody sends that state to the other ranks, and they differ",
         "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
         "before DistributedDataParallel(model) is sent from rank 0 to all.",
         evidence=(
-            *(f"rank {rank}: loaded {count} times" for rank, (count, _) in loads.items()),
+            *by_ranks(
+                {rank: f"{count} calls of load_state_dict" for rank, (count, _) in loads.items()}
+            ),
             f"not the same on {name_ranks(model.of)}: {some(names)}",
         ),
     )

@@ -204,7 +204,9 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
 def detached_optimizers(context: Context) -> Iterator[Finding]:
     """An optimizer steps with tensors that never get a gradient; a model of such sizes has none."""
     held = {
-        key for of in optimizers(context.facts).values() for each in of.values()
+        key
+        for of in optimizers(context.facts).values()
+        for each in of.values()
         for key in each.replicas
     }
     for of in optimizers(context.facts).values():

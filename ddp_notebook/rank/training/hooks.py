@@ -286,7 +286,7 @@ class TrainingHooks(Component):
             finally:
                 call_sites.backward_ends(outer)
             with contained:
-                mark(step_marks.REDUCED)
+                self._marks.reduced()
                 tracker.backward_over()
             return result
 
@@ -297,7 +297,7 @@ class TrainingHooks(Component):
         if args and not self._tracker.broken:
             try:
                 self._tracker.bucket(args[0][0])
-                self._marks.mark(step_marks.BUCKET)
+                self._marks.bucket()
             except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
                 self._disable(error)
 

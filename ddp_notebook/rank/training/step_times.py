@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from itertools import pairwise
 
-from ddp_notebook.model import StepPart, StepRow, StepTimes
+from ddp_notebook.model import StepPart, StepTimes, TimedStep
 from ddp_notebook.model.collective_log import Waited
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.training import step_marks
@@ -37,6 +38,8 @@ _WAITS = {
     (step_marks.FORWARD, step_marks.INNER),
 }
 """Between two such marks DDP waits for the others: for gradients, or for rank 0's buffers."""
+_LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
+"""Between two such marks are steps that were not marked."""
 
 
 class StepTimer:
@@ -53,7 +56,7 @@ class StepTimer:
         log = self._observer.log
         waited = log.waited() if log is not None else Waited()
         key = self._key(waited.groups)
-        rows: list[StepRow] = []
+        rows: list[TimedStep] = []
         if key and not waited.paused and not waited.to_peers and not self._tracker.broken:
             rows = steps(self._marks.marks(), waited.spans)[-_MOST_ROWS:]
         places = {
@@ -83,41 +86,66 @@ class StepTimer:
         return f"{' '.join(shapes)} {' '.join(sorted(groups))}"
 
 
-def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[StepRow]:
+def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[TimedStep]:
     """The steps between these marks; `spans` are the collectives in which the thread waited.
 
     The first is left out: it may have begun before.
     """
+    marks = _with_queue(marks)
     by_bucket = any(kind == step_marks.BUCKET for kind, *_ in marks)
-    rows: list[StepRow] = []
-    step, spans_at = _Step(), 0
-    for (kind, number, begin_ns, queued_ns), (following, _, end_ns, queued_then_ns) in zip(
-        marks, marks[1:], strict=False
-    ):
+    at_its_end = step_marks.REDUCED if by_bucket else step_marks.STEP
+    rows: list[TimedStep] = []
+    step, within = _Step(), _Spans(spans)
+    for one, other in pairwise(marks):
+        kind, number, begin_ns, queued_ns = one
+        following, _, end_ns, queued_then_ns = other
+        waited_ns, issued_ns = within.between(begin_ns, end_ns)
+        if (kind, following) == _LEFT_OUT:
+            step = _Step()
+            continue
         if kind == step_marks.BACKWARD:
             step.number = number
-        if kind == step_marks.BUCKET:
-            step.arrived_ns = begin_ns
-        waited_ns = 0
-        while spans_at < len(spans) and spans[spans_at][1] <= end_ns:
-            issued_ns, done_ns = spans[spans_at]
-            spans_at += 1
-            if issued_ns >= begin_ns:
-                waited_ns += done_ns - issued_ns
-                if not by_bucket:
-                    step.arrived_ns = issued_ns
-        waits = (kind, following) in _WAITS
-        step.add(
-            _OWN[kind],
-            end_ns - begin_ns,
-            end_ns - begin_ns if waits else waited_ns,
-            queued_then_ns - queued_ns,
-        )
-        at_its_end = step_marks.REDUCED if by_bucket else step_marks.STEP
+        if by_bucket:
+            issued_ns = begin_ns if kind == step_marks.BUCKET else 0
+        step.arrived_ns = issued_ns or step.arrived_ns
+        if (kind, following) in _WAITS:
+            waited_ns = end_ns - begin_ns
+        step.add(_OWN[kind], end_ns - begin_ns, waited_ns, queued_then_ns - queued_ns)
         if following == at_its_end and step.arrived_ns:
             rows.append(step.row(end_ns))
             step = _Step()
     return rows[1:]
+
+
+class _Spans:
+    """The collectives in which a thread waited, read in their order."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self._spans = spans
+        self._at = 0
+
+    def between(self, begin_ns: int, end_ns: int) -> tuple[int, int]:
+        """How long it waited in those that lie between two moments; when the last was issued."""
+        waited_ns = last_ns = 0
+        while self._at < len(self._spans) and self._spans[self._at][1] <= end_ns:
+            issued_ns, done_ns = self._spans[self._at]
+            self._at += 1
+            if issued_ns >= begin_ns:
+                waited_ns, last_ns = waited_ns + done_ns - issued_ns, issued_ns
+        return waited_ns, last_ns
+
+
+def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
+    """The marks, each with the time without a core: between two that were read, by the clock."""
+    known = [at for at, mark in enumerate(marks) if mark[3] != step_marks.UNKNOWN]
+    filled = list(marks)
+    for begin, end in pairwise(known):
+        (*_, begin_ns, from_ns), (*_, end_ns, to_ns) = marks[begin], marks[end]
+        rate = (to_ns - from_ns) / max(1, end_ns - begin_ns)
+        for at in range(begin + 1, end):
+            kind, number, at_ns, _ = marks[at]
+            filled[at] = (kind, number, at_ns, from_ns + int((at_ns - begin_ns) * rate))
+    return filled[known[0] : known[-1] + 1] if known else []
 
 
 class _Step:
@@ -139,9 +167,9 @@ class _Step:
         self.queued_waiting_ns += queued_waiting_ns
         self.own_ns[part] += max(0.0, wall_ns - waited_ns - queued_own_ns)
 
-    def row(self, end_ns: int) -> StepRow:
+    def row(self, end_ns: int) -> TimedStep:
         """It is over."""
-        return StepRow(
+        return TimedStep(
             self.number,
             self.arrived_ns // 1000,
             end_ns // 1000,
