@@ -10,6 +10,8 @@ import pytest
 
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import Place, Remark, StepPart, StepTimes, TimedStep
+from ddp_notebook.rank.training import step_marks
+from ddp_notebook.rank.training.step_times import steps
 
 PARTS = tuple(StepPart)
 STEP_US = 20_000
@@ -168,3 +170,52 @@ def test_another_process_on_its_core_is_named() -> None:
 def test_many_ranks_take_a_moment() -> None:
     remark = only(slow_ranks(ranks_of(500, late(77, 0.5), steps=60)))
     assert remark.ranks == (77,)
+
+
+# -- what a rank's steps are made of -------------------------------------------------------
+
+
+def ms(value: float) -> int:
+    return int(value * 1e6)
+
+
+def marks_of_step(number: int, begin_ms: float) -> list[tuple[int, int, int, int]]:
+    """20 ms from one reduction to the next, 2 of them without a core."""
+    queued = ms(2 * number)
+    at = [
+        (step_marks.STEP, 1, step_marks.UNKNOWN),
+        (step_marks.STEPPED, 2, queued),
+        (step_marks.LOADING, 3, step_marks.UNKNOWN),
+        (step_marks.LOADED, 7, step_marks.UNKNOWN),
+        (step_marks.FORWARD, 8, queued),
+        (step_marks.INNER, 9, step_marks.UNKNOWN),
+        (step_marks.FORWARDED, 11, step_marks.UNKNOWN),
+        (step_marks.BACKWARD, 12, queued),
+        (step_marks.BUCKET, 16, queued + ms(2)),
+        (step_marks.REDUCED, 20, queued + ms(2)),
+    ]
+    return [(kind, number, ms(begin_ms + after), waited) for kind, after, waited in at]
+
+
+def test_a_step_is_parted_at_its_marks() -> None:
+    marks = [mark for step in range(4) for mark in marks_of_step(step, 20 * step)]
+    rows = steps(marks, [])
+    assert [row.number for row in rows] == [1, 2, 3]
+    for row in rows:
+        own = dict(zip(StepPart, row.own_us, strict=True))
+        assert own[StepPart.DATA] == 4000 and own[StepPart.FORWARD] == 2000
+        assert own[StepPart.BACKWARD] == 2000, "without the 2 ms for which it had no core"
+        assert own[StepPart.LOOP] == 2000 and own[StepPart.LOSS] == 1000
+        assert own[StepPart.AFTER] == own[StepPart.OPTIMIZER] == 1000
+        assert row.waited_us == 1000 + 4000, "for buffers, and for gradients"
+        assert row.queued_us == 2000 and row.whole_us == 20_000
+
+
+def test_what_waits_in_a_collective_is_no_work_and_unmarked_steps_are_left_out() -> None:
+    marks = [mark for step in range(3) for mark in marks_of_step(step, 20 * step)]
+    rows = steps(marks, [(ms(23), ms(26))])
+    assert rows[0].own_us[0] == 1000 and rows[0].waited_us == 3000 + 5000
+    begin = (step_marks.REDUCED, 0, ms(480), ms(6))
+    later = [begin, *marks_of_step(24, 480)]
+    assert steps([*marks, *later], [])[-1].whole_us == 20_000
+    assert steps([], []) == []

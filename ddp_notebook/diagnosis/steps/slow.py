@@ -263,13 +263,16 @@ def _blocks(values: Sequence[float], most: int) -> list[Sequence[float]]:
 def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
     awaited = steps.awaited(late.rank)
     waits = [each for each in awaited if each > late.late_us / 4]
-    some = f"in {len(waits) / len(awaited):.0%} of {len(awaited)} steps" if waits else ""
-    median_ms = _ms(statistics.median(waits)) if waits else ""
-    held_up = f"The others waited for it {some}, for {median_ms} in the median. " if some else ""
+    held_up = (
+        f"The others waited for it in {len(waits) / len(awaited):.0%} of {len(awaited)} steps, for "
+        f"{_ms(statistics.median(waits))} in the median. "
+        if waits
+        else ""
+    )
     text = (
         f"Rank {late.rank} is slow: in {late.share:.0%} of its steps it takes {_ms(late.late_us)} "
-        f"longer than the others, of {_ms(steps.step_us)}. {held_up}It is then "
-        f"{_where(late.part, times)}."
+        f"longer than the others (a step takes {_ms(steps.step_us)}), while it is "
+        f"{_where(late.part, times)}. {held_up}".rstrip()
     )
     return Remark(KIND, (late.rank,), text, tuple(_evidence(late, steps)))
 

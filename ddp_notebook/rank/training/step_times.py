@@ -10,13 +10,16 @@ import os
 import socket
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ddp_notebook.model import StepPart, StepTimes, TimedStep
 from ddp_notebook.model.collective_log import Waited
-from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.training import step_marks
-from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.step_marks import StepMarks
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.collectives.observer import Observer
+    from ddp_notebook.rank.training.replicas import Tracker
+    from ddp_notebook.rank.training.step_marks import StepMarks
 
 Mark = tuple[int, int, int, int]
 _MOST_ROWS = 300
