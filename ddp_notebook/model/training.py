@@ -303,18 +303,14 @@ class StepPart(StrEnum):
 class TimedStep:
     """One training step of a rank, from one reduction of gradients to the next. Times in us.
 
-    `number` is that of its last backward in the run. `arrived_us` is when the rank issued its last
-    collective, `over_us` when that was done, both on the clock of the host. `waited_us` is for how
-    long it waited in collectives; `queued_us` for how long it was ready to run and had no core,
-    `queued_waiting_us` the same while it waited. `own_us` has the other times, by `StepPart`.
+    `number` is that of its last backward in the run. `waited_us` is for how long the rank waited
+    in collectives; `queued_us` for how long it was ready to run and had no core, while it did not
+    wait. `own_us` has the other times, by `StepPart`.
     """
 
     number: int
-    arrived_us: int
-    over_us: int
     waited_us: int
     queued_us: int
-    queued_waiting_us: int
     own_us: tuple[int, ...]
 
     @property

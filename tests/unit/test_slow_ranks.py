@@ -9,9 +9,20 @@ from dataclasses import replace
 import pytest
 
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
-from ddp_notebook.model import Place, Remark, StepPart, StepTimes, TimedStep
+from ddp_notebook.model import (
+    Diagnosis,
+    Place,
+    RankState,
+    Remark,
+    Snapshot,
+    StepPart,
+    StepTimes,
+    TimedStep,
+)
 from ddp_notebook.rank.training import step_marks
 from ddp_notebook.rank.training.step_times import steps
+from ddp_notebook.state.board_rows import BoardFacts, board_of
+from ddp_notebook.views import findings
 
 PARTS = tuple(StepPart)
 STEP_US = 20_000
@@ -59,7 +70,7 @@ def ranks_of(
         over_us = max(arrived.values()) + 500
         for rank, at_us in arrived.items():
             own_us = tuple(map(int, own[rank]))
-            row = TimedStep(step, at_us, over_us, over_us - at_us, int(queued[rank]), 0, own_us)
+            row = TimedStep(step, over_us - at_us, int(queued[rank]), own_us)
             rows[rank].append(row)
         now_us = over_us
     usual = {"run": 1, "host": "h", "cores": (0, 1), "key": "SGD 1 default", "places": PLACES}
@@ -172,6 +183,21 @@ def test_many_ranks_take_a_moment() -> None:
     assert remark.ranks == (77,)
 
 
+def test_it_is_shown_as_no_mistake() -> None:
+    remark = only(slow_ranks(ranks_of(2, late(1, 0.5))))
+    diagnosis = Diagnosis(remarks=(remark,))
+    shown = findings.text(diagnosis)
+    assert shown.startswith("✓ No problem found.") and "Rank 1 is slow" in shown
+    assert "✗" not in shown and "Rank 1 is slow" in findings.html(diagnosis)
+    assert not diagnosis.wrong and diagnosis.to_json()["remarks"][0]["ranks"] == [1]
+    snapshot = Snapshot((RankState(0), RankState(1)), "gloo")
+    board = board_of(BoardFacts(snapshot, diagnosis=diagnosis))
+    assert remark.text in board.notes
+    assert {row.role for row in board.rows} == {
+        row.role for row in board_of(BoardFacts(snapshot)).rows
+    }
+
+
 # -- what a rank's steps are made of -------------------------------------------------------
 
 
@@ -215,7 +241,7 @@ def test_what_waits_in_a_collective_is_no_work_and_unmarked_steps_are_left_out()
     marks = [mark for step in range(3) for mark in marks_of_step(step, 20 * step)]
     rows = steps(marks, [(ms(23), ms(26))])
     assert rows[0].own_us[0] == 1000 and rows[0].waited_us == 3000 + 5000
-    begin = (step_marks.REDUCED, 0, ms(480), ms(6))
+    begin = (step_marks.REDUCED, 0, ms(480), ms(48))
     later = [begin, *marks_of_step(24, 480)]
     assert steps([*marks, *later], [])[-1].whole_us == 20_000
     assert steps([], []) == []

@@ -33,8 +33,8 @@ _BLOCKS, _HELD = 12, 0.9
 """Into how many blocks the steps are parted, and in how many of these a rank must be late."""
 _FEW_BLOCKS, _LOWEST_BLOCKS = 5, 3
 _MOST_VALUES = 60_000
-_CORE, _COLLECTIVE = "core", "collective"
-_PARTS: tuple[str, ...] = (*StepPart, _CORE, _COLLECTIVE)
+_CORE = "core"
+_PARTS: tuple[str, ...] = (*StepPart, _CORE)
 _SPREAD = 1.4826
 """Of a normal distribution: its standard deviation over its median absolute deviation."""
 _SURE = 4.0
@@ -103,8 +103,7 @@ def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
         return None
     rows = {rank: _rows(of.rows, common) for rank, of in times.items()}
     everyone = [row for of_rank in rows.values() for row in of_rank]
-    last_us = [max(row.arrived_us for row in step) for step in zip(*rows.values(), strict=True)]
-    own = {rank: _own(of_rank, last_us) for rank, of_rank in rows.items()}
+    own = {rank: [(*row.own_us, row.queued_us) for row in of] for rank, of in rows.items()}
     return _Steps(
         tuple(rows),
         _bound(times),
@@ -139,18 +138,6 @@ def _rows(rows: Iterable[TimedStep], numbers: Sequence[int]) -> list[TimedStep]:
     return [by_number[number] for number in numbers]
 
 
-def _own(rows: Sequence[TimedStep], last_us: Sequence[int]) -> list[tuple[float, ...]]:
-    """By step, what a rank did in each of the parts, in their order."""
-    return [
-        (
-            *row.own_us,
-            row.queued_us,
-            max(0, row.over_us - last - row.queued_waiting_us),
-        )
-        for row, last in zip(rows, last_us, strict=True)
-    ]
-
-
 def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
     """By how much each rank's value is above the median of the others', step by step."""
     beyond: dict[int, list[float]] = {rank: [] for rank in values}
@@ -177,10 +164,10 @@ def _late(steps: _Steps, rank: int, part: str) -> _Late | None:
     if part == _CORE and rank not in steps.bound:
         return None  # the scheduler moves it to another core: what it lacks now, others lack then
     margins = steps.parts[part][rank]
-    of_us = steps.step_us if part in (_CORE, _COLLECTIVE) else steps.own_us
+    of_us = steps.step_us if part == _CORE else steps.own_us
     floor_us = max(_LEAST_SHARE * of_us, _LEAST_US)
     late = _always(margins, floor_us)
-    if late is None and part not in (_CORE, _COLLECTIVE):
+    if late is None and part != _CORE:
         others = [steps.parts[part][other] for other in steps.ranks if other != rank]
         in_order = sorted(margins)
         usual_us = in_order[len(margins) * 4 // 10] - in_order[len(margins) // 10]
@@ -214,10 +201,7 @@ def _at_times(
     It must be so too without the blocks in which it is late most often: something may have held
     it up there for a while.
     """
-    late = [margin for margin in margins if margin > late_us]
-    share = len(late) / len(margins)
-    if share < _SOME_STEPS:
-        return None
+    share = _late_steps(margins, late_us) / len(margins)
     blocks = [_late_steps(block, late_us) for block in _blocks(margins, _FEW_BLOCKS)]
     lowest = sorted(range(len(blocks)), key=blocks.__getitem__)[:_LOWEST_BLOCKS]
     count = sum(blocks[at] for at in lowest)
@@ -227,10 +211,10 @@ def _at_times(
         for of_other in (_blocks(other, _FEW_BLOCKS) for other in others)
     )
     chance = max(of_others, 1)
-    often = count >= size * share / 2 and count >= 3 * of_others
-    if not often or count < chance + _SURE * math.sqrt(chance):
+    least = max(size * share / 2, 3 * of_others, chance + _SURE * math.sqrt(chance))
+    if share < _SOME_STEPS or count < least:
         return None
-    return statistics.median(late), share
+    return statistics.median(margin for margin in margins if margin > late_us), share
 
 
 def _late_steps(margins: Sequence[float], late_us: float) -> int:
@@ -242,8 +226,6 @@ def _in_all(steps: _Steps, rank: int, part: str, late_us: float, share: float) -
 
     One that waits in a part where that cannot be told from work waits less in another.
     """
-    if part == _COLLECTIVE:
-        return True
     own = [steps.parts[each][rank] for each in (*StepPart, *([_CORE] if part == _CORE else []))]
     total = [sum(step) for step in zip(*own, strict=True)]
     if part == _CORE and statistics.median(steps.awaited(rank)) < late_us / 2:
@@ -295,7 +277,6 @@ _NAMES = {
     StepPart.AFTER: "from the backward to the optimizer's step",
     StepPart.OPTIMIZER: "in the optimizer's step",
     _CORE: "ready to run, and without a core",
-    _COLLECTIVE: "in the reduction of the gradients, once all ranks had come to it",
 }
 
 
@@ -325,11 +306,9 @@ def _where(part: str, times: StepTimes) -> str:
             return f"in your code between {backward} and {step}"
         case StepPart.OPTIMIZER:
             return f"in {step}"
-        case _ if part == _CORE:
+        case _:
             cores = ", ".join(map(str, times.cores))
             return f"ready to run and has no core: other processes use those that it may ({cores})"
-        case _:
-            return f"in the reduction of the gradients, in {backward}"
 
 
 def _ms(time_us: float) -> str:

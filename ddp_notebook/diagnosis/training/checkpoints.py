@@ -8,7 +8,14 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.training.replicas import Model, differing, some
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, Place, name_ranks
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    OptimizerFacts,
+    Place,
+    ReplicaFacts,
+    name_ranks,
+)
 
 
 def loaded_on_some(context: Context) -> Iterator[Finding]:
@@ -17,21 +24,28 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
     Before a model is wrapped, that is as it should be: DDP sends what rank 0 has.
     """
     for key, model in context.models.items():
-        if not model.whole or not any(each.steps for each in model.of.values()):
-            continue
-        if any(e.local_steps or e.bypassed_steps or e.hook for e in model.of.values()):
+        if not model.whole or not all(map(_steps_together, model.of.values())):
             continue
         if model.diverged:
             loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
             yield from _finding(model, model.title, loads, model.diverged)
         for of in optimizers(context.facts).values():
-            if set(of) != set(model.of) or not all(key in each.replicas for each in of.values()):
-                continue
-            names = model.diverged or differing({rank: each.state for rank, each in of.items()})
-            if names:
-                title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
-                loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
-                yield from _finding(model, title, loads, names)
+            if set(of) == set(model.of) and all(key in each.replicas for each in of.values()):
+                yield from _of_optimizer(model, of)
+
+
+def _steps_together(each: ReplicaFacts) -> bool:
+    """True of a replica all of whose steps used the gradients of all ranks."""
+    apart = each.local_steps or each.bypassed_steps or each.hook
+    return bool(each.steps and not apart)
+
+
+def _of_optimizer(model: Model, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
+    names = model.diverged or differing({rank: each.state for rank, each in of.items()})
+    if names:
+        title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
+        loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
+        yield from _finding(model, title, loads, names)
 
 
 def _finding(

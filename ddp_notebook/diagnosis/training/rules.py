@@ -203,38 +203,39 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
 
 def detached_optimizers(context: Context) -> Iterator[Finding]:
     """An optimizer steps with tensors that never get a gradient; a model of such sizes has none."""
-    held = {
-        key
-        for of in optimizers(context.facts).values()
-        for each in of.values()
-        for key in each.replicas
-    }
-    for of in optimizers(context.facts).values():
-        if not all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values()):
-            continue
-        for key, model in context.models.items():
-            trained = all(each.backwards >= _FEWEST_IDLE for each in model.of.values())
-            numels = tuple(sorted(digest.numel for digest in model.first.parameters))
-            each = next(iter(of.values()))
-            if key in held or not trained or set(of) != set(model.of) or numels != each.numels:
-                continue
-            yield Finding(
-                Category.OPTIMIZER_DETACHED,
-                tuple(of),
-                f"{each.type} was made of other tensors than the parameters of {model.title}: none "
-                f"of them ever gets a gradient, and its steps change nothing{_at(each.place)}",
-                "Make the optimizer of the parameters of the model that is trained, after the "
-                "model was copied, moved or loaded: it keeps the tensors that it was given.",
-                evidence=by_ranks(
-                    {
-                        rank: f"none of its {len(e.numels)} tensors had a gradient in "
-                        f"{e.idle_steps} of {e.steps} steps, and no optimizer that steps holds "
-                        f"parameters of {model.title}, which had {model.of[rank].backwards} "
-                        "backwards"
-                        for rank, e in of.items()
-                    }
-                ),
-            )
+    all_of = optimizers(context.facts).values()
+    held = {key for of in all_of for each in of.values() for key in each.replicas}
+    for of in all_of:
+        if all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values()):
+            models = [model for key, model in context.models.items() if key not in held]
+            yield from (_detached(model, of) for model in models if _as_large(model, of))
+
+
+def _as_large(model: Model, of: Mapping[int, OptimizerFacts]) -> bool:
+    """True of a model that is trained, with as many parameters of the sizes of an optimizer's."""
+    numels = tuple(sorted(digest.numel for digest in model.first.parameters))
+    trained = all(each.backwards >= _FEWEST_IDLE for each in model.of.values())
+    return trained and set(of) == set(model.of) and all(e.numels == numels for e in of.values())
+
+
+def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"{each.type} was made of other tensors than the parameters of {model.title}: none of "
+        f"them ever gets a gradient, and its steps change nothing{_at(each.place)}",
+        "Make the optimizer of the parameters of the model that is trained, after the model was "
+        "copied, moved or loaded: it keeps the tensors that it was given.",
+        evidence=by_ranks(
+            {
+                rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
+                f"{e.steps} steps, and no optimizer that steps holds parameters of {model.title}, "
+                f"which had {model.of[rank].backwards} backwards"
+                for rank, e in of.items()
+            }
+        ),
+    )
 
 
 def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:

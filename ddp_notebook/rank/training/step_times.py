@@ -102,20 +102,18 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
     for one, other in pairwise(marks):
         kind, number, begin_ns, queued_ns = one
         following, _, end_ns, queued_then_ns = other
-        waited_ns, issued_ns = within.between(begin_ns, end_ns)
+        waited_ns = within.between(begin_ns, end_ns)
         if (kind, following) == _LEFT_OUT:
             step = _Step()
             continue
         if kind == step_marks.BACKWARD:
             step.number = number
-        if by_bucket:
-            issued_ns = begin_ns if kind == step_marks.BUCKET else 0
-        step.arrived_ns = issued_ns or step.arrived_ns
+        step.reduced |= kind == step_marks.BUCKET if by_bucket else waited_ns > 0
         if (kind, following) in _WAITS:
             waited_ns = end_ns - begin_ns
         step.add(_OWN[kind], end_ns - begin_ns, waited_ns, queued_then_ns - queued_ns)
-        if following == at_its_end and step.arrived_ns:
-            rows.append(step.row(end_ns))
+        if following == at_its_end and step.reduced:
+            rows.append(step.row())
             step = _Step()
     return rows[1:]
 
@@ -127,15 +125,15 @@ class _Spans:
         self._spans = spans
         self._at = 0
 
-    def between(self, begin_ns: int, end_ns: int) -> tuple[int, int]:
-        """How long it waited in those that lie between two moments; when the last was issued."""
-        waited_ns = last_ns = 0
+    def between(self, begin_ns: int, end_ns: int) -> int:
+        """For how long it waited in those that lie between two moments, in ns."""
+        waited_ns = 0
         while self._at < len(self._spans) and self._spans[self._at][1] <= end_ns:
             issued_ns, done_ns = self._spans[self._at]
             self._at += 1
             if issued_ns >= begin_ns:
-                waited_ns, last_ns = waited_ns + done_ns - issued_ns, issued_ns
-        return waited_ns, last_ns
+                waited_ns += done_ns - issued_ns
+        return waited_ns
 
 
 def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
@@ -156,28 +154,23 @@ class _Step:
 
     def __init__(self) -> None:
         self.number = 0
-        self.arrived_ns = 0
+        self.reduced = False
         self.own_ns = dict.fromkeys(StepPart, 0.0)
-        self.waited_ns = self.queued_ns = self.queued_waiting_ns = 0.0
+        self.waited_ns = self.queued_ns = 0.0
 
     def add(self, part: StepPart, wall_ns: int, waited_ns: int, queued_ns: int) -> None:
         """A piece of a part. What it was without a core counts for neither."""
         waiting = min(1.0, waited_ns / wall_ns) if wall_ns > 0 else 0.0
-        queued_waiting_ns = queued_ns * waiting
-        queued_own_ns = queued_ns - queued_waiting_ns
+        queued_own_ns = queued_ns * (1 - waiting)
         self.waited_ns += waited_ns
         self.queued_ns += queued_own_ns
-        self.queued_waiting_ns += queued_waiting_ns
         self.own_ns[part] += max(0.0, wall_ns - waited_ns - queued_own_ns)
 
-    def row(self, end_ns: int) -> TimedStep:
+    def row(self) -> TimedStep:
         """It is over."""
         return TimedStep(
             self.number,
-            self.arrived_ns // 1000,
-            end_ns // 1000,
             int(self.waited_ns) // 1000,
             int(self.queued_ns) // 1000,
-            int(self.queued_waiting_ns) // 1000,
             tuple(int(self.own_ns[part]) // 1000 for part in StepPart),
         )
