@@ -71,7 +71,7 @@ class StepTimer:
             self._rank,
             self._observer.run,
             socket.gethostname(),
-            tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+            _cores(),
             key,
             tuple(rows),
             places,
@@ -87,6 +87,12 @@ class StepTimer:
         if not shapes or not groups or any(each.on_device for each in stepped):
             return ""
         return f"{' '.join(shapes)} {' '.join(sorted(groups))}"
+
+
+def _cores() -> tuple[int, ...]:
+    """Those that the main thread may use: each thread has its own."""
+    known = hasattr(os, "sched_getaffinity")
+    return tuple(sorted(os.sched_getaffinity(os.getpid()))) if known else ()
 
 
 def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[TimedStep]:
