@@ -286,6 +286,47 @@ WRONG = {
             step()
         """,
     ),
+    "one rank loads a state after wrapping": (
+        "checkpoint-misuse",
+        BOTH,
+        """
+        state = {name: value + 0.1 for name, value in net.state_dict().items()}
+        if rank == 0:
+            net.load_state_dict(state)
+        for _ in range(3):
+            step()
+        """,
+    ),
+    "one rank goes on with the moments of its optimizer": (
+        "checkpoint-misuse",
+        BOTH,
+        """
+        import copy
+        opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for _ in range(3):
+            step(opt=opt)
+        states = copy.deepcopy(opt.state_dict())
+        opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+        if rank == 0:
+            opt.load_state_dict(states)
+        for _ in range(3):
+            step(opt=opt)
+        """,
+    ),
+    "an optimizer of the model that was copied": (
+        "optimizer-detached",
+        BOTH,
+        """
+        import copy
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        opt = torch.optim.Adam(model.parameters())
+        other = DDP(copy.deepcopy(model))
+        for _ in range(3):
+            opt.zero_grad()
+            other(batch()).pow(2).mean().backward()
+            opt.step()
+        """,
+    ),
     "a loss that is not a number on one rank": (
         "nan-on-one-rank",
         SECOND,

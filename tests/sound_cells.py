@@ -168,6 +168,29 @@ RIGHT = {
         net.module.load_state_dict(model); opt.load_state_dict(state)
         step()
         """,
+    "a checkpoint that rank 0 loads before wrapping, and sends": """
+        import io
+        model = nn.Linear(4, 2)
+        if rank == 0:
+            model.load_state_dict({"weight": torch.ones(2, 4), "bias": torch.ones(2)})
+        wrapped = DDP(model)
+        opt = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        step(wrapped, opt)
+        if rank == 0:
+            model.load_state_dict({"weight": torch.ones(2, 4), "bias": torch.ones(2)})
+        for each in model.parameters():
+            dist.broadcast(each.data, 0)
+        step(wrapped, opt)
+        """,
+    "an optimizer's first step, for its scheduler, and one of a model at rest": """
+        twin = DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        other = torch.optim.SGD(twin.parameters(), lr=0.1)
+        other.step()
+        for _ in range(3):
+            step()
+            other.zero_grad()
+            other.step()
+        """,
     "gradients averaged by hand": """
         for _ in range(3):
             opt.zero_grad()

@@ -15,6 +15,7 @@ setup/        Rules for set-up.
 sharding.py   Rules for models that FSDP2 shards: wrapped in another way, or not reduced alike.
 collectives/  Rules for collectives: who diverged from the others, and how.
 training/     Rules for training that ends well and is wrong.
+steps/        What the ranks' training steps tell, side by side: who is slow.
 
 To test a rule: `tests/traces.py` plays a small job rank by rank, `tests/setup_cases.py` has ranks
 in set-up, and the functions below say what is found; no process is started.

@@ -24,6 +24,7 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
 from ddp_notebook.diagnosis.training import (
+    checkpoints,
     data_parallel,
     devices,
     evaluations,
@@ -133,6 +134,7 @@ RULES: tuple[Rule, ...] = (
     Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),
     Rule(devices.backends, When.TRAINED, Explains.NOTHING),
     Rule(works.unwaited, When.TRAINED, Explains.DRIFT),
+    Rule(rules.detached_optimizers, When.TRAINED, Explains.NOTHING),
     Rule(rules.unused_parameters, When.TRAINED, Explains.DRIFT),
     Rule(rules.module_bypass, When.TRAINED, Explains.DRIFT),
     Rule(rules.no_sync, When.TRAINED, Explains.DRIFT),
@@ -150,6 +152,7 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
+    Rule(checkpoints.loaded_on_some, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),
 )
 """In the order in which mistakes should be corrected."""

@@ -333,6 +333,22 @@ PAGES: Mapping[Category, Page] = {
         "The worker does not run, and all its threads wait for locks.",
         "multiprocessing_context='spawn', or start no threads before the workers.",
     ),
+    Category.CHECKPOINT_MISUSE: Page(
+        _SILENT,
+        "A state was loaded on some ranks only, after the model was wrapped, or into an optimizer, "
+        "whose state DDP does not send.",
+        "How often load_state_dict was called on each rank, and that replicas, or the states of "
+        "optimizers, differ at the end.",
+        "Load the state on every rank, with map_location.",
+    ),
+    Category.OPTIMIZER_DETACHED: Page(
+        _SILENT,
+        "The optimizer holds other tensors than those that are trained: of a copy, of an earlier "
+        "model, of parameters that were replaced.",
+        "No tensor of the optimizer had a gradient in any of its steps, while a model with as "
+        "many parameters of the same sizes was trained and no optimizer that steps holds them.",
+        "Make the optimizer last, of the parameters of the model that is trained.",
+    ),
     # -- processes ---------------------------------------------------------------------------
     Category.MISSING_DESTROY: Page(
         "«Connection closed by peer» on the other ranks.",

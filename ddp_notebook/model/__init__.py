@@ -44,6 +44,7 @@ from ddp_notebook.model.diagnosis import (
     Diagnosis,
     Finding,
     JudgedRun,
+    Remark,
     Side,
     Traceback,
 )
@@ -115,8 +116,11 @@ from ddp_notebook.model.training import (
     ReplicaFacts,
     RunFacts,
     SamplerFacts,
+    StepPart,
     StepStart,
+    StepTimes,
     TensorDigest,
+    TimedStep,
     WorkFacts,
 )
 
@@ -135,7 +139,10 @@ __all__ = [
     "ReplicaFacts",
     "RunFacts",
     "SamplerFacts",
+    "StepPart",
+    "TimedStep",
     "StepStart",
+    "StepTimes",
     "TensorDigest",
     "ShardedUnit",
     "WorkFacts",
@@ -162,6 +169,7 @@ __all__ = [
     "LineLeft",
     "LineStopped",
     "Diagnosis",
+    "Remark",
     "Doing",
     "Event",
     "EventsLost",

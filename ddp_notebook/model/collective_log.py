@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -47,6 +48,9 @@ PEER_OFFSET = 88
 ISSUED_OFFSET = 16
 HELD_OFFSET = 132
 FREED_OFFSET = 140
+
+_WAITED = struct.Struct("<Q8xQQ36xH6xxxxB8xi40xQ4x")
+"""Of a record: number + 1, issued_ns, done_ns, group, thread * 2 + waited, peer, held_ns."""
 
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
@@ -111,6 +115,45 @@ def read(
         return LogTail(run_now)
     records = tuple(_record(rank, fields, texts) for fields in raw if fields[0] - 1 >= safe)
     return LogTail(run, records[0].number if records else 0, records, texts, text_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """The collectives of a run in which its rank waited: `spans` from issued to done, in ns.
+
+    `groups` are those of more than a tenth of the records. `paused`: a rank was held before one.
+    `to_peers`: some were sends or receives.
+    """
+
+    spans: tuple[tuple[int, int], ...] = ()
+    groups: tuple[str, ...] = ()
+    paused: bool = False
+    to_peers: bool = False
+
+
+def waited(buffer: bytes | memoryview) -> Waited:
+    """Of a log, what its rank waited in. Some milliseconds: of records little is read."""
+    _, _, written, text_bytes = HEADER.unpack_from(buffer)
+    count = min(written, CAPACITY)
+    spans, groups = [], Counter[int]()
+    paused = to_peers = False
+    records = bytes(buffer[RECORDS_FROM : RECORDS_FROM + count * RECORD_BYTES])
+    for number, issued_ns, done_ns, group, flags, peer, held_ns in _WAITED.iter_unpack(records):
+        if not number:
+            continue
+        groups[group] += 1
+        to_peers = to_peers or peer != NOBODY
+        paused = paused or held_ns > 0
+        if flags & 1 and done_ns:
+            spans.append((issued_ns, done_ns))
+    texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
+    named = {number: texts[number] for number in groups if number < len(texts)}
+    names = (
+        text.group
+        for number, text in named.items()
+        if isinstance(text, _Group) and groups[number] > count / 10
+    )
+    return Waited(tuple(sorted(spans)), tuple(sorted(names)), paused, to_peers)
 
 
 def joined(logs: Mapping[int, LogTail], ranks: Ranks) -> Collectives:

@@ -77,6 +77,8 @@ class Category(StrEnum):
     SHARDING_MISMATCH = "sharding-mismatch"
     SCHEDULE_MISMATCH = "schedule-mismatch"
     SPLIT_MISMATCH = "split-mismatch"
+    CHECKPOINT_MISUSE = "checkpoint-misuse"
+    OPTIMIZER_DETACHED = "optimizer-detached"
     CHECKPOINT_REENTRANT = "checkpoint-reentrant"
     UNDECIDED = "undecided"
 
@@ -135,6 +137,17 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What is no mistake, and worth knowing of a run that goes well: a line, and its evidence."""
+
+    kind: str
+    """``slow-rank``."""
+    ranks: Ranks
+    text: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Traceback:
     """What ranks raised, as IPython shows it; `text` may hold ANSI colours."""
 
@@ -173,7 +186,7 @@ class Diagnosis:
     `doing` says for each rank what it did when it was asked, in a few words. `tracebacks` are
     those of the ranks that raised in `run`. `unsure` says why no findings prove nothing: that
     ranks are still in the run, that they wait, or failed; empty where there is proof. `notes` say
-    which rules failed themselves: what they look for is not known.
+    which rules failed themselves: what they look for is not known. `remarks` are no mistakes.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -183,6 +196,7 @@ class Diagnosis:
     run: JudgedRun | None = None
     unsure: str = ""
     notes: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def wrong(self) -> bool:
@@ -212,6 +226,7 @@ class Diagnosis:
             "tracebacks": [traceback.to_json() for traceback in self.tracebacks],
             "doing": codec.encode(dict(sorted((self.doing or {}).items()))),
             "notes": list(self.notes),
+            "remarks": [codec.encode(remark) for remark in self.remarks],
         }
 
     def __str__(self) -> str:

@@ -5,7 +5,9 @@ What should be the same on all ranks can be compared without sending it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ddp_notebook.model.collectives import Place
 from ddp_notebook.model.ranks import Ranks
@@ -145,6 +147,9 @@ class ReplicaFacts:
     """The first ones."""
     starts: tuple[StepStart, ...] = ()
     """Of its first training forwards."""
+    loads: int = 0
+    """How often load_state_dict was called of it, or of the module inside, once it was wrapped."""
+    load_place: Place | None = None
     autocast: str = ""
     """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
     start_place: Place | None = None
@@ -177,6 +182,13 @@ class OptimizerFacts:
     pending_steps: int = 0
     """Steps made while a sharded model (FSDP2) kept gradients that were not reduced yet."""
     pending_place: Place | None = None
+    idle_steps: int = 0
+    """Of `steps`, those in which none of its parameters had a gradient."""
+    numels: tuple[int, ...] = ()
+    """Of its parameters, sorted; of one that had gradients, none."""
+    loads: int = 0
+    """How often its load_state_dict was called."""
+    load_place: Place | None = None
     watched_steps: int = 0
     """Steps of which `leftover_steps` were looked for."""
     leftover_steps: int = 0
@@ -269,3 +281,55 @@ class RunFacts:
     """Settings of this process that change what is computed, ``name=value``."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
+
+
+class StepPart(StrEnum):
+    """What a rank does itself in a training step."""
+
+    DATA = "data"
+    """A DataLoader makes its batch."""
+    LOOP = "loop"
+    """From the optimizer's step to the forward: the user's own code, loading of other kinds."""
+    FORWARD = "forward"
+    LOSS = "loss"
+    """From the forward to the backward."""
+    BACKWARD = "backward"
+    AFTER = "after"
+    """From the backward to the optimizer's step."""
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """One training step of a rank, from one reduction of gradients to the next. Times in us.
+
+    `number` is that of its last backward in the run. `waited_us` is for how long the rank waited
+    in collectives; `queued_us` for how long it was ready to run and had no core, while it did not
+    wait. `own_us` has the other times, by `StepPart`.
+    """
+
+    number: int
+    waited_us: int
+    queued_us: int
+    own_us: tuple[int, ...]
+
+    @property
+    def whole_us(self) -> int:
+        """How long it took."""
+        return sum(self.own_us) + self.waited_us + self.queued_us
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The newest training steps of a rank. Equal `key`s: they train one model together.
+
+    `cores` are those it may run on. `places` are the lines at which parts of a step begin.
+    """
+
+    rank: int
+    run: int = 0
+    host: str = ""
+    cores: tuple[int, ...] = ()
+    key: str = ""
+    rows: tuple[TimedStep, ...] = ()
+    places: Mapping[StepPart, Place] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     RankVariables,
     RunFacts,
     Stage,
+    StepTimes,
 )
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
@@ -458,6 +459,8 @@ VARIABLES = Question("variables", VariablesRequest, RankVariables)
 """What its variables are."""
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
 """What it trained in the run that is over. Only when nothing runs."""
+STEP_TIMES = Question("step times", Nothing, StepTimes)
+"""What its newest training steps were made of. Any time."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)
 """What it runs on."""
 

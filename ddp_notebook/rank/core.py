@@ -40,6 +40,8 @@ from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.hooks import TrainingHooks
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.step_marks import StepMarks
+from ddp_notebook.rank.training.step_times import StepTimer
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.scopes import Variables
 
@@ -88,10 +90,12 @@ class RankCore:
         self.data_parallel = parallel = DataParallelTracking(tracker, call_sites)
         self.observer = observer = Observer(process, call_sites, gate, tracker, sockets, subgroups)
         self.summary = RunSummary(process, observer, tracker, samplers, parallel, names)
+        marks = StepMarks(call_sites)
         self.hooks = TrainingHooks(
-            observer, call_sites, tracker, samplers, parallel, self.summary, subgroups
+            observer, call_sites, tracker, samplers, parallel, self.summary, subgroups, marks
         )
         self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
+        self.step_timer = StepTimer(marks, tracker, observer, process.rank)
         self.thread_errors = ThreadErrors(show, user_code)
         self.data_workers = DataWorkers(process, user_code)
 
@@ -164,6 +168,7 @@ class RankCore:
         on(calls.STACK, self.stacks.stack)
         on(calls.VARIABLES, self.variables.variables)
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
+        on(calls.STEP_TIMES, lambda _: self.step_timer.times())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.EVALUATE, self.expressions.evaluate)

@@ -264,6 +264,12 @@ def _loading(iterator: Any) -> Loading:
     )
 
 
+def loader_iterator() -> Any:
+    """The base class of what iterates a DataLoader; None where this torch has none."""
+    found = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+    return found if callable(getattr(found, "__next__", None)) else None
+
+
 @contextlib.contextmanager
 def impatient_loaders() -> Iterator[None]:
     """Within, a DataLoader's iterator that goes away does not wait seconds for each worker.

@@ -54,7 +54,9 @@ def board(snapshot: Snapshot) -> Board:
 def board_of(facts: BoardFacts) -> Board:
     """The board of all that is known, as old as the snapshot is."""
     snapshot = facts.snapshot
-    return Board(headline(snapshot), board_rows(facts), notes(snapshot), snapshot)
+    remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
+    standing = (*notes(snapshot), *(remark.text for remark in remarks))
+    return Board(headline(snapshot), board_rows(facts), standing, snapshot)
 
 
 def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:

@@ -32,35 +32,38 @@ def fold(
     unread: Sequence[Unread] = (),
     world_size: int = 0,
     *,
-    sparks: bool = False,
+    evaluated: bool = False,
 ) -> VariableTable:
     """The table of what ranks told, of which no two may be the same; the functions come first.
 
-    With `sparks`, numbers of three and more ranks are drawn beside their mean as well.
+    What was `evaluated` is of the place where each rank stands, and no variable of the table's;
+    numbers of three and more ranks are then drawn beside their mean as well.
     """
     scopes: dict[tuple[str, str], dict[int, Scope]] = {}
     for answer in sorted(answers, key=lambda answer: answer.rank):
         for scope in answer.scopes:
             scopes.setdefault((scope.function, scope.file), {})[answer.rank] = scope
     in_order = sorted(scopes.items(), key=lambda item: not item[0][0])
-    sections = (_section(*names, of_ranks, sparks) for names, of_ranks in in_order)
+    sections = (_section(*names, of_ranks, evaluated) for names, of_ranks in in_order)
     return VariableTable(tuple(sections), tuple(unread), world_size)
 
 
 def _section(
-    function: str, file: str, scopes: Mapping[int, Scope], sparks: bool
+    function: str, file: str, scopes: Mapping[int, Scope], evaluated: bool
 ) -> VariableSection:
     values: dict[str, dict[int, Variable]] = {}
     for rank, scope in scopes.items():
         for variable in scope.variables:
             values.setdefault(variable.name, {})[rank] = variable
     ranks = tuple(scopes)
-    if function:
+    if evaluated:
+        title = "values where each rank stands"
+    elif function:
         title = f"variables of {function} ({file})"
     else:
         title = f"global variables of {file}" if file else "global variables"
     left_out = max(scope.left_out for scope in scopes.values())
-    rows = tuple(row(name, of_ranks, ranks, sparks=sparks) for name, of_ranks in values.items())
+    rows = tuple(row(name, of_ranks, ranks, sparks=evaluated) for name, of_ranks in values.items())
     return VariableSection(title, ranks, rows, left_out)
 
 

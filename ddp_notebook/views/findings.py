@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     Ranks,
+    Remark,
     Traceback,
     format_ranks,
     name_ranks,
@@ -161,7 +162,8 @@ def text(d: Diagnosis) -> str:
         parts += [_finding_text(finding, over) for finding in d.findings[1:]]
     if others:
         parts += [f"{RAISED_TOO}:", *map(_traceback_text, others), _more(d)]
-    parts = [part for part in (*parts, *map(_note_text, d.notes)) if part]
+    parts = [*parts, *map(_remark_text, d.remarks), *map(_note_text, d.notes)]
+    parts = [part for part in parts if part]
     doing = _doing_text(d.doing)
     return "\n\n".join([*parts, doing] if doing else parts)
 
@@ -172,6 +174,12 @@ def _calm_text(d: Diagnosis) -> str:
 
 def _note_text(note: str) -> str:
     return indented(plain(note), f"{UNDECIDED} ")
+
+
+def _remark_text(remark: Remark) -> str:
+    """What is no mistake: without the signs of one."""
+    facts = [indented(plain(fact), "    • ") for fact in remark.evidence]
+    return "\n".join([indented(f"{plain(remark.text)} [{remark.kind}]", f"{PASSING} "), *facts])
 
 
 def _traceback_text(traceback: Traceback) -> str:
@@ -230,7 +238,7 @@ def html(d: Diagnosis) -> str:
         raised = "".join(map(_traceback, others))
         summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
         parts.append(f'<details style="margin: 0 0 8px">{summary}{raised}{more}</details>')
-    return view([*parts, *map(_note, d.notes), _doing(d.doing)])
+    return view([*parts, *map(_remark, d.remarks), *map(_note, d.notes), _doing(d.doing)])
 
 
 def _traceback(traceback: Traceback) -> str:
@@ -252,6 +260,14 @@ def _note(note: str) -> str:
     """What is not known because a rule failed."""
     sign = f'<span style="{_SYMBOL}; color: rgb({markup.WARN})">{UNDECIDED}</span>'
     return f'<div style="margin: 0 0 8px">{sign}{markup.words(note)}</div>'
+
+
+def _remark(remark: Remark) -> str:
+    """What is no mistake, and worth knowing."""
+    sign = f'<span style="{_SYMBOL}; color: rgb({markup.BUSY})">{PASSING}</span>'
+    kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
+    text = f"{sign}{markup.words(remark.text)} {kind}"
+    return f'<div style="margin: 0 0 8px">{text}{_evidence(remark.evidence)}</div>'
 
 
 def _finding(finding: Finding, over: bool = False) -> str:

@@ -271,6 +271,7 @@ pids = [process.pid for process in iterator._workers]
 assert found[0].due == pids[0] and found[0].owing == tuple(sorted(pids)), (found, pids)
 assert found[0].everyone == tuple(pids)
 assert torch_private.loading(frames()) is None
+assert torch_private.loader_iterator() is not None
 assert list(iterator) == [1, 2, 3]
 assert _utils.MP_STATUS_CHECK_INTERVAL == 5.0
 with torch_private.impatient_loaders():

@@ -192,3 +192,33 @@ def test_out_of_memory_in_a_run_with_data_parallel_says_what_that_is(ranks2: Ses
     remedy = result.diagnosis.findings[0].remedy
     assert "DistributedDataParallel" in remedy and "on CPUs it only calls the module" in remedy
     ranks2.abort()
+
+
+SLOW = """
+from torch.utils.data import DataLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4 * 40
+    def __getitem__(self, i):
+        if rank == WHO and i % 4 == 0:
+            threading.Event().wait(0.005)
+        return torch.ones(4)
+for x in DataLoader(Slow(), batch_size=4):
+    opt.zero_grad()
+    net(x).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_a_slow_rank_is_named_where_nothing_is_wrong(ranks2: Session) -> None:
+    for who in (1, None):
+        result = ranks2.run_cell(f"import threading\nWHO = {who}\n{NET}{SLOW}")
+        assert result.error is None, result.tracebacks
+        assert result.diagnosis is None, "to be slow is no mistake"
+        diagnosis = ranks2.why()
+        assert not diagnosis.findings and diagnosis.proven
+        if who is None:
+            assert diagnosis.remarks == ()
+        else:
+            (remark,) = diagnosis.remarks
+            assert remark.ranks == (1,) and "in its DataLoader (cell " in remark.text, remark

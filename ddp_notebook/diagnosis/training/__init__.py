@@ -1,5 +1,6 @@
 """Rules for training that ends well and is wrong.
 
+checkpoints.py       The rule for a state that is loaded on some ranks only.
 data_parallel.py     The rule for ranks that use torch.nn.DataParallel in place of DDP.
 ddp_construction.py  The steps of DDP's constructor for showing: rows, broadcast, buckets.
 devices.py           Rules about devices: two ranks on one GPU, a backend for another device.

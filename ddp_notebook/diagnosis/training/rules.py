@@ -23,6 +23,9 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
+_FEWEST_IDLE = 2
+"""Steps without any gradient: one alone may be there for a scheduler."""
+
 
 def _at(place: Place | None) -> str:
     return f" ({place})" if place is not None else ""
@@ -196,6 +199,43 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
                 "Put every trained parameter into the module that DistributedDataParallel wraps.",
                 evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
             )
+
+
+def detached_optimizers(context: Context) -> Iterator[Finding]:
+    """An optimizer steps with tensors that never get a gradient; a model of such sizes has none."""
+    all_of = optimizers(context.facts).values()
+    held = {key for of in all_of for each in of.values() for key in each.replicas}
+    for of in all_of:
+        if all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values()):
+            models = [model for key, model in context.models.items() if key not in held]
+            yield from (_detached(model, of) for model in models if _as_large(model, of))
+
+
+def _as_large(model: Model, of: Mapping[int, OptimizerFacts]) -> bool:
+    """True of a model that is trained, with as many parameters of the sizes of an optimizer's."""
+    numels = tuple(sorted(digest.numel for digest in model.first.parameters))
+    trained = all(each.backwards >= _FEWEST_IDLE for each in model.of.values())
+    return trained and set(of) == set(model.of) and all(e.numels == numels for e in of.values())
+
+
+def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"{each.type} was made of other tensors than the parameters of {model.title}: none of "
+        f"them ever gets a gradient, and its steps change nothing{_at(each.place)}",
+        "Make the optimizer of the parameters of the model that is trained, after the model was "
+        "copied, moved or loaded: it keeps the tensors that it was given.",
+        evidence=by_ranks(
+            {
+                rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
+                f"{e.steps} steps, and no optimizer that steps holds parameters of {model.title}, "
+                f"which had {model.of[rank].backwards} backwards"
+                for rank, e in of.items()
+            }
+        ),
+    )
 
 
 def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:

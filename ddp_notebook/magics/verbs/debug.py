@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
@@ -59,8 +61,24 @@ def _set_breakpoint(ui: NotebookUi, args: argparse.Namespace, ranks: Ranks | Non
     ui.say(ui.session.breakpoints.add(args.place, wanted).text)
 
 
+_BEHIND = re.compile(r"(?P<source>.*\S)\s+--(?:ranks\s+(?P<ranks>[\d,-]+)|up\s+(?P<up>\d+))", re.S)
+"""An option behind the Python text, of which none ends so."""
+
+
+def _source(words: Sequence[str], args: argparse.Namespace) -> str:
+    """The Python text of a line; options behind it count as those before it."""
+    source = " ".join(words)
+    while (behind := _BEHIND.fullmatch(source)) is not None:
+        source = behind["source"]
+        if behind["ranks"]:
+            args.ranks = behind["ranks"]
+        else:
+            args.up = int(behind["up"])
+    return source
+
+
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
-    source = " ".join(args.expression)
+    source = _source(args.expression, args)
     looking = ui.session.looking
     if args.unwatch or (args.watch and not source):
         if args.unwatch:
@@ -124,7 +142,7 @@ FRAME = Verb(
 
 
 def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
-    source = " ".join(args.assignment)
+    source = _source(args.assignment, args)
     table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, assign=True)
     failed = {rank for unread in table.unread for rank in unread.ranks}
     ranks = chosen_ranks(ui.session, args) or tuple(range(ui.session.record.snapshot.world_size))

@@ -58,6 +58,10 @@ class LogWriter:
         """How many records the run has, those that were overwritten too."""
         return int(self._words[_WRITTEN])
 
+    def waited(self) -> collective_log.Waited:
+        """The collectives of this run in which the rank waited. From any thread."""
+        return collective_log.waited(memoryview(self._map))
+
     def text(self, key: Hashable, value: Any) -> int:
         """The number of a text, by which records name it; 0 when there is no room."""
         number = self._texts.get(key)

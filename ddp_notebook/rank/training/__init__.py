@@ -12,4 +12,6 @@ hooks.py          Hooks in torch that count what happens to replicas, optimizers
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
 sharded.py        The models that FSDP2 shards on this rank, and their units.
 samplers.py       What the batches of this rank come from.
+step_marks.py     Marks of when the parts of each training step begin.
+step_times.py     What the newest training steps were made of.
 """

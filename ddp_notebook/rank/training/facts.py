@@ -26,7 +26,7 @@ from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400
-_MOST_NAMES = 40
+_MOST_NAMES, _MOST_NUMELS = 40, 2000
 
 
 class RunSummary:
@@ -83,7 +83,7 @@ class RunSummary:
     def of_dying(self, wrapped: DistributedDataParallel) -> ReplicaFacts | None:
         """The facts of a DDP object that is about to go; its optimizers' tensors are kept too."""
         replica = self._tracker.replicas.get(id(wrapped))
-        if replica is None or not replica.steps:
+        if replica is None or not (replica.steps or replica.backwards):
             return None
         digester = Digester(_DYING_SECONDS, _DYING_TENSORS)
         facts = self._facts(replica, wrapped, digester)
@@ -178,6 +178,10 @@ class RunSummary:
                 factors=tuple(gradients.factors) if gradients else (),
                 pending_steps=gradients.pending_steps if gradients else 0,
                 pending_place=_place(optimizer.pending_place),
+                idle_steps=optimizer.idle_steps,
+                numels=optimizer.numels[:_MOST_NUMELS] if optimizer.idle_steps else (),
+                loads=optimizer.loads,
+                load_place=_place(optimizer.load_place),
                 watched_steps=gradients.watched_steps if gradients else 0,
                 leftover_steps=gradients.leftover_steps if gradients else 0,
             )
@@ -206,6 +210,8 @@ def _counts(replica: Replica, name: str) -> ReplicaFacts:
         unready=replica.unready[:_MOST_NAMES],
         evaluations=replica.moments.evaluation_facts(),
         starts=tuple(replica.moments.starts),
+        loads=replica.loads,
+        load_place=_place(replica.load_place),
         autocast=replica.moments.autocast,
         start_place=_place(replica.moments.start_line),
     )

@@ -26,11 +26,12 @@ from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.setup.subgroups import Subgroups
-from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training import ddp, step_marks
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.step_marks import StepMarks
 
 
 class TrainingHooks(Component):
@@ -45,6 +46,7 @@ class TrainingHooks(Component):
         data_parallel: DataParallelTracking,
         summary: RunSummary,
         subgroups: Subgroups,
+        marks: StepMarks,
     ) -> None:
         self._observer = observer
         self._call_sites = call_sites
@@ -53,6 +55,7 @@ class TrainingHooks(Component):
         self._data_parallel = data_parallel
         self._summary = summary
         self._subgroups = subgroups
+        self._marks = marks
         self._contained = _Contained(self._disable)
 
     def attach(self) -> None:
@@ -62,7 +65,10 @@ class TrainingHooks(Component):
         self._tell_after(DistributedSampler, "set_epoch", self._samplers.epoch_set)
         self._tell_before(DistributedSampler, "__iter__", self._samplers.sampled)
         self._tell_before(DataLoader, "__iter__", self._samplers.loaded)
+        self._mark_loading()
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
+        self._tell_before(torch.nn.Module, "load_state_dict", self._tracker.module_loads)
+        self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
@@ -79,6 +85,7 @@ class TrainingHooks(Component):
         """What was counted in the last run does not count."""
         with self._contained:
             self._tracker.begin()
+            self._marks.begin()
             self._samplers.begin()
             self._data_parallel.begin()
 
@@ -139,6 +146,7 @@ class TrainingHooks(Component):
 
         @functools.wraps(original)
         def told(self: Any, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
             if not off():
                 with contained:
                     tell(self)
@@ -152,6 +160,7 @@ class TrainingHooks(Component):
 
         @functools.wraps(original)
         def told(self: Any, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
             result = original(self, *args, **named)
             if not off():
                 with contained:
@@ -160,11 +169,33 @@ class TrainingHooks(Component):
 
         setattr(owner, name, told)
 
+    def _mark_loading(self) -> None:
+        iterator = torch_private.loader_iterator()
+        if iterator is None:
+            return
+        original = iterator.__next__
+        off, contained, mark = self._off, self._contained, self._marks.mark
+
+        @functools.wraps(original)
+        def batch(self: Any) -> Any:
+            __tracebackhide__ = True
+            if off():
+                return original(self)
+            with contained:
+                mark(step_marks.LOADING)
+            try:
+                return original(self)
+            finally:
+                with contained:
+                    mark(step_marks.LOADED)
+
+        iterator.__next__ = batch
+
     def _wrap_ddp(self) -> None:
         self._tell_after(DistributedDataParallel, "__init__", self._made)
         original: Callable[..., Any] = DistributedDataParallel.forward
         off, contained = self._off, self._contained
-        tracker, samplers = self._tracker, self._samplers
+        tracker, samplers, mark = self._tracker, self._samplers, self._marks.mark
 
         @functools.wraps(original)
         def forward(self: Any, *inputs: Any, **named: Any) -> Any:
@@ -184,11 +215,14 @@ class TrainingHooks(Component):
                     replica.moments.trains((inputs, named), samplers.iterations)
                     if samplers.current is not None:
                         samplers.forward((inputs, named))
+                    mark(step_marks.FORWARD)
             try:
                 return original(self, *inputs, **named)
             finally:
                 if replica is not None:
                     replica.inside -= 1
+                    if torch.is_grad_enabled():
+                        mark(step_marks.FORWARDED)
 
         DistributedDataParallel.forward = forward  # type: ignore[method-assign]
         if not hasattr(DistributedDataParallel, "__del__"):
@@ -215,6 +249,7 @@ class TrainingHooks(Component):
             tracker = self._tracker
             if torch.is_grad_enabled():
                 tracker.bypass(module)
+                self._marks.mark(step_marks.INNER)
             elif (replica := tracker.modules.get(id(module))) is not None and not replica.inside:
                 replica.moments.evaluates(module, inputs, tracker.backwards, self._samplers.current)
 
@@ -233,6 +268,7 @@ class TrainingHooks(Component):
         original = torch.autograd.backward
         off, contained = self._off, self._contained
         tracker, samplers, call_sites = self._tracker, self._samplers, self._call_sites
+        mark = self._marks.mark
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **named: Any) -> Any:
@@ -244,11 +280,13 @@ class TrainingHooks(Component):
                 samplers.backward()  # before the tracker: what is trained on is no evaluation's
                 tracker.backward(tensors)
                 outer = call_sites.backward_begins(sys._getframe(1))
+                mark(step_marks.BACKWARD, tracker.backwards)
             try:
                 result = original(tensors, *args, **named)
             finally:
                 call_sites.backward_ends(outer)
             with contained:
+                self._marks.reduced()
                 tracker.backward_over()
             return result
 
@@ -259,12 +297,14 @@ class TrainingHooks(Component):
         if args and not self._tracker.broken:
             try:
                 self._tracker.bucket(args[0][0])
+                self._marks.bucket()
             except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
                 self._disable(error)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         if not self._off():
             with self._contained:
+                self._marks.mark(step_marks.STEP)
                 self._tracker.step_begins(optimizer)
                 self._observer.works.step(
                     each for group in optimizer.param_groups for each in group["params"]
@@ -277,6 +317,7 @@ class TrainingHooks(Component):
                 self._data_parallel.stepped(optimizer)
                 for replica in self._tracker.replicas.values():
                     replica.moments.stepped(self._samplers.iterations)
+                self._marks.mark(step_marks.STEPPED)
 
 
 class _Contained(contextlib.AbstractContextManager[None]):

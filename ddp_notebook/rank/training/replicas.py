@@ -67,6 +67,14 @@ class Replica:
         self.bad_place: Line | None = None
         self.local_place: Line | None = None
         self.unready: tuple[str, ...] = ()
+        self.loads = 0
+        self.load_place: Line | None = None
+
+    def loaded(self) -> None:
+        """A state is loaded into it."""
+        self.loads += 1
+        if self.load_place is None:
+            self.load_place = self._users_line()
 
     @property
     def used(self) -> bool:
@@ -143,6 +151,11 @@ class TrackedOptimizer:
         self.number = number
         self.type = type(optimizer).__name__
         self.shape: Any = None
+        self.made_of = ""
+        """A hash of the shapes of its parameters."""
+        self.numels: tuple[int, ...] = ()
+        self.on_device = False
+        """Parameters of it are not in memory of the host."""
         self.replicas: list[Replica] = []
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self.gradients: Gradients | None = None
@@ -152,15 +165,25 @@ class TrackedOptimizer:
 
     def begin(self) -> None:
         """A run begins."""
-        self.steps = 0
+        self.steps = self.idle_steps = 0
         self.lrs: tuple[Any, ...] = ()
         self.place: Line | None = None
         self.pending_place: Line | None = None
+        self.loads = 0
+        self.load_place: Line | None = None
         if self.gradients is not None:
             self.gradients.begin()
 
+    def loaded(self) -> None:
+        """A state is loaded into it."""
+        self.loads += 1
+        if self.load_place is None:
+            self.load_place = self._users_line()
+
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """It is about to make a step."""
+        groups = optimizer.param_groups
+        self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             self.gradients = Gradients(optimizer.param_groups)
         if self.gradients.step_begins() and self.pending_place is None:
@@ -192,6 +215,11 @@ class TrackedOptimizer:
             for g, group in enumerate(groups)
             for i, parameter in enumerate(group["params"])
         }
+        tensors = [parameter for _, parameter in parameters.values()]
+        shapes = [tuple(each.shape) for each in tensors]
+        self.numels = tuple(sorted(each.numel() for each in tensors))
+        self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
+        self.on_device = any(not each.is_cpu for each in tensors)
         self.replicas = []
         for replica in tracker.replicas.values():
             module = replica.module()
@@ -323,6 +351,16 @@ class Tracker:
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""
         self._optimizer(optimizer).step_begins(optimizer)
+
+    def module_loads(self, module: torch.nn.Module) -> None:
+        """`load_state_dict` of a module is called; nothing to us unless it is a DDP object's."""
+        replica = self.replicas.get(id(module)) or self.modules.get(id(module))
+        if replica is not None and module in (replica.ref(), replica.module()):
+            replica.loaded()
+
+    def optimizer_loads(self, optimizer: torch.optim.Optimizer) -> None:
+        """`load_state_dict` of an optimizer is called."""
+        self._optimizer(optimizer).loaded()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_training
-from ddp_notebook.model import Collectives, Diagnosis, Ranks, RunFacts
+from ddp_notebook.diagnosis.steps.slow import slow_ranks
+from ddp_notebook.model import Collectives, Diagnosis, Ranks, Remark, RunFacts
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.runs.run import CellRun
@@ -46,3 +47,14 @@ def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunF
         for rank, facts in answers.items()
         if not isinstance(facts, CannotAnswer) and facts.run == run
     }
+
+
+def remarks(cluster: RankCluster, ranks: Ranks, run: int) -> tuple[Remark, ...]:
+    """What is worth knowing of a run that goes well, or went well: whether a rank is slow."""
+    answers = cluster.ask(ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
+    times = {
+        rank: times
+        for rank, times in answers.items()
+        if not isinstance(times, CannotAnswer) and times.run == run
+    }
+    return slow_ranks(times) if set(times) == set(ranks) else ()

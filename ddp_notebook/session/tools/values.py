@@ -184,7 +184,7 @@ class Values:
             elif why := _why_none(answer, alive=rank in alive):
                 reasons.setdefault(why, []).append(rank)
         unread = [Unread(tuple(of), why) for why, of in reasons.items()]
-        table = variable_table.fold(values, unread, snapshot.world_size, sparks=True)
+        table = variable_table.fold(values, unread, snapshot.world_size, evaluated=True)
         return differences.placed(table, values, cluster)
 
     def output(self, rank: int, log: bool = False) -> str:
@@ -227,7 +227,7 @@ def _check_source(source: str, *, assign: bool) -> None:
     try:
         tree = ast.parse(source, mode="exec" if assign else "eval")
     except (SyntaxError, ValueError) as error:
-        raise UsageMistake(f"{source!r} is no {what} ({error}).") from None
+        raise UsageMistake(f"{source!r} is no {what} ({getattr(error, 'msg', error)}).") from None
     assignments = (ast.Assign, ast.AugAssign, ast.AnnAssign)
     if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):
         raise UsageMistake(f"{source!r} is no {what}.")

@@ -89,7 +89,7 @@ class Why:
         # That nothing has moved for long is no rule's finding, and was found when it was so.
         if found.diagnosis is not None and case.waiting and not case.where(Activity.BUSY):
             return found.diagnosis
-        return self._unexplained(case, going_on, run.title)
+        return self._with_remarks(self._unexplained(case, going_on, run.title), controller)
 
     def _unexplained(self, case: Case, diagnosis: Diagnosis, title: str) -> Diagnosis:
         """`diagnosis`; where it has no findings, who waits all the same, and for how long."""
@@ -145,8 +145,16 @@ class Why:
             return diagnosis
         wrong_result = post_run.examine(current.run, current.cluster, current.logs)
         if wrong_result is None:
-            return diagnosis
+            return self._with_remarks(diagnosis, current)
         return replace(diagnosis, findings=wrong_result.findings, notes=wrong_result.notes)
+
+    def _with_remarks(self, diagnosis: Diagnosis, controller: RunController) -> Diagnosis:
+        """Of a run in which nothing is wrong, whether a rank is slow."""
+        run = controller.run
+        if diagnosis.findings or len(run.ranks) < 2:
+            return diagnosis
+        remarks = post_run.remarks(controller.cluster, run.ranks, run.cell)
+        return replace(diagnosis, remarks=remarks)
 
 
 _AT_WORK = (Status.RUNNING, Status.SETTING_UP)

@@ -1,0 +1,316 @@
+"""Who is slow, and in what: a rank that takes longer than the others in one part of its steps.
+
+A reduction of gradients makes whole steps equally long on all ranks, so only what a rank does
+itself tells, without its waiting in collectives and without its waiting for a core: where ranks
+are more than cores that is as much as the computation, and falls now on one, now on another.
+What disturbs a rank for a while is not its doing: it must be late all the time, in one part.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_notebook.model import Remark, StepPart, StepTimes, TimedStep, name_ranks
+
+KIND = "slow-rank"
+FEWEST_STEPS = 24
+"""Of fewer nothing is said: what comes last three times may do so by chance."""
+_WARM_UP = 3
+"""Steps at the begin of a run: memory is new, and DDP makes its buckets anew."""
+_LEAST_SHARE, _LEAST_US = 0.06, 500.0
+"""Of what ranks do themselves in a step, and in itself, below which nobody is called slow: one
+rank may print a line."""
+_SOME_STEPS = 0.12
+"""Who is late in no more steps than these is not called slow."""
+_SOME_LATE, _SOME_LATE_US = 0.1, 2000.0
+"""Of a whole step, and in itself, how late it must be in them."""
+_BLOCKS, _HELD = 12, 0.9
+"""Into how many blocks the steps are parted, and in how many of these a rank must be late."""
+_FEW_BLOCKS, _LOWEST_BLOCKS = 5, 3
+_MOST_VALUES = 60_000
+_CORE = "core"
+_PARTS: tuple[str, ...] = (*StepPart, _CORE)
+_SPREAD = 1.4826
+"""Of a normal distribution: its standard deviation over its median absolute deviation."""
+_SURE = 4.0
+"""Standard errors."""
+
+
+def slow_ranks(times: Mapping[int, StepTimes]) -> tuple[Remark, ...]:
+    """What is to be said of the ranks that are slow; nothing where none is, or little is known."""
+    together: dict[tuple[str, str], dict[int, StepTimes]] = {}
+    for rank, of_rank in sorted(times.items()):
+        if of_rank.key:
+            together.setdefault((of_rank.host, of_rank.key), {})[rank] = of_rank
+    return tuple(
+        remark for ranks in together.values() if len(ranks) > 1 for remark in _of_group(ranks)
+    )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The same steps of ranks that train together; each list has a value for each step."""
+
+    ranks: tuple[int, ...]
+    bound: tuple[int, ...]
+    """Those that may use other cores than the others."""
+    step_us: float
+    own_us: float
+    """What a rank does itself in a step: of a machine with many ranks on few cores, a part."""
+    more_waiting: Mapping[int, Sequence[float]]
+    """For how much longer than the others a rank waited in collectives."""
+    parts: Mapping[str, Mapping[int, Sequence[float]]]
+    """By part of the step, how much longer each rank took than the others, in us."""
+
+    @property
+    def count(self) -> int:
+        return len(self.more_waiting[self.ranks[0]])
+
+    def awaited(self, rank: int) -> list[float]:
+        """By step, for how long the others waited that this rank did not wait, in us."""
+        return [-each for each in self.more_waiting[rank]]
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A rank is late by so much, in one part of so many of its steps."""
+
+    rank: int
+    part: str
+    late_us: float
+    share: float
+
+
+def _of_group(times: Mapping[int, StepTimes]) -> Iterable[Remark]:
+    steps = _side_by_side(times)
+    if steps is None:
+        return
+    for rank in steps.ranks:
+        late = [found for part in _PARTS if (found := _late(steps, rank, part)) is not None]
+        if late:
+            yield _remark(max(late, key=lambda each: each.late_us * each.share), steps, times[rank])
+
+
+def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
+    """The steps that all ranks have, without the first ones; None for too few."""
+    common = _common(times)
+    if len(common) < FEWEST_STEPS:
+        return None
+    rows = {rank: _rows(of.rows, common) for rank, of in times.items()}
+    everyone = [row for of_rank in rows.values() for row in of_rank]
+    own = {rank: [(*row.own_us, row.queued_us) for row in of] for rank, of in rows.items()}
+    return _Steps(
+        tuple(rows),
+        _bound(times),
+        statistics.median(row.whole_us for row in everyone),
+        statistics.median(sum(row.own_us) for row in everyone),
+        _beyond_others({rank: [row.waited_us for row in of] for rank, of in rows.items()}),
+        {part: _beyond_others(_part(own, at)) for at, part in enumerate(_PARTS)},
+    )
+
+
+def _common(times: Mapping[int, StepTimes]) -> list[int]:
+    """The numbers of the newest steps that all ranks have."""
+    numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
+    newest = max(FEWEST_STEPS, _MOST_VALUES // len(times))
+    return [number for number in sorted(numbers) if number >= _WARM_UP][-newest:]
+
+
+def _bound(times: Mapping[int, StepTimes]) -> tuple[int, ...]:
+    """The ranks that may use other cores than most; all where each has its own."""
+    cores = Counter(of.cores for of in times.values())
+    usual = cores.most_common(1)[0][0]
+    alone = len(cores) == len(times)
+    return tuple(rank for rank, of in times.items() if of.cores != usual or alone)
+
+
+def _part(own: Mapping[int, Sequence[Sequence[float]]], at: int) -> dict[int, list[float]]:
+    return {rank: [values[at] for values in of_rank] for rank, of_rank in own.items()}
+
+
+def _rows(rows: Iterable[TimedStep], numbers: Sequence[int]) -> list[TimedStep]:
+    by_number = {row.number: row for row in rows}
+    return [by_number[number] for number in numbers]
+
+
+def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
+    """By how much each rank's value is above the median of the others', step by step."""
+    beyond: dict[int, list[float]] = {rank: [] for rank in values}
+    for step in zip(*values.values(), strict=True):
+        in_order = sorted(step)
+        for rank, value in zip(values, step, strict=True):
+            beyond[rank].append(value - _median_without(in_order, value))
+    return beyond
+
+
+def _median_without(in_order: Sequence[float], value: float) -> float:
+    """The median of sorted values without one of them."""
+    without, left = bisect_left(in_order, value), len(in_order) - 1
+
+    def at(place: int) -> float:
+        return in_order[place if place < without else place + 1]
+
+    middle = left // 2
+    return at(middle) if left % 2 else (at(middle - 1) + at(middle)) / 2
+
+
+def _late(steps: _Steps, rank: int, part: str) -> _Late | None:
+    """Is a rank late in a part, all the time or in some steps?"""
+    if part == _CORE and rank not in steps.bound:
+        return None  # the scheduler moves it to another core: what it lacks now, others lack then
+    margins = steps.parts[part][rank]
+    of_us = steps.step_us if part == _CORE else steps.own_us
+    floor_us = max(_LEAST_SHARE * of_us, _LEAST_US)
+    late = _always(margins, floor_us)
+    if late is None and part != _CORE:
+        others = [steps.parts[part][other] for other in steps.ranks if other != rank]
+        in_order = sorted(margins)
+        usual_us = in_order[len(margins) * 4 // 10] - in_order[len(margins) // 10]
+        some_us = max(_SOME_LATE_US, _SOME_LATE * steps.step_us, _SURE * usual_us)
+        late = _at_times(margins, others, some_us)
+    if late is None or not _in_all(steps, rank, part, *late):
+        return None
+    return _Late(rank, part, *late)
+
+
+def _always(margins: Sequence[float], floor_us: float) -> tuple[float, float] | None:
+    """How late a rank is in nearly every block of steps, and in how many; None where it is not."""
+    middle = statistics.median(margins)
+    if middle < floor_us:
+        return None
+    medians = [statistics.median(block) for block in _blocks(margins, _BLOCKS)]
+    center = statistics.median(medians)
+    spread = _SPREAD * statistics.median(abs(each - center) for each in medians)
+    low_us = middle - _SURE * spread / math.sqrt(len(medians))
+    held = sum(each > floor_us / 2 for each in medians)
+    if low_us <= floor_us / 2 or held < _HELD * len(medians):
+        return None
+    return middle, sum(margin > floor_us / 2 for margin in margins) / len(margins)
+
+
+def _at_times(
+    margins: Sequence[float], others: Sequence[Sequence[float]], late_us: float
+) -> tuple[float, float] | None:
+    """How late a rank is in some of its steps, more often than any other; and in how many.
+
+    It must be so too without the blocks in which it is late most often: something may have held
+    it up there for a while.
+    """
+    share = _late_steps(margins, late_us) / len(margins)
+    blocks = [_late_steps(block, late_us) for block in _blocks(margins, _FEW_BLOCKS)]
+    lowest = sorted(range(len(blocks)), key=blocks.__getitem__)[:_LOWEST_BLOCKS]
+    count = sum(blocks[at] for at in lowest)
+    size = len(margins) * len(lowest) / len(blocks)
+    of_others = max(
+        sum(_late_steps(of_other[at], late_us) for at in lowest)
+        for of_other in (_blocks(other, _FEW_BLOCKS) for other in others)
+    )
+    chance = max(of_others, 1)
+    least = max(size * share / 2, 3 * of_others, chance + _SURE * math.sqrt(chance))
+    if share < _SOME_STEPS or count < least:
+        return None
+    return statistics.median(margin for margin in margins if margin > late_us), share
+
+
+def _late_steps(margins: Sequence[float], late_us: float) -> int:
+    return sum(margin > late_us for margin in margins)
+
+
+def _in_all(steps: _Steps, rank: int, part: str, late_us: float, share: float) -> bool:
+    """False where what it takes longer in one part it does not take longer in all.
+
+    One that waits in a part where that cannot be told from work waits less in another.
+    """
+    own = [steps.parts[each][rank] for each in (*StepPart, *([_CORE] if part == _CORE else []))]
+    total = [sum(step) for step in zip(*own, strict=True)]
+    if part == _CORE and statistics.median(steps.awaited(rank)) < late_us / 2:
+        return False
+    return _late_steps(total, late_us / 2) > len(total) * share / 2
+
+
+def _blocks(values: Sequence[float], most: int) -> list[Sequence[float]]:
+    """The values in blocks that follow each other: what disturbs a step disturbs the next."""
+    count = min(most, len(values) // 6)
+    return [values[len(values) * b // count : len(values) * (b + 1) // count] for b in range(count)]
+
+
+# -- words ---------------------------------------------------------------------------------
+
+
+def _remark(late: _Late, steps: _Steps, times: StepTimes) -> Remark:
+    awaited = steps.awaited(late.rank)
+    waits = [each for each in awaited if each > late.late_us / 4]
+    held_up = (
+        f"The others waited for it in {len(waits) / len(awaited):.0%} of {len(awaited)} steps, for "
+        f"{_ms(statistics.median(waits))} in the median. "
+        if waits
+        else ""
+    )
+    text = (
+        f"Rank {late.rank} is slow: in {late.share:.0%} of its steps it takes {_ms(late.late_us)} "
+        f"longer than the others (a step takes {_ms(steps.step_us)}), while it is "
+        f"{_where(late.part, times)}. {held_up}".rstrip()
+    )
+    return Remark(KIND, (late.rank,), text, tuple(_evidence(late, steps)))
+
+
+def _evidence(late: _Late, steps: _Steps) -> Iterable[str]:
+    for part in _PARTS:
+        more_us = statistics.median(steps.parts[part][late.rank])
+        if abs(more_us) >= _LEAST_US / 5 or part == late.part:
+            sign = "longer" if more_us >= 0 else "shorter"
+            yield f"{_NAMES[part]}: {_ms(abs(more_us))} {sign} than the others, in the median"
+    yield f"{steps.count} steps of {name_ranks(steps.ranks)} were compared"
+
+
+_NAMES = {
+    StepPart.DATA: "in the DataLoader",
+    StepPart.LOOP: "from the optimizer's step to the forward",
+    StepPart.FORWARD: "in the forward",
+    StepPart.LOSS: "from the forward to the backward",
+    StepPart.BACKWARD: "in the backward",
+    StepPart.AFTER: "from the backward to the optimizer's step",
+    StepPart.OPTIMIZER: "in the optimizer's step",
+    _CORE: "ready to run, and without a core",
+}
+
+
+def _where(part: str, times: StepTimes) -> str:
+    """In which part of its step, with its lines."""
+
+    def at(what: str, begin: StepPart) -> str:
+        place = times.places.get(begin)
+        return f"{what} ({place})" if place is not None else what
+
+    forward = at("the forward", StepPart.FORWARD)
+    backward = at("the backward", StepPart.BACKWARD)
+    step = at("the optimizer's step", StepPart.OPTIMIZER)
+    match part:
+        case StepPart.DATA:
+            return f"in {at('its DataLoader', StepPart.DATA)}"
+        case StepPart.LOOP:
+            following = forward if StepPart.FORWARD in times.places else backward
+            return f"in your code between {step} and {following}"
+        case StepPart.FORWARD:
+            return f"in {forward}"
+        case StepPart.LOSS:
+            return f"in your code between {forward} and {backward}"
+        case StepPart.BACKWARD:
+            return f"in {backward}"
+        case StepPart.AFTER:
+            return f"in your code between {backward} and {step}"
+        case StepPart.OPTIMIZER:
+            return f"in {step}"
+        case _:
+            cores = ", ".join(map(str, times.cores))
+            return f"ready to run and has no core: other processes use those that it may ({cores})"
+
+
+def _ms(time_us: float) -> str:
+    digits = 0 if time_us >= 10_000 else 1 if time_us >= 1000 else 2
+    return f"{time_us / 1000:.{digits}f} ms"

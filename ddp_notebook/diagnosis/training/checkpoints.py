@@ -1,0 +1,74 @@
+"""The rule for a state that is loaded on some ranks only, into what no rank sends to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.training.replicas import Model, differing, some
+from ddp_notebook.diagnosis.training.rules import optimizers
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    OptimizerFacts,
+    Place,
+    ReplicaFacts,
+    name_ranks,
+)
+
+
+def loaded_on_some(context: Context) -> Iterator[Finding]:
+    """Replicas or optimizers differ, and load_state_dict was called for them on some ranks only.
+
+    Before a model is wrapped, that is as it should be: DDP sends what rank 0 has.
+    """
+    for key, model in context.models.items():
+        if not model.whole or not all(map(_steps_together, model.of.values())):
+            continue
+        if model.diverged:
+            loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
+            yield from _finding(model, model.title, loads, model.diverged)
+        for of in optimizers(context.facts).values():
+            if set(of) == set(model.of) and all(key in each.replicas for each in of.values()):
+                yield from _of_optimizer(model, of)
+
+
+def _steps_together(each: ReplicaFacts) -> bool:
+    """True of a replica all of whose steps used the gradients of all ranks."""
+    apart = each.local_steps or each.bypassed_steps or each.hook
+    return bool(each.steps and not apart)
+
+
+def _of_optimizer(model: Model, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
+    names = model.diverged or differing({rank: each.state for rank, each in of.items()})
+    if names:
+        title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
+        loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
+        yield from _finding(model, title, loads, names)
+
+
+def _finding(
+    model: Model, title: str, loads: Mapping[int, tuple[int, Place | None]], names: tuple[str, ...]
+) -> Iterator[Finding]:
+    """What loads have to do with it: nothing, where all ranks loaded or none did."""
+    loaded = tuple(rank for rank, (count, _) in loads.items() if count)
+    others = tuple(rank for rank in loads if rank not in loaded)
+    if not loaded or not others:
+        return
+    place = loads[loaded[0]][1]
+    at = f" ({place})" if place is not None else ""
+    yield Finding(
+        Category.CHECKPOINT_MISUSE,
+        outvoted({rank: bool(count) for rank, (count, _) in loads.items()}),
+        f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
+        f"{name_ranks(others)}{at}: nobody sends that state to the other ranks, and they differ",
+        "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
+        "before DistributedDataParallel(model) is sent from rank 0 to all.",
+        evidence=(
+            *by_ranks(
+                {rank: f"{count} calls of load_state_dict" for rank, (count, _) in loads.items()}
+            ),
+            f"not the same on {name_ranks(model.of)}: {some(names)}",
+        ),
+    )

@@ -1,0 +1,182 @@
+"""What this rank's newest training steps were made of: its own parts, and where it waited.
+
+A step ends where the rank has reduced its gradients with the others: at the end of a backward
+that handed over buckets or, where no backward does, at an optimizer's step after a collective.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ddp_notebook.model import StepPart, StepTimes, TimedStep
+from ddp_notebook.model.collective_log import Waited
+from ddp_notebook.rank.training import step_marks
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.collectives.observer import Observer
+    from ddp_notebook.rank.training.replicas import Tracker
+    from ddp_notebook.rank.training.step_marks import StepMarks
+
+Mark = tuple[int, int, int, int]
+_MOST_ROWS = 300
+_OWN = {
+    step_marks.LOADING: StepPart.DATA,
+    step_marks.LOADED: StepPart.LOOP,
+    step_marks.FORWARD: StepPart.FORWARD,
+    step_marks.INNER: StepPart.FORWARD,
+    step_marks.FORWARDED: StepPart.LOSS,
+    step_marks.BACKWARD: StepPart.BACKWARD,
+    step_marks.BUCKET: StepPart.BACKWARD,
+    step_marks.REDUCED: StepPart.AFTER,
+    step_marks.STEP: StepPart.OPTIMIZER,
+    step_marks.STEPPED: StepPart.LOOP,
+}
+"""In which part of the step a rank is after a mark of that kind."""
+_WAITS = {
+    (step_marks.BUCKET, step_marks.REDUCED),
+    (step_marks.FORWARD, step_marks.INNER),
+}
+"""Between two such marks DDP waits for the others: for gradients, or for rank 0's buffers."""
+_LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
+"""Between two such marks are steps that were not marked."""
+
+
+class StepTimer:
+    """Tells the newest steps of this rank, when somebody asks."""
+
+    def __init__(self, marks: StepMarks, tracker: Tracker, observer: Observer, rank: int) -> None:
+        self._marks = marks
+        self._tracker = tracker
+        self._observer = observer
+        self._rank = rank
+
+    def times(self) -> StepTimes:
+        """Of the run that is under way, or was the last. Safe whatever the main thread does."""
+        log = self._observer.log
+        waited = log.waited() if log is not None else Waited()
+        key = self._key(waited.groups)
+        rows: list[TimedStep] = []
+        if key and not waited.paused and not waited.to_peers and not self._tracker.broken:
+            rows = steps(self._marks.marks(), waited.spans)[-_MOST_ROWS:]
+        places = {
+            _OWN[kind]: place
+            for kind, place in list(self._marks.places.items())
+            if place is not None and kind not in (step_marks.LOADED, step_marks.STEPPED)
+        }
+        return StepTimes(
+            self._rank,
+            self._observer.run,
+            socket.gethostname(),
+            _cores(),
+            key,
+            tuple(rows),
+            places,
+        )
+
+    def _key(self, groups: Sequence[str]) -> str:
+        """Equal on ranks that train one model together; empty where times tell nothing.
+
+        Work on a GPU is done when nobody knows: what the host did meanwhile tells nothing.
+        """
+        stepped = [each for each in list(self._tracker.optimizers.values()) if each.steps]
+        shapes = sorted(each.made_of for each in stepped)
+        if not shapes or not groups or any(each.on_device for each in stepped):
+            return ""
+        return f"{' '.join(shapes)} {' '.join(sorted(groups))}"
+
+
+def _cores() -> tuple[int, ...]:
+    """Those that the main thread may use: each thread has its own."""
+    known = hasattr(os, "sched_getaffinity")
+    return tuple(sorted(os.sched_getaffinity(os.getpid()))) if known else ()
+
+
+def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[TimedStep]:
+    """The steps between these marks; `spans` are the collectives in which the thread waited.
+
+    The first is left out: it may have begun before.
+    """
+    marks = _with_queue(marks)
+    by_bucket = any(kind == step_marks.BUCKET for kind, *_ in marks)
+    at_its_end = step_marks.REDUCED if by_bucket else step_marks.STEP
+    rows: list[TimedStep] = []
+    step, within = _Step(), _Spans(spans)
+    for one, other in pairwise(marks):
+        kind, number, begin_ns, queued_ns = one
+        following, _, end_ns, queued_then_ns = other
+        waited_ns = within.between(begin_ns, end_ns)
+        if (kind, following) == _LEFT_OUT:
+            step = _Step()
+            continue
+        if kind == step_marks.BACKWARD:
+            step.number = number
+        step.reduced |= kind == step_marks.BUCKET if by_bucket else waited_ns > 0
+        if (kind, following) in _WAITS:
+            waited_ns = end_ns - begin_ns
+        step.add(_OWN[kind], end_ns - begin_ns, waited_ns, queued_then_ns - queued_ns)
+        if following == at_its_end and step.reduced:
+            rows.append(step.row())
+            step = _Step()
+    return rows[1:]
+
+
+class _Spans:
+    """The collectives in which a thread waited, read in their order."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self._spans = spans
+        self._at = 0
+
+    def between(self, begin_ns: int, end_ns: int) -> int:
+        """For how long it waited in those that lie between two moments, in ns."""
+        waited_ns = 0
+        while self._at < len(self._spans) and self._spans[self._at][1] <= end_ns:
+            issued_ns, done_ns = self._spans[self._at]
+            self._at += 1
+            if issued_ns >= begin_ns:
+                waited_ns += done_ns - issued_ns
+        return waited_ns
+
+
+def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
+    """The marks, each with the time without a core: between two that were read, by the clock."""
+    known = [at for at, mark in enumerate(marks) if mark[3] != step_marks.UNKNOWN]
+    filled = list(marks)
+    for begin, end in pairwise(known):
+        (*_, begin_ns, from_ns), (*_, end_ns, to_ns) = marks[begin], marks[end]
+        rate = (to_ns - from_ns) / max(1, end_ns - begin_ns)
+        for at in range(begin + 1, end):
+            kind, number, at_ns, _ = marks[at]
+            filled[at] = (kind, number, at_ns, from_ns + int((at_ns - begin_ns) * rate))
+    return filled[known[0] : known[-1] + 1] if known else []
+
+
+class _Step:
+    """One step, as it is put together."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.reduced = False
+        self.own_ns = dict.fromkeys(StepPart, 0.0)
+        self.waited_ns = self.queued_ns = 0.0
+
+    def add(self, part: StepPart, wall_ns: int, waited_ns: int, queued_ns: int) -> None:
+        """A piece of a part. What it was without a core counts for neither."""
+        waiting = min(1.0, waited_ns / wall_ns) if wall_ns > 0 else 0.0
+        queued_own_ns = queued_ns * (1 - waiting)
+        self.waited_ns += waited_ns
+        self.queued_ns += queued_own_ns
+        self.own_ns[part] += max(0.0, wall_ns - waited_ns - queued_own_ns)
+
+    def row(self) -> TimedStep:
+        """It is over."""
+        return TimedStep(
+            self.number,
+            int(self.waited_ns) // 1000,
+            int(self.queued_ns) // 1000,
+            tuple(int(self.own_ns[part]) // 1000 for part in StepPart),
+        )
