@@ -8,6 +8,7 @@ prepared.py         Jobs whose ranks were prepared: found, asked, judged.
 records.py          What a prepared process left in its folder.
 stacks.py           Where the ranks of a job are: stacks, or the last known lines.
 targets.py          What can be looked at: a job whose ranks were prepared, or what one left.
+unprepared.py       Ranks that were started without DDP_NOTEBOOK=1, seen from outside.
 verdict.py          A diagnosis of such a job: what it stands on, in words, as JSON.
 schema.json         The form of the JSON that `why --json` prints; `schema_jobs.json` and
                     `schema_where.json` those of `jobs` and `where`.

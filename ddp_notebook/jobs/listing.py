@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs import prepared, unprepared
 from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import VERSION
-from ddp_notebook.model import Category, format_ranks, name_ranks
+from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
+from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
 _COLUMNS = (
@@ -27,49 +30,79 @@ _COLUMNS = (
 class Listed:
     """A job, and how it is. `stuck` is None where that is not known."""
 
-    job: Job
+    script: str
+    world_size: int
+    pids: Mapping[int, int]
+    """By rank."""
+    alive: Ranks
+    began_s: float
+    """Since 1970."""
+    prepared: bool
     stuck: bool | None
     state: str
 
 
 def listed() -> list[Listed]:
-    """This user's prepared jobs on this host, the newest first. Those that run are asked."""
-    return [_looked_at(job) for job in prepared.jobs()]
+    """This user's jobs on this host: those that were prepared, the newest first, and others.
+
+    Those that run and were prepared are asked.
+    """
+    jobs = prepared.jobs()
+    pids = frozenset(p.about.pid for job in jobs for p in job.processes.values())
+    return [*map(_prepared, jobs), *map(_unprepared, unprepared.jobs(pids))]
 
 
-def _looked_at(job: Job) -> Listed:
+def _prepared(job: Job) -> Listed:
+    stuck, state = _state(job)
+    pids = {rank: process.about.pid for rank, process in job.processes.items()}
+    first = job.first
+    return Listed(first.script, job.world_size, pids, job.alive, first.wall_s, True, stuck, state)
+
+
+def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
+    first = ranks[min(ranks)]
+    pids = {rank: seen.pid for rank, seen in ranks.items()}
+    state = f"runs, and cannot be asked. Stacks: {unprepared.how_to_see(first.pid)}"
+    size = max(first.world_size, max(ranks) + 1)
+    return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
+
+
+def _state(job: Job) -> tuple[bool | None, str]:
+    """Whether it is stuck, and how it is in words."""
     if not job.alive:
-        return Listed(job, False, "has ended")
+        return False, "has ended"
     diagnosis = prepared.why(job).diagnosis
     wrong = [finding for finding in diagnosis.findings if not finding.passing]
     for finding in wrong:
         if finding.category is not Category.UNDECIDED:
             who = f": {name_ranks(finding.ranks)}" if finding.ranks else ""
-            return Listed(job, bool(finding.waiting), f"runs, {finding.category.value}{who}")
+            return bool(finding.waiting), f"runs, {finding.category.value}{who}"
     if wrong:
         who = name_ranks(wrong[0].waiting)
-        return Listed(job, None, f"runs, perhaps stuck: {who}" if who else "runs, perhaps stuck")
+        return None, f"runs, perhaps stuck: {who}" if who else "runs, perhaps stuck"
     late = next((f.ranks for f in diagnosis.findings), ())
-    return Listed(job, False, f"runs; the others wait for {name_ranks(late)}" if late else "runs")
+    return False, f"runs; the others wait for {name_ranks(late)}" if late else "runs"
 
 
 def text(jobs: Sequence[Listed]) -> str:
-    """The table; without jobs, how to have one."""
-    if not jobs:
-        return f"No job of yours on this host was prepared. {prepared.HOW_TO_PREPARE}"
-    now_s = time.time()
-    return Table(_COLUMNS, [_row(each, now_s) for each in jobs]).text()
+    """The table; without prepared jobs, how to have one."""
+    parts = []
+    if jobs:
+        now_s = time.time()
+        parts.append(Table(_COLUMNS, [_row(each, now_s) for each in jobs]).text())
+    if not any(job.prepared for job in jobs):
+        parts.append(f"No job of yours on this host was prepared. {prepared.HOW_TO_PREPARE}")
+    return "\n\n".join(parts)
 
 
-def _row(listed: Listed, now_s: float) -> Row:
-    job = listed.job
+def _row(job: Listed, now_s: float) -> Row:
     texts = (
-        str(job.first.pid),
-        job.title,
-        f"{format_ranks(tuple(job.processes))} of {job.world_size}",
-        _age(now_s - job.first.wall_s),
-        "yes",
-        listed.state,
+        str(job.pids[min(job.pids)]),
+        plain(Path(job.script).name) or "python",
+        f"{format_ranks(tuple(job.pids))} of {job.world_size}",
+        _age(now_s - job.began_s),
+        "yes" if job.prepared else "no",
+        job.state,
     )
     return Row([Cell(text) for text in texts])
 
@@ -88,12 +121,12 @@ def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:
         "version": VERSION,
         "jobs": [
             {
-                "script": each.job.first.script,
-                "world_size": each.job.world_size,
-                "pids": {str(r): p.about.pid for r, p in each.job.processes.items()},
-                "alive": list(each.job.alive),
-                "began": each.job.first.wall_s,
-                "prepared": True,
+                "script": each.script,
+                "world_size": each.world_size,
+                "pids": {str(rank): pid for rank, pid in each.pids.items()},
+                "alive": list(each.alive),
+                "began": each.began_s,
+                "prepared": each.prepared,
                 "stuck": each.stuck,
                 "state": each.state,
             }

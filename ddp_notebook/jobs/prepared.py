@@ -16,6 +16,7 @@ from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.records import Process
+from ddp_notebook.jobs.unprepared import how_to_see
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -130,7 +131,10 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         mine = False
     if not mine:
         return f"Process {pid} is another user's: only that user can ask it."
-    return f"Process {pid} is not prepared, and cannot be asked. {HOW_TO_PREPARE}"
+    return (
+        f"Process {pid} is not prepared, and cannot be asked. {HOW_TO_PREPARE} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
 
 
 # -- asked and judged ------------------------------------------------------------------------

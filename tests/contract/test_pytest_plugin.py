@@ -18,10 +18,7 @@ import pytest
 import torch.multiprocessing as mp
 from ranks import works, hangs, raises
 
-def test_healthy():
-    mp.spawn(works, (29511,), nprocs=2)
-
-def test_one_rank_raises():
+def test_one_rank_raises_as_it_should():
     with pytest.raises(mp.ProcessRaisedException, match="no rows"):
         mp.spawn(raises, (29512,), nprocs=2)
 
@@ -37,13 +34,9 @@ def set_up(rank, port):
         timeout=datetime.timedelta(seconds=120),
     )
 
-def works(rank, port):
-    set_up(rank, port)
-    dist.all_reduce(torch.ones(1))
-    dist.destroy_process_group()
-
 def raises(rank, port):
     set_up(rank, port)
+    dist.all_reduce(torch.ones(1))
     if rank == 1:
         raise ValueError("no rows")
     dist.all_reduce(torch.ones(1))
@@ -56,11 +49,11 @@ def hangs(rank, port):
 """
 
 
-def test_a_test_whose_ranks_hang_fails_with_the_finding_and_the_others_pass(
+def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
     tmp_path: Path,
 ) -> None:
     tests = TESTS
-    for number in range(29511, 29514):
+    for number in (29512, 29513):
         tests = tests.replace(str(number), str(free_port("127.0.0.1")))
     (tmp_path / "test_ranks.py").write_text(tests)
     (tmp_path / "ranks.py").write_text(RANKS)
@@ -79,7 +72,7 @@ def test_a_test_whose_ranks_hang_fails_with_the_finding_and_the_others_pass(
         timeout=150,
     )
 
-    assert "1 failed, 2 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
     assert "The ranks of this test hung, and were ended." in ended.stdout
     assert "[conditional-collective]" in ended.stdout
-    assert "ranks.py:23" in ended.stdout
+    assert "ranks.py:19" in ended.stdout

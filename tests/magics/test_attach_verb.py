@@ -119,4 +119,4 @@ def test_wrong_input_is_told_what_to_type(
         result, shown = run(shell, capsys, call)
         assert not result.success
         assert shown.startswith(f"UsageError: {expected}"), shown
-    assert run(shell, capsys, "%ddp_attach")[1].startswith("No job of yours on this host")
+    assert "No job of yours on this host was prepared" in run(shell, capsys, "%ddp_attach")[1]

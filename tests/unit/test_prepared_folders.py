@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -131,10 +132,45 @@ def test_the_list_of_jobs_has_the_form_of_its_schema(capsys: pytest.CaptureFixtu
 
     wire = json.loads(capsys.readouterr().out)
     jsonschema.validate(wire, schema)
-    (job,) = wire["jobs"]
+    (job,) = (job for job in wire["jobs"] if job["prepared"])
     assert (job["stuck"], job["state"], job["alive"]) == (False, "has ended", [])
     assert __main__.main(["jobs"]) == 0
     assert "train.py  0-1 of 2" in capsys.readouterr().out
+
+
+def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A library of that name stands for torch, which takes seconds to load."""
+    (tmp_path / "libtorch.so").write_bytes(bytes(4096))
+    script = tmp_path / "lonely_rank.py"
+    script.write_text(
+        "import mmap, subprocess, sys\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "if len(sys.argv) < 3:\n"
+        "    worker = subprocess.Popen([sys.executable, __file__, sys.argv[1], 'worker'])\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    command = [sys.executable, str(script), str(tmp_path / "libtorch.so")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"there\n"] * 2
+
+        jobs = [each for each in listing.listed() if each.script == str(script)]
+
+        (job,) = jobs
+        assert (job.pids, job.world_size, job.prepared) == ({1: process.pid}, 2, False)
+        assert job.stuck is None
+        assert abs(time.time() - job.began_s) < 120
+        assert __main__.main(["jobs"]) == 0
+        assert f"py-spy dump --nonblocking --pid {process.pid}" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        process.stdin.close()
 
 
 def test_an_attached_job_is_followed_to_the_launchers_next_attempt_and_missed_when_gone() -> None:
