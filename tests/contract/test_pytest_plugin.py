@@ -16,7 +16,7 @@ TESTS = """\
 import subprocess, sys
 import pytest
 import torch.multiprocessing as mp
-from ranks import works, hangs, raises
+from ranks import hangs, raises
 
 def test_one_rank_raises_as_it_should():
     with pytest.raises(mp.ProcessRaisedException, match="no rows"):

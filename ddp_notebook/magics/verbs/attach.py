@@ -73,7 +73,8 @@ DETACH = Verb(
     "ddp_detach",
     about="Look at the session's own ranks again. The job that was attached goes on as before.",
     examples=(
-        ("%ddp_detach", "%ddp_why, %ddp_where and %ddp_board mean the session's ranks again"),
+        ("%ddp_detach", "%ddp_why and the others mean the session's ranks again"),
+        ("%ddp_attach", "which jobs there are, and which one is attached"),
     ),
     run=_detach,
 )
