@@ -76,6 +76,17 @@ def need_lab_hosts() -> None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no second host: {why}")
 
 
+def with_entry_point(folder: Path) -> Path:
+    """A folder for PYTHONPATH, in which torch finds our entry point as when we are installed."""
+    metadata = folder / "site" / "ddp_nb_entry-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ddp-nb-entry\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[torch.backends]\nentry = ddp_notebook.autoload:load\n"
+    )
+    return metadata.parent
+
+
 # --------------------------------------------------------------------------- what is left
 
 

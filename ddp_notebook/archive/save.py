@@ -117,21 +117,21 @@ def _last_line(text: str) -> str:
 # -- the file ----------------------------------------------------------------------------------
 
 
-def check_target(path: str | os.PathLike[str], force: bool) -> Path:
-    """Where to write. Raises UsageMistake when that cannot be."""
+def check_target(path: str | os.PathLike[str], force: bool, verb: str = "%ddp_save") -> Path:
+    """Where `verb` writes. Raises UsageMistake when that cannot be."""
     target = named_file(path)
     if target.is_dir():
-        raise UsageMistake(f"{target} is a folder. Name a file in it: %ddp_save {target}/run.json")
+        raise UsageMistake(f"{target} is a folder. Name a file in it: {verb} {target}/run.json")
     if not target.parent.is_dir():
         raise UsageMistake(f"There is no folder {target.parent}. Make it first, or name another.")
     if os.path.lexists(target) and not force:
-        raise _exists(target)
+        raise _exists(target, verb)
     return target
 
 
-def _exists(target: Path) -> UsageMistake:
+def _exists(target: Path, verb: str = "%ddp_save") -> UsageMistake:
     return UsageMistake(
-        f"{target} exists already. Name another file, or replace it: %ddp_save {target} --force"
+        f"{target} exists already. Name another file, or replace it: {verb} {target} --force"
     )
 
 

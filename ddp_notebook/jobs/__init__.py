@@ -1,8 +1,15 @@
 """Jobs that no notebook started: found, asked and judged, alive or dead; and the commands for it.
 
-commandline.py      `ddp-notebook jobs | why | where`: arguments, texts, JSON, exit codes.
+commandline.py      `ddp-notebook jobs | why | where | save | run`: arguments, texts, JSON.
 dead.py             What was wrong with a job that has ended, by the files that it left.
+listing.py          A user's jobs on this host, as a table and as JSON.
+picture.py          A job as a board, and as a run in a file.
 prepared.py         Jobs whose ranks were prepared: found, asked, judged.
-schema.json         The form of the JSON that `why --json` prints.
+records.py          What a prepared process left in its folder.
+stacks.py           Where the ranks of a job are: stacks, or the last known lines.
+targets.py          What can be looked at: a job whose ranks were prepared, or what one left.
+unprepared.py       Ranks that were started without DDP_NOTEBOOK=1, seen from outside.
 verdict.py          A diagnosis of such a job: what it stands on, in words, as JSON.
+schema.json         The form of the JSON that `why --json` prints; `schema_jobs.json` and
+                    `schema_where.json` those of `jobs` and `where`.
 """

@@ -1,19 +1,17 @@
-"""`ddp-notebook jobs | why | where`: arguments, texts, JSON, exit codes."""
+"""`ddp-notebook jobs | why | where | save | run`: arguments, texts, JSON, exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import dead, prepared
-from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs import listing, targets
 from ddp_notebook.jobs.verdict import VERSION, Verdict
-from ddp_notebook.model import Place, codec, format_ranks
+from ddp_notebook.model import Place, codec
 from ddp_notebook.views import findings as view
 
 _TARGET = (
@@ -38,74 +36,56 @@ def add(commands: Any) -> None:
             command.add_argument("target", nargs="*", help=_TARGET)
         command.add_argument("--json", action="store_true", help="print it as JSON")
         command.set_defaults(run=run)
+    _add_save(commands)
+    _add_run(commands)
+
+
+def _add_save(commands: Any) -> None:
+    about = "write what is known of a job to a file, for `why` and for a notebook"
+    save = commands.add_parser("save", help=about, description=about, allow_abbrev=False)
+    save.add_argument("target", help=_TARGET)
+    save.add_argument("file", help="the file to write")
+    save.add_argument("--force", action="store_true", help="replace a file that exists")
+    save.set_defaults(run=_save)
+
+
+def _add_run(commands: Any) -> None:
+    about = "run a script as a rank that can be asked, where DDP_NOTEBOOK=1 does nothing"
+    run = commands.add_parser(
+        "run", help=about, description=about, allow_abbrev=False, add_help=False
+    )
+    run.add_argument("words", nargs=argparse.REMAINDER, help="[-m] train.py [args]")
+    run.set_defaults(run=_run)
+
+
+def _save(args: argparse.Namespace) -> int:
+    target = targets.named([args.target])
+    target.save(args.file, force=args.force)
+    print(f"{args.file}: {target.name}. Read it: ddp-notebook why {args.file}")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> NoReturn:
+    """A new program in this process: it has nothing of ours loaded that it does not need."""
+    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.run", *args.words])  # noqa: S606
 
 
 def _jobs(args: argparse.Namespace) -> int:
-    jobs = prepared.jobs()
-    _print(_jobs_json(jobs) if args.json else _jobs_text(jobs))
+    jobs = listing.listed()
+    _print(listing.to_json(jobs) if args.json else listing.text(jobs))
     return 0
 
 
 def _why(args: argparse.Namespace) -> int:
-    target = _target(args.target)
-    verdict = prepared.why(target) if isinstance(target, Job) else dead.why(target)
+    verdict = targets.named(args.target).why()
     _print(verdict.to_json() if args.json else _as_text(verdict))
     return verdict.outcome.value
 
 
 def _where(args: argparse.Namespace) -> int:
-    target = _target(args.target)
-    paths = prepared.where(target) if isinstance(target, Job) else dead.where(target)
-    _print(_places_json(paths) if args.json else _places_text(paths))
+    places = targets.named(args.target).places()
+    _print(_places_json(places) if args.json else _places_text(places))
     return 0
-
-
-def _target(targets: Sequence[str]) -> Job | list[Path]:
-    """The job that a pid names, or the files. Raises UsageMistake."""
-    if not targets:
-        return prepared.newest()
-    first = targets[0]
-    if first.isascii() and first.isdigit() and not Path(first).exists():
-        if len(targets) > 1:
-            raise UsageMistake("Name one pid, or files of one job.")
-        return prepared.job_of(int(first[:10]))
-    return [Path(target).expanduser() for target in targets]
-
-
-def _jobs_text(jobs: Sequence[Job]) -> str:
-    if not jobs:
-        return f"No job of yours on this host was prepared. {prepared.HOW_TO_PREPARE}"
-    now_s = time.time()
-    return "\n".join(
-        f"{job.first.pid:>8}  {job.title:24} ranks {format_ranks(tuple(job.processes))} of "
-        f"{job.world_size}, begun {_age(now_s - job.first.wall_s)} ago, "
-        + ("runs" if job.alive else "has ended")
-        for job in jobs
-    )
-
-
-def _age(age_s: float) -> str:
-    for unit, worth in (("d", 86400), ("h", 3600), ("min", 60)):
-        if age_s >= 2 * worth:
-            return f"{age_s / worth:.0f} {unit}"
-    return f"{age_s:.0f} s"
-
-
-def _jobs_json(jobs: Sequence[Job]) -> dict[str, Any]:
-    return {
-        "format": "ddp_notebook jobs",
-        "version": VERSION,
-        "jobs": [
-            {
-                "script": job.first.script,
-                "world_size": job.world_size,
-                "pids": {str(r): process.about.pid for r, process in job.processes.items()},
-                "alive": list(job.alive),
-                "began": job.first.wall_s,
-            }
-            for job in jobs
-        ],
-    }
 
 
 def _as_text(verdict: Verdict) -> str:

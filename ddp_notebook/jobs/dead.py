@@ -25,25 +25,36 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
-    Place,
     RankReport,
     name_ranks,
 )
 
+Files = Replay | Gathered
+"""What was read of a job: a run that was saved, or dumps and logs."""
+
+
+def read(paths: Sequence[Path]) -> Files:
+    """What is in files. Raises UsageMistake where they are none of a job."""
+    if len(paths) == 1 and is_saved_run(paths[0]):
+        return Replay.read(paths[0])
+    return gather(paths)
+
 
 def why(paths: Sequence[Path]) -> Verdict:
     """The verdict on the files of a job. Raises UsageMistake where they are none."""
-    if len(paths) == 1 and is_saved_run(paths[0]):
-        return for_others(Replay.read(paths[0]).why(), f"the saved run {paths[0].name}")
-    gathered = gather(paths)
-    return for_others(judged(gathered), _basis(gathered), gathered.unread)
+    return verdict(read(paths))
 
 
-def where(paths: Sequence[Path]) -> dict[int, tuple[Place, ...]]:
-    """Where in the user's code each rank was seen last. Raises UsageMistake."""
-    if len(paths) == 1 and is_saved_run(paths[0]):
-        return dict(Replay.read(paths[0]).where())
-    return {report.rank: report.path for report in gather(paths).case.ranks if report.path}
+def verdict(files: Files) -> Verdict:
+    """The same, of files that were read. Raises UsageMistake where a saved run knows no ranks."""
+    if isinstance(files, Replay):
+        return for_others(files.why(), basis(files))
+    return for_others(judged(files), basis(files), files.unread)
+
+
+def case(files: Files) -> Case | None:
+    """What is known of the ranks; None of a saved run that knows nothing."""
+    return files.saved.case if isinstance(files, Replay) else files.case
 
 
 def judged(gathered: Gathered) -> Diagnosis:
@@ -70,14 +81,16 @@ def judged(gathered: Gathered) -> Diagnosis:
     return replace(diagnosis, findings=tuple(findings), unsure=unsure, doing=what)
 
 
-def _basis(gathered: Gathered) -> str:
+def basis(files: Files) -> str:
     """What a verdict stands on."""
+    if isinstance(files, Replay):
+        return f"the saved run {files.name}"
     parts = []
-    if gathered.dumps:
-        stacks = "with stacks" if gathered.stacks else "without stacks"
-        parts.append(f"flight-recorder dumps of {name_ranks(gathered.dumps)} ({stacks})")
-    if gathered.logs:
-        parts.append(f"logs of {name_ranks(gathered.logs)}")
+    if files.dumps:
+        stacks = "with stacks" if files.stacks else "without stacks"
+        parts.append(f"flight-recorder dumps of {name_ranks(files.dumps)} ({stacks})")
+    if files.logs:
+        parts.append(f"logs of {name_ranks(files.logs)}")
     return " and ".join(parts)
 
 

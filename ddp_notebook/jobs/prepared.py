@@ -11,13 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.evidence.frames import Frame
-from ddp_notebook.evidence.frames import Sources as FilesRead
+from ddp_notebook.jobs.records import Process
+from ddp_notebook.jobs.unprepared import how_to_see
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -27,45 +26,21 @@ from ddp_notebook.model import (
     Finding,
     Place,
     RankReport,
-    RunFacts,
-    codec,
     collective_log,
-    cut,
     name_ranks,
 )
-from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
+from ddp_notebook.views.ansi import plain
 
 READ_LAST = 2000
 """Records of each rank that a diagnosis looks at."""
 _ASK_TIMEOUT_S = 2.0
 _AGAIN_S = 0.4
 """Between two looks at a job that runs: what is wrong is so in both."""
-_MOST_BYTES = 1 << 20
 _MOST_SOURCES, _SOURCE_BYTES = 200, 1 << 20
-
-
-@dataclass(frozen=True)
-class Process:
-    """A prepared process, and the folder in which it leaves what others read."""
-
-    about: About
-    folder: Path
-
-    @property
-    def error(self) -> Mapping[str, Any] | None:
-        """What ended it, as it wrote it down; empty of one that ended without an error.
-
-        None of one that was ended, or runs.
-        """
-        end = job_folder.read(self.folder / "end.json", _MOST_BYTES)
-        if "error" not in end:
-            return None
-        error = end["error"]
-        return error if isinstance(error, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -94,7 +69,12 @@ class Job:
     @property
     def title(self) -> str:
         """Its script."""
-        return Path(self.first.script).name or "python"
+        return plain(Path(self.first.script).name) or "python"
+
+    @property
+    def ranks_words(self) -> str:
+        """``ranks 0-3 of 4``: those that are on this host, and how many there should be."""
+        return f"{name_ranks(self.processes)} of {self.world_size}"
 
 
 _MOST_RANKS = 4096
@@ -151,7 +131,10 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         mine = False
     if not mine:
         return f"Process {pid} is another user's: only that user can ask it."
-    return f"Process {pid} is not prepared, and cannot be asked. {HOW_TO_PREPARE}"
+    return (
+        f"Process {pid} is not prepared, and cannot be asked. {HOW_TO_PREPARE} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
 
 
 # -- asked and judged ------------------------------------------------------------------------
@@ -205,18 +188,9 @@ def _report(
         why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
         pid = process.about.pid
         return RankReport(rank, doing=f"process {pid} runs{why_not}", process=_state(pid))
-    last = _last_report(rank, process)
-    error = process.error
-    if error:
-        return replace(last, activity=Activity.FAILED, **_raised(error, process.about.wall_s))
-    if error is not None:
-        return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
-    if last.activity is Activity.SILENT:
-        return replace(last, activity=Activity.DEAD)
-    return last
+    return process.last_report(rank)
 
 
-_RUN = 1
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
 
 
@@ -227,11 +201,17 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     """
     if any(_LOST.search(report.error_text) for report in reports):
         return reports
-    what = "it was ended from outside, by a signal; what it did then is not recorded"
     return tuple(
-        RankReport(report.rank, doing=what) if report.activity is Activity.DEAD else report
+        RankReport(report.rank, doing=_ended_at(report.path), path=report.path)
+        if report.activity is Activity.DEAD
+        else report
         for report in reports
     )
+
+
+def _ended_at(path: Sequence[Place]) -> str:
+    where = f"; it was at {path[-1]}" if path else "; what it did then is not recorded"
+    return f"it was ended from outside, by a signal{where}"
 
 
 def _state(pid: int) -> str:
@@ -244,52 +224,8 @@ def _state(pid: int) -> str:
     return {"T": "stopped", "t": "stopped", "R": "running"}.get(letter, "sleeping")
 
 
-def _last_report(rank: int, process: Process) -> RankReport:
-    """What a rank wrote when it had long waited, if it issued nothing after; else nothing."""
-    wire = job_folder.read(process.folder / "report.json", _MOST_BYTES)
-    counts = wire.get("counts")
-    if not isinstance(counts, list) or counts[:1] != [_written(process.folder, rank)]:
-        return RankReport(rank)
-    try:
-        return replace(codec.decode(RankReport, wire.get("report")), rank=rank)
-    except DecodeError:
-        return RankReport(rank)
-
-
-def _written(folder: Path, rank: int) -> int:
-    log = collective_log.read(_bytes_of_log(folder, rank), rank, 1)
-    return log.records[-1].number + 1 if log.records else 0
-
-
-def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:
-    files = FilesRead()
-    places = []
-    frames = error.get("frames")
-    for row in frames if isinstance(frames, list) else []:
-        if isinstance(row, list) and len(row) == 4 and isinstance(row[1], int):
-            frame = Frame(str(row[0]), row[1], str(row[2]))
-            places += [replace(p, text=str(row[3])) for p in files.path((frame,))]
-    return {
-        "error_type": cut(str(error.get("type", "")), 200),
-        "error_text": cut(str(error.get("text", "")), 2000),
-        "error_at": tuple(places),
-        "run": _RUN,
-    }
-
-
-def _bytes_of_log(folder: Path, rank: int) -> bytes:
-    try:
-        with (folder / f"ring-{rank}").open("rb") as stream:
-            return stream.read(collective_log.FILE_BYTES)
-    except OSError:
-        return b""
-
-
 def _collectives(job: Job) -> Collectives:
-    logs = {
-        rank: collective_log.read(_bytes_of_log(process.folder, rank), rank, READ_LAST)
-        for rank, process in job.processes.items()
-    }
+    logs = {rank: process.log(rank, READ_LAST) for rank, process in job.processes.items()}
     known = {rank: log for rank, log in logs.items() if log.run}
     return collective_log.joined(known, tuple(range(job.world_size)))
 
@@ -326,13 +262,8 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
 
 def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
     """Of a job that has ended well on all ranks: was what they trained right?"""
-    facts = {}
-    for rank, process in job.processes.items():
-        wire = job_folder.read(process.folder / "facts.json", _MOST_FACTS_BYTES)
-        try:
-            facts[rank] = codec.decode(RunFacts, wire.get("facts"))
-        except DecodeError:
-            continue
+    known = {rank: process.facts for rank, process in job.processes.items()}
+    facts = {rank: fact for rank, fact in known.items() if fact is not None}
     if not any(fact.backwards for fact in facts.values()):
         return replace(found, unsure="")
     if len(facts) < len(case.ranks):
@@ -342,7 +273,6 @@ def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
 
 
 _NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."
-_MOST_FACTS_BYTES = 1 << 24
 
 
 def _waited_s(job: Job, case: Case) -> dict[int, float]:

@@ -18,6 +18,8 @@ class ButtonUi:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.attached = None
+        """The board with the button is of the session's ranks."""
         self.texts: list[str] = []
 
     def say(self, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs.targets import Target
 from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.live_board import NotebookBoard, Place
 from ddp_notebook.magics.live_run import Lines
@@ -27,6 +28,10 @@ class CallerUi(Protocol):
     """What a verb may use that a cell calls or a button of the board."""
 
     session: Session
+
+    @property
+    def attached(self) -> Target | None:
+        """The job of others that the verbs mean which look at ranks; None: the session's ranks."""
 
     def say(self, text: str) -> None:
         """Show `text` to the caller."""
@@ -48,6 +53,11 @@ class NotebookUi:
         self.displays = Displays(shell)
         self.runs = RunDisplay(session, self.output, Lines(shell, session, buttons))
         self.board = NotebookBoard(shell, session, buttons)
+
+    @property
+    def attached(self) -> Target | None:
+        """What `%ddp_attach` named, until `%ddp_detach`."""
+        return self.session.attachment.current
 
     def say(self, text: str) -> None:
         """Print `text` in the cell."""

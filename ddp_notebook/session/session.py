@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
+from ddp_notebook.jobs.targets import Attachment
 from ddp_notebook.rank.calls import How
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
@@ -54,10 +55,12 @@ class Session:
     """Ranks, and what can be done with them.
 
     A facade: each part gets what it needs of the others here, and none knows the session.
-    `record.subscribe` tells of whatever changes, on any thread.
+    `record.subscribe` tells of whatever changes, on any thread. `attachment` is the job of others
+    that is looked at, if one is; the session's own ranks have nothing to do with it.
     """
 
     def __init__(self) -> None:
+        self.attachment = Attachment()
         self.record = Record()
         self.pool = RankPool(self.record)
         self._findings = LastFindings()

@@ -87,7 +87,9 @@ def _failure(state: RankState) -> str:
 def _death(state: RankState) -> str:
     last = state.last_words.strip().splitlines()
     words = f" · last words: {last[-1].strip()}" if last else ""
-    return f"{exit_text(state.exit_code or 0)}{words}"
+    if state.exit_code is None:
+        return f"its process is gone{words}"
+    return f"{exit_text(state.exit_code)}{words}"
 
 
 def notes(snapshot: Snapshot) -> tuple[str, ...]:

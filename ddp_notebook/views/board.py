@@ -122,6 +122,8 @@ def stage_words(row: BoardRow) -> str:
     if row.entering is not None:
         dots = "" if row.gone else "…"
         return f"{row.entering.number}/{len(Stage)} {_ENTERING[row.entering]}{dots}"
+    if row.stage is None and row.status is Status.RUNNING:
+        return ""  # a rank of others, of which that is not known
     if row.stage is None:
         return f"0/{len(Stage)} not launched"
     return f"{row.stage.number}/{len(Stage)} {row.stage.label}"
@@ -129,7 +131,7 @@ def stage_words(row: BoardRow) -> str:
 
 def heard_words(row: BoardRow) -> str:
     """The age of the last message: ``< 1 s``, ``12 s``; ``silent 31 s`` is too long."""
-    if row.role is Role.ENDED:
+    if Role.ENDED in (row.role, row.word):
         return ""
     if row.silent:
         return f"silent {_age_words(row.age_s)}"

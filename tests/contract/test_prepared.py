@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import eventually, with_entry_point
 
+from ddp_notebook import __main__
+from ddp_notebook.cluster.questions import ask
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Outcome, Verdict
 from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.rank import calls
 from ddp_notebook.rank.prepared import job_folder
 
 ROOT = Path(__file__).parents[2]
@@ -56,21 +63,19 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[su
 
 
 def launch(
-    folder: Path, ranks: list[subprocess.Popen], *arguments: str, variable: str = "1"
+    folder: Path,
+    ranks: list[subprocess.Popen],
+    *arguments: str,
+    variable: str = "1",
+    by: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
-    """Two ranks of the script, started as a launcher does."""
-    metadata = folder / "site" / "ddp_nb_entry-0.dist-info"
-    metadata.mkdir(parents=True, exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ddp-nb-entry\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[torch.backends]\nentry = ddp_notebook.autoload:load\n"
-    )
+    """Two ranks of the script, started as a launcher does; `by` is what runs the script."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
     environment = {
         **os.environ,
         "DDP_NOTEBOOK": variable,
-        "PYTHONPATH": f"{ROOT}:{metadata.parent}",
+        "PYTHONPATH": f"{ROOT}:{with_entry_point(folder)}",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port("127.0.0.1")),
         "WORLD_SIZE": "2",
@@ -78,7 +83,7 @@ def launch(
     }
     new = [
         subprocess.Popen(
-            [sys.executable, str(script), *arguments],
+            [sys.executable, *by, str(script), *arguments],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -112,8 +117,18 @@ def found_in(pid: int, timeout_s: float = 120) -> Verdict:
         time.sleep(0.2)
 
 
+def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
+    """What a cell of a notebook shows."""
+    capsys.readouterr()
+    assert shell.run_cell(source).success, source
+    return capsys.readouterr().out
+
+
 def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
-    tmp_path: Path, started: list[subprocess.Popen]
+    tmp_path: Path,
+    started: list[subprocess.Popen],
+    shell: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     ranks = launch(tmp_path, started, "hang")
 
@@ -131,15 +146,44 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
         until = time.monotonic() + 30
         while not written.exists() and time.monotonic() < until:
             time.sleep(0.1)
+    # From a notebook, without a session.
+    pid = ranks[0].pid
+    assert f"{pid}  train.py" in (listed := said(shell, capsys, "%ddp_attach"))
+    assert "conditional-collective: rank 0" in listed
+    assert f"Attached to job {pid} (train.py): ranks 0-1 of 2; it runs." in said(
+        shell, capsys, f"%ddp_attach {pid}"
+    )
+    shown = said(shell, capsys, "%ddp_why")
+    assert shown.startswith(f"Of job {pid} (train.py): ranks 0-1 of 2; it runs. This stands on: ")
+    assert "train.py:15" in shown
+    wire = json.loads(said(shell, capsys, "%ddp_why --json"))
+    assert wire["job"] == f"job {pid} (train.py)" == next(iter(wire.values()))
+    assert wire["verdict"] == "finding"
+    shown = said(shell, capsys, "%ddp_where --ranks 0 --locals")
+    assert shown.startswith(f"Of job {pid} (train.py)")
+    assert "waits in barrier (torch.distributed)" in shown and "train.py:15" in shown
+    assert "optimizer = " in shown
+    shown = said(shell, capsys, "%ddp_board")
+    assert f"job {pid} (train.py): ranks 0-1 of 2; it runs" in shown
+    assert shown.count("5/6 process group  running") == 2
+    saved = tmp_path / "saved.json"
+    assert __main__.main(["save", str(pid), str(saved)]) == 0
+    asked = ask({0: job.processes[0].folder / "ask"}, calls.FREE, calls.Nothing(), 2.0)
+    assert isinstance(asked[0], calls.CannotAnswer), "who asks cannot change what it does"
     assert all(rank.poll() is None for rank in ranks), "asking changes nothing"
 
+    for process in job.processes.values():
+        (process.folder / "report.json").unlink()
     for rank in ranks:
-        rank.kill()
-        rank.wait()
-    verdict = prepared.why(prepared.jobs()[0])
-
-    assert verdict.diagnosis.findings[0].category.value == "conditional-collective"
-    assert verdict.basis.startswith("what ranks 0-1 left")
+        rank.terminate()
+    assert [rank.wait() for rank in ranks] == [-signal.SIGTERM] * 2, "as without us"
+    shown = said(shell, capsys, "%ddp_where")
+    assert shown.startswith(f"Of job {pid} (train.py): ranks 0-1 of 2; it has ended.")
+    assert "rank 0  dead: it was ended from outside, by a signal; it was at train.py:15" in shown
+    assert "train.py:17" in shown
+    assert "it has ended" in said(shell, capsys, "%ddp_board")
+    said(shell, capsys, "%ddp_detach")
+    assert "train.py:15" in said(shell, capsys, f"%ddp_attach {saved}\n%ddp_why")
 
 
 def test_a_healthy_job_computes_the_same_and_has_no_finding(
@@ -158,3 +202,25 @@ def test_a_healthy_job_computes_the_same_and_has_no_finding(
     (job,) = prepared.jobs()
     verdict = prepared.why(job)
     assert verdict.outcome is Outcome.NO_PROBLEM, verdict
+
+
+def test_a_script_can_be_run_prepared_where_torch_calls_nobody(
+    tmp_path: Path, started: list[subprocess.Popen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed: then there is no end, but what it did when it had long waited."""
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    ranks = launch(tmp_path, started, "hang", variable="0", by=("-m", "ddp_notebook.run"))
+
+    verdict = found_in(ranks[0].pid)
+
+    assert [f.category.value for f in verdict.diagnosis.findings] == ["conditional-collective"]
+    job = prepared.job_of(ranks[0].pid)
+    assert job.first.script == str(tmp_path / "train.py")
+    for process in job.processes.values():
+        eventually((process.folder / "report.json").exists, 30)
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+    verdict = prepared.why(prepared.jobs()[0])
+    assert verdict.diagnosis.findings[0].category.value == "conditional-collective"
+    assert verdict.basis.startswith("what ranks 0-1 left")

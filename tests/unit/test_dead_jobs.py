@@ -17,7 +17,7 @@ from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import plain_pickle
 from ddp_notebook.evidence.plain_pickle import NotPlain
-from ddp_notebook.jobs import dead, verdict
+from ddp_notebook.jobs import dead, targets, verdict
 from ddp_notebook.jobs.verdict import Outcome
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -274,7 +274,7 @@ def test_a_script_that_was_changed_since_is_not_read(job: Callable[..., Path]) -
     script = folder.parent / "train.py"
     os.utime(script, (2**32, 2**32))
 
-    places = dead.where([folder])
+    places = targets.Left([folder]).places()
 
     assert [place.text for path in places.values() for place in path] == ["", "", ""]
 
@@ -289,6 +289,24 @@ def test_the_json_has_the_form_of_its_schema(
 
     assert codes == [1]
     jsonschema.validate(json.loads(capsys.readouterr().out), schema)
+    schema = json.loads(Path(verdict.__file__).with_name("schema_where.json").read_text())
+    assert __main__.main(["where", "--json", *folders]) == 0
+    wire = json.loads(capsys.readouterr().out)
+    jsonschema.validate(wire, schema)
+    assert wire["ranks"]["0"][-1]["line"] == 7
+
+
+def test_what_was_read_can_be_saved_in_one_file_and_read_again(
+    job: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, saved = job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE), tmp_path / "saved.json"
+
+    assert __main__.main(["save", str(folder), str(saved)]) == 0
+    assert __main__.main(["save", str(folder), str(saved)]) == 3
+
+    assert "ddp-notebook save JOB" in capsys.readouterr().err
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert dead.why([saved]).diagnosis.findings[0].ranks == (0,)
 
 
 def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs import listing, prepared, targets
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 
@@ -84,6 +89,102 @@ def test_what_is_half_written_or_of_another_version_is_passed_over(root: Path, t
 def test_a_pid_that_is_no_prepared_rank_is_told_why(pid: int, why: str) -> None:
     with pytest.raises(UsageMistake, match=why):
         prepared.job_of(pid)
+
+
+def test_stacks_that_a_signal_had_written_say_where_the_main_thread_was(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\n\n\ntime.sleep(3)\n")
+    os.utime(script, (0, 0))
+    folder = job_folder.make(about(0))
+    assert folder is not None
+    (folder / "stacks.txt").write_text(
+        "main thread 0x00007f01\n"
+        "Thread 0x00007f02 (most recent call first):\n"
+        '  File "/home/me/loader.py", line 3 in run\n\n'
+        "Current thread 0x00007f01 [MainThread] (most recent call first):\n"
+        '  File "/usr/lib/python3.11/selectors.py", line 9 in select\n'
+        f'  File "{script}", line 4 in <module>\n'
+        "Extension modules: numpy, torch (total: 2)\n"
+    )
+    (job,) = prepared.jobs()
+
+    report = prepared.case_of(job).ranks[0]
+
+    assert [(p.file, p.line, p.text) for p in report.path] == [("train.py", 4, "time.sleep(3)")]
+    assert report.doing == "it was ended from outside, by a signal; it was at train.py:4"
+
+
+@pytest.mark.parametrize("text", ["", "main thread 0x1\n", "Thread 0x\n  File", "\x00" * 99])
+def test_stacks_that_are_none_tell_nothing(text: str) -> None:
+    folder = job_folder.make(about(0))
+    assert folder is not None
+    (folder / "stacks.txt").write_text(text)
+
+    assert prepared.case_of(prepared.jobs()[0]).ranks[0].path == ()
+
+
+def test_the_list_of_jobs_has_the_form_of_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = json.loads(Path(listing.__file__).with_name("schema_jobs.json").read_text())
+    for number in (0, 1):
+        job_folder.make(about(number, pid=2**22 + number))
+
+    assert __main__.main(["jobs", "--json"]) == 0
+
+    wire = json.loads(capsys.readouterr().out)
+    jsonschema.validate(wire, schema)
+    (job,) = (job for job in wire["jobs"] if job["prepared"])
+    assert (job["stuck"], job["state"], job["alive"]) == (False, "has ended", [])
+    assert __main__.main(["jobs"]) == 0
+    assert "train.py  0-1 of 2" in capsys.readouterr().out
+
+
+def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A library of that name stands for torch, which takes seconds to load."""
+    (tmp_path / "libtorch.so").write_bytes(bytes(4096))
+    script = tmp_path / "lonely_rank.py"
+    script.write_text(
+        "import mmap, subprocess, sys\n"
+        "with open(sys.argv[1], 'rb') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "if len(sys.argv) < 3:\n"
+        "    worker = subprocess.Popen([sys.executable, __file__, sys.argv[1], 'worker'])\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    command = [sys.executable, str(script), str(tmp_path / "libtorch.so")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"there\n"] * 2
+
+        jobs = [each for each in listing.listed() if each.script == str(script)]
+
+        (job,) = jobs
+        assert (job.pids, job.world_size, job.prepared) == ({1: process.pid}, 2, False)
+        assert job.stuck is None
+        assert abs(time.time() - job.began_s) < 120
+        assert __main__.main(["jobs"]) == 0
+        assert f"py-spy dump --nonblocking --pid {process.pid}" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        process.stdin.close()
+
+
+def test_an_attached_job_is_followed_to_the_launchers_next_attempt_and_missed_when_gone() -> None:
+    first = job_folder.make(about(0, pid=2**22 + 1, wall_s=1.0))
+    by_launcher, by_rank = targets.named(["7"]), targets.named([str(2**22 + 1)])
+    again = dataclasses.replace(about(0, pid=2**22 + 2, wall_s=2.0), attempt=1)
+    job_folder.make(again)
+
+    assert by_launcher.job.first.attempt == 1
+    assert by_rank.job.first.attempt == 0
+    assert first is not None
+    shutil.rmtree(first)
+    with pytest.raises(UsageMistake, match=r"The record of job 4194305 .* is no more"):
+        by_rank.why()
 
 
 def test_without_the_variable_nothing_of_ours_is_loaded() -> None:

@@ -1,5 +1,6 @@
 """The verbs, a file or a family each. A new verb: a file here, and a line in `VERBS`.
 
+attach.py       `%ddp_attach`, `%ddp_detach`: a job that no notebook started.
 bench.py        `%ddp_bench`: what communication costs.
 bench_steps.py  `%ddp_bench --model net`: what a training step costs; its part of the verb.
 debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: ranks at lines.
@@ -16,6 +17,7 @@ values.py       `%ddp_vars`, `%ddp_push`, `%ddp_pull`, `%ddp_output`: variables 
 
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import (
+    attach,
     bench,
     ddp,
     debug,
@@ -54,6 +56,8 @@ VERBS: tuple[Verb, ...] = (
     lab.FAULT,
     doctor.DOCTOR,
     bench.BENCH,
+    attach.ATTACH,
+    attach.DETACH,
     files.SAVE,
     files.REPLAY,
     tour.TOUR,

@@ -11,6 +11,7 @@ from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
+from ddp_notebook.magics.verbs import attach
 from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.rank.calls import How
@@ -20,7 +21,7 @@ from ddp_notebook.views import findings, stacks, step_table
 
 
 def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
-    return ui.session.status()
+    return ui.session.status() if ui.attached is None else ui.attached.board()
 
 
 STATUS = Verb(
@@ -35,6 +36,8 @@ STATUS = Verb(
 
 
 def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
+    if ui.attached is not None:
+        return ui.attached.board()
     ui.session.require("%ddp_board")
     if not ui.output.is_live:
         return ui.session.status()
@@ -62,6 +65,8 @@ def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
     if args.explain is not None:
         ui.say(pages.text(Category(args.explain)))
         return None
+    if ui.attached is not None:
+        return attach.why(ui, args, ui.attached)
     return value_or_json(ui, args, ui.session.why())
 
 
@@ -88,6 +93,8 @@ WHY = Verb(
 
 
 def _where(ui: CallerUi, args: argparse.Namespace) -> StackTree | None:
+    if ui.attached is not None:
+        return attach.where(ui, args, ui.attached)
     tree = ui.session.where(chosen_ranks(ui.session, args), args.locals)
     return value_or_json(ui, args, tree)
 

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from ddp_notebook.model import codec
+from ddp_notebook.rank import calls
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.prepared import job_folder
@@ -20,11 +21,14 @@ from ddp_notebook.rank.rank_process import NoEvents, RankProcess
 RUN = 1
 """The number of the run: a prepared process has one."""
 FACTS = "facts.json"
+_READING = (calls.REPORT, calls.STACK, calls.VARIABLES, calls.RUN_FACTS, calls.SOFTWARE)
+"""What may be asked: whoever asks cannot change what the job does."""
 
 
 def attach(rank: int, folder: Path) -> None:
     """Observe this process as `rank` and answer at the socket in `folder`."""
     core = RankCore(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
+    core.handlers.answer_only(_READING)
     life = core.lifecycle()
     life.attach()
     life.run_begins(Run(RUN))

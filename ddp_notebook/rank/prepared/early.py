@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from ddp_notebook.launch.child import load
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.prepared import job_folder
-from ddp_notebook.rank.prepared.ending import note_the_end
+from ddp_notebook.rank.prepared.ending import note_the_end, write_stacks_when_ended
 from ddp_notebook.rank.prepared.job_folder import About
 
 _PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
@@ -66,6 +66,7 @@ class Prepared:
         self._rank, self._folder = rank, job_folder.make(about)
         if self._folder is not None:
             note_the_end(self._folder)
+            write_stacks_when_ended(self._folder)
             self._questions = ControlSocket(self._folder / "ask", self._answer)
             self._questions.attach()
 

@@ -1,14 +1,17 @@
 """How a prepared rank ended, and what it did when it had long waited: written, for later.
 
-What ends a process from outside leaves no time to write. So a rank that has waited for a while
-writes what it would answer: that is there, too, when a launcher has ended all.
+What ends a process from outside leaves Python no time to write. So a rank that has waited for a
+while writes what it would answer; and when a launcher ends it by SIGTERM, its stacks are written
+by faulthandler, which needs no Python to run, before the signal does what it always does.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -44,6 +47,35 @@ def note_the_end(folder: Path) -> None:
 
     sys.excepthook = take
     atexit.register(ends)
+
+
+def write_stacks_when_ended(folder: Path) -> None:
+    """When a SIGTERM comes, write the stacks of all threads before it ends this process.
+
+    Where the user handles that signal, now or later, nothing is written.
+    """
+    if not hasattr(faulthandler, "register") or _is_handled():
+        return  # Windows, or the user's own
+    main = threading.main_thread().ident or 0
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        file = os.open(folder / STACKS, flags, 0o600)
+        os.write(file, f"main thread 0x{main:016x}\n".encode())
+        faulthandler.register(signal.SIGTERM, file, all_threads=True, chain=True)
+        os.register_at_fork(after_in_child=_write_none_in_a_fork)
+
+
+def _write_none_in_a_fork() -> None:
+    """It is another process: what ends it is not what ended this one."""
+    if not _is_handled():
+        faulthandler.unregister(signal.SIGTERM)
+
+
+def _is_handled() -> bool:
+    return signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+
+STACKS = "stacks.txt"
 
 
 def write_when_stuck(

@@ -1,0 +1,86 @@
+"""A job as a board and as a run in a file, as a session would show and save it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.archive.history import Kept
+from ddp_notebook.archive.save import check_target, saved_run, write
+from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.model import (
+    Activity,
+    Board,
+    Case,
+    Diagnosis,
+    RankReport,
+    RankState,
+    Role,
+    Snapshot,
+    Stage,
+    Status,
+)
+from ddp_notebook.state.board_rows import BoardFacts, board_rows
+
+_OVER = "the job has ended"
+_VERB = "ddp-notebook save JOB"
+
+
+def board(
+    case: Case, headline: str, diagnosis: Diagnosis | None = None, over: bool = False
+) -> Board:
+    """What is known of each rank, a row each. `over`: nothing of the job runs any more."""
+    shown = snapshot(case, over)
+    facts = BoardFacts(
+        shown, case.collectives, shown.with_status(Status.RUNNING), diagnosis, case.sources
+    )
+    rows = board_rows(facts)
+    if over:  # also those whom a finding names
+        rows = tuple(
+            replace(row, word=Role.ENDED.value) if row.status is Status.RUNNING else row
+            for row in rows
+        )
+    return Board(headline, rows, (), shown)
+
+
+def snapshot(case: Case, over: bool) -> Snapshot:
+    """The same as a session's state."""
+    now_ns = time.monotonic_ns()
+    ranks = tuple(_state(report, now_ns, over) for report in case.ranks)
+    backend = next((r.arguments.backend for r in case.ranks if r.arguments.backend), "")
+    return Snapshot(ranks, backend, ended=_OVER if over else "", taken_ns=now_ns)
+
+
+def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
+    stage = Stage.PROCESS_GROUP if report.initialized else None
+    state = RankState(report.rank, Status.RUNNING, stage, doing=doing(report), host=report.host)
+    match report.activity:
+        case Activity.FAILED:
+            return replace(state, status=Status.FAILED, cause=state.doing)
+        case Activity.DEAD:
+            return replace(
+                state,
+                status=Status.DEAD,
+                exit_code=report.exit_code,
+                last_words=report.last_words,
+            )
+        case Activity.IDLE if not report.initialized:
+            return replace(state, status=Status.DEAD, exit_code=0)
+        case Activity.SILENT:
+            return replace(state, doing=report.doing or state.doing)
+        case _:
+            return replace(state, heard_ns=0 if over else now_ns)
+
+
+def save(case: Case, over: bool, path: str | os.PathLike[str], *, force: bool) -> SavedRun:
+    """Write what is known to a file; it has no events, since none were heard.
+
+    Raises UsageMistake when it cannot be written there.
+    """
+    target = check_target(path, force, _VERB)
+    shown = snapshot(case, over)
+    saved = saved_run(shown, Kept(shown, (), (), 0, 0), case)
+    write(target, saved, force)
+    return saved

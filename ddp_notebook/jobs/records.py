@@ -1,0 +1,124 @@
+"""What a prepared process left in its folder: how it ended, what it did last, what it trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.evidence.frames import Frame, Sources
+from ddp_notebook.model import Activity, Place, RankReport, RunFacts, codec, collective_log, cut
+from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.model.collective_log import LogTail
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.ending import STACKS
+from ddp_notebook.rank.prepared.job_folder import About
+
+_MOST_BYTES = 1 << 20
+_MOST_FACTS_BYTES = 1 << 24
+_RUN = 1
+_MAIN = "main thread"
+_THREAD = re.compile(rf"({_MAIN}|Current thread|Thread) (0x[0-9a-f]+)")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+@dataclass(frozen=True)
+class Process:
+    """A prepared process, and the folder in which it leaves what others read."""
+
+    about: About
+    folder: Path
+
+    @property
+    def error(self) -> Mapping[str, Any] | None:
+        """What ended it, as it wrote it down; empty of one that ended without an error.
+
+        None of one that was ended, or runs.
+        """
+        end = job_folder.read(self.folder / "end.json", _MOST_BYTES)
+        if "error" not in end:
+            return None
+        error = end["error"]
+        return error if isinstance(error, dict) else {}
+
+    @property
+    def facts(self) -> RunFacts | None:
+        """What it trained; None where it did not write that."""
+        wire = job_folder.read(self.folder / "facts.json", _MOST_FACTS_BYTES)
+        try:
+            return codec.decode(RunFacts, wire.get("facts"))
+        except DecodeError:
+            return None
+
+    def log(self, rank: int, last: int) -> LogTail:
+        """Its last records of collectives, as `rank`."""
+        try:
+            with (self.folder / f"ring-{rank}").open("rb") as stream:
+                data = stream.read(collective_log.FILE_BYTES)
+        except OSError:
+            data = b""
+        return collective_log.read(data, rank, last)
+
+    def last_report(self, rank: int) -> RankReport:
+        """How it ended, and what it did last, as far as it could write that."""
+        last, error = self._written(rank), self.error
+        if error:
+            return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+        if error is not None:
+            return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
+        if last.activity is Activity.SILENT:
+            return replace(last, activity=Activity.DEAD, path=self._path_when_ended())
+        return last
+
+    def _written(self, rank: int) -> RankReport:
+        """What it wrote when it had long waited, if it issued nothing after; else nothing."""
+        wire = job_folder.read(self.folder / "report.json", _MOST_BYTES)
+        records = self.log(rank, 1).records
+        counts, issued = wire.get("counts"), records[-1].number + 1 if records else 0
+        if not isinstance(counts, list) or counts[:1] != [issued]:
+            return RankReport(rank)
+        try:
+            return replace(codec.decode(RankReport, wire.get("report")), rank=rank)
+        except DecodeError:
+            return RankReport(rank)
+
+    def _path_when_ended(self) -> tuple[Place, ...]:
+        """Where its main thread was when a SIGTERM ended it, the outermost line first."""
+        try:
+            with (self.folder / STACKS).open("rb") as stream:
+                text = stream.read(_MOST_BYTES).decode(errors="replace")
+        except OSError:
+            return ()
+        return Sources(self.about.wall_s).path(_frames_of_main(text))
+
+
+def _frames_of_main(text: str) -> tuple[Frame, ...]:
+    """The frames of the main thread, which the first line names; the innermost first."""
+    main, thread = "", ""
+    frames: dict[str, list[Frame]] = {}
+    for line in text.splitlines():
+        if header := _THREAD.match(line):
+            thread = header[2]
+            main = thread if header[1] == _MAIN else main
+            frames[thread] = []
+        elif frame := _FRAME.fullmatch(line):
+            frames.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
+    return tuple(frames.get(main, ()))
+
+
+def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:
+    files = Sources(before_s)
+    places = []
+    frames = error.get("frames")
+    for row in frames if isinstance(frames, list) else []:
+        if isinstance(row, list) and len(row) == 4 and isinstance(row[1], int):
+            frame = Frame(str(row[0]), row[1], str(row[2]))
+            places += [replace(p, text=str(row[3])) for p in files.path((frame,))]
+    return {
+        "error_type": cut(str(error.get("type", "")), 200),
+        "error_text": cut(str(error.get("text", "")), 2000),
+        "error_at": tuple(places),
+        "run": _RUN,
+    }

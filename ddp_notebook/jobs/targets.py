@@ -1,0 +1,221 @@
+"""What can be looked at: a job whose ranks were prepared, or what one left in files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import dead, picture, prepared, stacks
+from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs.verdict import Verdict
+from ddp_notebook.model import Board, Case, Place, RankReport, Ranks, StackTree, name_ranks
+
+
+class Target(Protocol):
+    """A job that is looked at and never touched, as it is when it is asked for."""
+
+    @property
+    def name(self) -> str:
+        """``job 12345 (train.py)``, ``what a job left in dumps``."""
+
+    @property
+    def about(self) -> str:
+        """A line on how it is now: its ranks, and whether they run."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has, as far as is known."""
+
+    def why(self) -> Verdict:
+        """What is wrong with it."""
+
+    def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
+        """The stacks of `ranks` (all by default), or the lines at which they were last."""
+
+    def places(self) -> Mapping[int, tuple[Place, ...]]:
+        """By rank, the user's lines where it is or was, the outermost first."""
+
+    def board(self) -> Board:
+        """What is known of each rank, in a row. Raises UsageMistake where nothing is."""
+
+    def save(self, path: str, *, force: bool) -> None:
+        """Write what is known to a file that `%ddp_attach` reads. Raises UsageMistake."""
+
+
+class Prepared:
+    """A job that was started with DDP_NOTEBOOK=1, known by one process of it.
+
+    That is a rank; or the launcher, and then it is the last attempt of the launcher's.
+    """
+
+    def __init__(self, job: Job, pid: int) -> None:
+        self._pid = pid
+        self._key = next(key for key in _keys(job) if key[0] == pid)
+        self._title = job.title
+
+    @property
+    def job(self) -> Job:
+        """The job with the processes that it has now. Raises UsageMistake if it left no trace."""
+        for job in prepared.jobs():
+            if self._key in _keys(job):
+                return job
+        raise UsageMistake(
+            f"The record of {self.name} is no more: only those of the newest jobs are kept. "
+            "What there is: %ddp_attach"
+        )
+
+    @property
+    def name(self) -> str:
+        """Its pid, as it was given, and its script."""
+        return f"job {self._pid} ({self._title})"
+
+    @property
+    def about(self) -> str:
+        """Its ranks, and which of them run."""
+        job = self.job
+        if not job.alive:
+            return f"{job.ranks_words}; it has ended"
+        if len(job.alive) == len(job.processes):
+            return f"{job.ranks_words}; it runs"
+        return f"{job.ranks_words}; of these, {name_ranks(job.alive)} still run"
+
+    @property
+    def world_size(self) -> int:
+        """As the ranks were told."""
+        return self.job.world_size
+
+    def why(self) -> Verdict:
+        """What is wrong with it."""
+        return prepared.why(self.job)
+
+    def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
+        """Asks the ranks that run; of others, what they left."""
+        return stacks.of_job(self.job, ranks, locals)
+
+    def places(self) -> Mapping[int, tuple[Place, ...]]:
+        """The lines of `where`."""
+        return prepared.where(self.job)
+
+    def board(self) -> Board:
+        """Asks the ranks that run."""
+        job = self.job
+        diagnosis = prepared.why(job).diagnosis
+        headline = f"{self.name}: {self.about}"
+        return picture.board(prepared.case_of(job), headline, diagnosis, over=not job.alive)
+
+    def save(self, path: str, *, force: bool) -> None:
+        """Asks the ranks that run."""
+        job = self.job
+        picture.save(prepared.case_of(job), not job.alive, path, force=force)
+
+
+def _keys(job: Job) -> set[tuple[int, int]]:
+    """The processes by which a job is known: number, and when it began."""
+    abouts = [process.about for process in job.processes.values()]
+    return {(a.pid, a.began) for a in abouts} | {(a.parent, a.parent_began) for a in abouts}
+
+
+class Left:
+    """What a job left in files. They are read once. Raises UsageMistake where they are none."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files = dead.read(paths)
+        self._paths = paths
+
+    @property
+    def name(self) -> str:
+        """The files."""
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"what a job left in {self._paths[0]}{more}"
+
+    @property
+    def about(self) -> str:
+        """What the files are."""
+        return dead.basis(self._files)
+
+    @property
+    def world_size(self) -> int:
+        """As far as the files tell."""
+        return len(self._reports)
+
+    def why(self) -> Verdict:
+        """What was wrong with it."""
+        return dead.verdict(self._files)
+
+    def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
+        """The lines at which ranks were last. Raises UsageMistake for `locals`: files have none."""
+        if locals:
+            raise UsageMistake(
+                f"--locals needs ranks that can be asked; this is {self.name}. Type: %ddp_where"
+            )
+        return stacks.of_reports(self._reports, ranks)
+
+    def places(self) -> Mapping[int, tuple[Place, ...]]:
+        """The lines of `where`."""
+        return {report.rank: report.path for report in self._reports if report.path}
+
+    def board(self) -> Board:
+        """As it was when it was written."""
+        headline = f"{self.name}: {self.about}"
+        return picture.board(self._case(), headline, self.why().diagnosis, over=True)
+
+    def save(self, path: str, *, force: bool) -> None:
+        """All that the files told, in one file."""
+        picture.save(self._case(), True, path, force=force)
+
+    @property
+    def _reports(self) -> tuple[RankReport, ...]:
+        case = dead.case(self._files)
+        return case.ranks if case is not None else ()
+
+    def _case(self) -> Case:
+        case = dead.case(self._files)
+        if case is None:
+            raise UsageMistake(f"Nothing is known of any rank in {self.name}.")
+        return case
+
+
+def named(words: Sequence[str]) -> Target:
+    """What a user names by a pid, or by files; by nothing, the job that runs, or the last one.
+
+    Raises UsageMistake.
+    """
+    if not words:
+        job = prepared.newest()
+        return Prepared(job, job.first.pid)
+    first = words[0]
+    if first.isascii() and first.isdigit() and not Path(first).exists():
+        if len(words) > 1:
+            raise UsageMistake("Name one pid, or files of one job.")
+        pid = int(first[:10])
+        return Prepared(prepared.job_of(pid), pid)
+    if (elsewhere := _ELSEWHERE.fullmatch(first)) and not Path(first).exists():
+        raise UsageMistake(
+            f"{first}: only jobs on this host can be looked at from here. In a shell on "
+            f"{elsewhere[1]}: ddp-notebook why {elsewhere[2]}"
+        )
+    return Left([Path(word).expanduser() for word in words])
+
+
+_ELSEWHERE = re.compile(r"([\w.-]+):(\d+)")
+
+
+class Attachment:
+    """Which job the verbs that look at ranks mean, when it is not the session's own."""
+
+    def __init__(self) -> None:
+        self.current: Target | None = None
+        """None: the session's ranks."""
+
+    def attach(self, words: Sequence[str]) -> Target:
+        """Look at what the user names. Raises UsageMistake, and then nothing has changed."""
+        self.current = target = named(words)
+        return target
+
+    def detach(self) -> Target | None:
+        """Look at the session's ranks again; what was looked at."""
+        before, self.current = self.current, None
+        return before

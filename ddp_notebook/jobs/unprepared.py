@@ -1,0 +1,92 @@
+"""Ranks that were started without DDP_NOTEBOOK=1: known by their environment, from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_notebook.rank.prepared import job_folder
+
+_MOST_BYTES = 1 << 20
+_MOST_PROCESSES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process of this user's that a launcher told its rank, and that has loaded torch."""
+
+    pid: int
+    parent: int
+    rank: int
+    world_size: int
+    script: str
+    began_s: float
+    """Since 1970."""
+
+
+def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
+    """The ranks by launcher, the newest job first; without those of the pids in `prepared`."""
+    seen = {each.pid: each for each in _ranks() if each.pid not in prepared}
+    found: dict[tuple[int, str], dict[int, Seen]] = {}
+    for each in seen.values():
+        above = seen.get(each.parent)
+        started_by_a_rank = each.parent in prepared or (above and above.rank == each.rank)
+        if not started_by_a_rank:  # a worker of a loader, say: it inherits what the rank was told
+            found.setdefault((each.parent, each.script), {})[each.rank] = each
+    ranks = [dict(sorted(of.items())) for of in found.values()]
+    return sorted(ranks, key=lambda of: -min(each.began_s for each in of.values()))
+
+
+def how_to_see(pid: int) -> str:
+    """What shows the stacks of such a process, without pausing it."""
+    return f"py-spy dump --nonblocking --pid {pid}"
+
+
+def _ranks() -> Iterator[Seen]:
+    try:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return  # not Linux
+    for pid in pids[:_MOST_PROCESSES]:
+        try:
+            told = _environment(pid)
+            if told and pid != os.getpid() and "libtorch" in _read(pid, "maps", 1 << 24):
+                yield Seen(
+                    pid,
+                    int(_read(pid, "stat").rpartition(")")[2].split()[1]),
+                    told["RANK"],
+                    told["WORLD_SIZE"],
+                    _script(pid),
+                    _began_s(pid),
+                )
+        except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
+            continue
+
+
+def _environment(pid: int) -> Mapping[str, int]:
+    """What a launcher told it, as it was when it began; empty where that is no rank."""
+    lines = _read(pid, "environ").split("\0")
+    told = {name: value for name, _, value in (line.partition("=") for line in lines)}
+    numbers = {name: told.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if not all(text.isascii() and text.isdigit() for text in numbers.values()):
+        return {}
+    return {name: int(text[:9]) for name, text in numbers.items()}
+
+
+def _script(pid: int) -> str:
+    words = _read(pid, "cmdline").split("\0")[1:]
+    named = (word for word in words if word.endswith(".py"))
+    module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
+    return next(named, next(iter(module), ""))
+
+
+def _began_s(pid: int) -> float:
+    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
+    return int(boot.split()[1]) + job_folder.began(pid) / os.sysconf("SC_CLK_TCK")
+
+
+def _read(pid: int, name: str, most_bytes: int = _MOST_BYTES) -> str:
+    with Path(f"/proc/{pid}/{name}").open("rb") as stream:
+        return stream.read(most_bytes).decode(errors="replace")

@@ -1,0 +1,116 @@
+"""`%ddp_attach` and `%ddp_detach`: look at a job that no notebook started, and touch nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import listing
+from ddp_notebook.jobs.targets import Target
+from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.tab.completers import files
+from ddp_notebook.magics.ui import CallerUi, NotebookUi
+from ddp_notebook.magics.verb import Verb
+from ddp_notebook.model import Diagnosis, StackTree, parse_ranks
+
+_VERBS = "%ddp_why, %ddp_where and %ddp_board"
+
+
+def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
+    if not args.job:
+        ui.say(listing.text(listing.listed()))
+        _say_which(ui)
+        return
+    job = ui.session.attachment.attach(args.job)
+    ui.say(
+        f"Attached to {_first_line(job)}\n"
+        f"{_VERBS} mean it from now on. Nothing is sent to it that changes what it does. "
+        "Back to the session's ranks: %ddp_detach"
+    )
+
+
+def _say_which(ui: NotebookUi) -> None:
+    job = ui.attached
+    ui.say(f"Attached to {job.name}." if job is not None else "Look at one: %ddp_attach PID")
+
+
+ATTACH = Verb(
+    "ddp_attach",
+    about="Look at a job that no notebook started: one that runs on this host and was started "
+    "with DDP_NOTEBOOK=1, or the files that one left. %ddp_why, %ddp_where and %ddp_board then "
+    "mean that job, until %ddp_detach. Nothing changes what it does: it is not paused, gets no "
+    "signal, and goes on when the notebook ends. Without an argument: which jobs there are. No "
+    "ranks of this session are needed.",
+    examples=(
+        ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
+        ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
+        ("%ddp_attach logs/", "dumps of torch's flight recorder, logs, a run of %ddp_save"),
+    ),
+    run=_attach,
+    options=(
+        Option(
+            "job",
+            "a pid; or the folder or files that a job left",
+            nargs="*",
+            default=[],
+            completer=files,
+        ),
+    ),
+)
+
+
+def _detach(ui: NotebookUi, _args: argparse.Namespace) -> None:
+    job = ui.session.attachment.detach()
+    if job is None:
+        raise UsageMistake("No job is attached. Which there are: %ddp_attach")
+    ui.say(f"Detached from {job.name}. {_VERBS} mean the session's ranks again.")
+
+
+DETACH = Verb(
+    "ddp_detach",
+    about="Look at the session's own ranks again. The job that was attached goes on as before.",
+    examples=(
+        ("%ddp_detach", "%ddp_why and the others mean the session's ranks again"),
+        ("%ddp_attach", "which jobs there are, and which one is attached"),
+    ),
+    run=_detach,
+)
+
+
+# -- what the verbs that look do meanwhile ---------------------------------------------------
+
+
+def why(ui: CallerUi, args: argparse.Namespace, job: Target) -> Diagnosis | None:
+    """`%ddp_why` of an attached job."""
+    verdict = job.why()
+    if args.json:
+        _say_json(ui, job, verdict.to_json())
+        return None
+    notes = (f"Note: {note}" for note in verdict.unread)
+    ui.say("\n".join([f"Of {_first_line(job)} This stands on: {verdict.basis}.", *notes, ""]))
+    return verdict.diagnosis
+
+
+def where(ui: CallerUi, args: argparse.Namespace, job: Target) -> StackTree | None:
+    """`%ddp_where` of an attached job."""
+    try:
+        ranks = None if args.ranks is None else parse_ranks(args.ranks, job.world_size)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
+    tree = job.where(ranks, args.locals)
+    if args.json:
+        _say_json(ui, job, tree.to_json())
+        return None
+    ui.say(f"Of {_first_line(job)}\n")
+    return tree
+
+
+def _first_line(job: Target) -> str:
+    return f"{job.name}: {job.about}."
+
+
+def _say_json(ui: CallerUi, job: Target, content: Mapping[str, Any]) -> None:
+    ui.say(json.dumps({"job": job.name, **content}, indent=2))

@@ -1,0 +1,107 @@
+"""A plugin for pytest: a test whose ranks hang fails within seconds, with the finding.
+
+`pytest -p ddp_notebook.pytest`. Ranks that a test starts, by torchrun or as processes that load
+torch anew, are prepared by the variable DDP_NOTEBOOK. While a test runs, they are looked at. Once
+they wait for what cannot come, they are ended, and the test fails. A test that hangs on purpose
+is marked: `@pytest.mark.ddp_may_hang`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before the variable is set: this process itself is no rank, and is not to be looked at.
+from ddp_notebook import autoload as _autoload  # noqa: F401
+from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs.verdict import Verdict
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.views import findings
+
+_MARK = "ddp_may_hang"
+_LOOK_EVERY_S = 0.5
+_LASTS_S = 1.5
+"""For so long a finding must stand: what ends by itself meanwhile is the test's own affair."""
+
+
+class Watch:
+    """Looks at the ranks that were started since, until it is stopped."""
+
+    def __init__(self) -> None:
+        self.verdict: Verdict | None = None
+        """Why ranks were ended."""
+        self._stopped = threading.Event()
+        self._since: dict[object, float] = {}
+        self._thread = threading.Thread(target=self._look, name="ddp-pytest", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            for job in prepared.jobs():
+                if job.alive:
+                    self._judge(job)
+
+    def _judge(self, job: Job) -> None:
+        verdict = prepared.why(job)
+        key = min(process.folder for process in job.processes.values())
+        if not any(f.waiting and not f.passing and f.ranks for f in verdict.diagnosis.findings):
+            self._since.pop(key, None)
+            return
+        now_s = time.monotonic()
+        if now_s - self._since.setdefault(key, now_s) >= _LASTS_S:
+            self.verdict = verdict
+            for rank in job.alive:
+                if (pid := job.processes[rank].about.pid) != os.getpid():
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the ranks of tests prepare themselves, in a folder of this run's."""
+    config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait for ever")
+    # A socket's path is short, wherever temporary folders are.
+    os.environ[job_folder.FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="ddp-pytest-", dir=_parent())
+    os.environ["DDP_NOTEBOOK"] = "1"
+
+
+def _parent() -> str:
+    return "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing."""
+    shutil.rmtree(os.environ.pop(job_folder.FOLDER_VARIABLE, ""), ignore_errors=True)
+    os.environ.pop("DDP_NOTEBOOK", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Watch the ranks of a test; where they hung, that is how it failed."""
+    for process in job_folder.processes():
+        if not process[0].alive:  # of a test before
+            shutil.rmtree(process[1], ignore_errors=True)
+    if item.get_closest_marker(_MARK) is not None:
+        return (yield)
+    watch = Watch()
+    try:
+        return (yield)
+    finally:
+        watch.stop()
+        if watch.verdict is not None:
+            text = findings.text(watch.verdict.diagnosis)
+            pytest.fail(f"The ranks of this test hung, and were ended.\n\n{text}", pytrace=False)
