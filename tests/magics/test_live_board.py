@@ -92,24 +92,29 @@ class Page:
 
     def press(self, magic: str) -> Mapping[str, Any]:
         """Press the button of `magic`; what it gave."""
-        before = len(self.state["answers"])
+        # An answer is sent again when it has become old: the next one has a number of its own.
+        before = max((each["number"] for each in self.state["answers"]), default=0)
         self.say(kind="do", magic=magic)
 
         def answered() -> bool:
-            answers = self.state["answers"]
+            newest = max(self.state["answers"], key=lambda each: each["number"], default=None)
             return (
-                bool(answers) and answers[0]["magic"] == magic and magic not in self.state["busy"]
+                newest is not None
+                and newest["number"] > before
+                and newest["magic"] == magic
+                and magic not in self.state["busy"]
             )
 
-        self.state["answers"] = [each for each in self.state["answers"] if each["magic"] != magic]
         self.read_until(answered, f"{magic} pressed, {before} answers before")
         answer: Mapping[str, Any] = self.state["answers"][0]
         return answer
 
     @property
     def seen(self) -> str:
-        """The state without the script."""
-        return json.dumps({k: v for k, v in self.state.items() if not k.startswith("_")})
+        """The state without the script, what was told and what was printed."""
+        state = {k: v for k, v in self.state.items() if not k.startswith("_")}
+        told = [(each["kind"], len(each.get("slices", ()))) for each in self.told]
+        return f"{json.dumps(state)}; told {told}; printed {self.printed[-2000:]}"
 
     @property
     def roles(self) -> list[str]:
