@@ -128,6 +128,21 @@ class RankCluster(Protocol):
         """End everything."""
 
 
+class _NoAnswer(Future[Any]):
+    """The answer of a rank whose process had ended before it could be called."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.set_exception(ipp.EngineError(f"the process of rank {rank} has ended"))
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        """As ipyparallel's answers have it."""
+        return self.result(timeout_s)
+
+    def wait(self, _timeout_s: float) -> None:
+        """It is there."""
+
+
 class IPyParallelCluster:
     """One ipyparallel cluster: engine id == rank, also after a rank was restarted."""
 
@@ -311,6 +326,8 @@ class IPyParallelCluster:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
         try:
             return self._view(rank).apply_async(child.call, name, arguments)
+        except IndexError:  # ipyparallel heard of the end of its process before we did
+            return _NoAnswer(rank)
         except OSError:
             if not self._ended.done():
                 raise

@@ -112,6 +112,7 @@ def test_a_backward_within_a_backward_does_not_take_its_place() -> None:
 
 
 def test_a_thread_without_frames_has_the_site_of_the_backward() -> None:
+    ENGINE()  # its code is known from now on
     seen: list[CallSite] = []
     before, _ = backward(lambda: seen.append(SITES.site(None)))
     assert seen == [before]
