@@ -94,7 +94,6 @@ class Page {
     this.drawSlot(board, of("findings", []), this.past ? {} : this.get("benchmark"));
     this.drawRows(board);
     this.drawActions();
-    drawTabs(this.tabs, (name) => (name === "past" ? this.past : name === "locations" ? of(name, []) : this.get(name)), (message) => this.send(message));
     this.tick();
     this.timeline.touch();
   }
@@ -206,7 +205,22 @@ class Page {
   // -- actions
 
   drawActions() {
+    const { past } = this;
+    const own = { past, chosen: [...this.chosen], locations: past ? (past.locations ?? []) : this.get("locations") };
+    drawTabs(this.tabs, (name) => (name in own ? own[name] : this.get(name)), (message) => this.send(message));
     this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows the past" })) : this.get("actions"), this.get("busy"));
+  }
+
+  /** A key steps wherever in this notebook the focus is, unless the front end takes it. */
+  key(event) {
+    const action = this.get("actions").find(({ name }) => name === stepOf(event));
+    const moving = isMoving((name) => this.get(name));
+    if (!action || event.defaultPrevented || this.past || !(moving || this.get("stops").files?.length)) return;
+    this.home = this.el.closest(".jp-NotebookPanel, body") ?? this.home; // a board far above is not in the page
+    const seen = this.home?.checkVisibility?.() ?? true;
+    if (!seen || !(event.target === document.body || this.home?.contains(event.target))) return;
+    event.preventDefault();
+    if (!moving && !action.why_not) this.act(magicFor(action, this.chosen));
   }
 
   toggle(ranks) {

@@ -7,8 +7,8 @@ import argparse
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
-from ddp_notebook.magics.verb import Verb
+from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
+from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import VariableTable, name_ranks
 from ddp_notebook.rank.calls import Breakpoint
 
@@ -18,7 +18,7 @@ _NONE = (
 )
 
 
-def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
+def _break(ui: CallerUi, args: argparse.Namespace) -> None:
     ranks = chosen_ranks(ui.session, args)
     if args.clear:
         number = int(args.place) if args.place.isdecimal() else None
@@ -106,6 +106,7 @@ BREAK = Verb(
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),
+        ('%ddp_break "cell 2:7"', "line 7 of cell 2"),
         ('%ddp_break Model.forward --if "x.isnan().any()"', "a function, on a condition"),
         ('%ddp_break 7 --log "step {i} loss {loss}"', "does not stop: prints a line each time"),
         ("%ddp_break --clear 1", "breakpoint 1 is no more; without a number, none is"),
@@ -122,4 +123,5 @@ BREAK = Verb(
         Option("--on", "stop at breakpoints again"),
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),
+    button=VerbButton(_break, str),
 )
