@@ -15,6 +15,7 @@ from ddp_notebook.board.tails import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Snapshot, Status
 from ddp_notebook.session.runs.collective_steps import source_of
+from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.fold import state_at
 
@@ -90,13 +91,13 @@ class BoardSource:
             {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
             if run is not None
             else {},
-            session.stops,
+            stops_in(session.runs),
         )
         return facts, news
 
     def stops(self) -> dict[str, Any]:
         """The lines at which ranks are paused, with the code around and its breakpoints."""
-        stops, breakpoints = self._session.stops, self._session.breakpoints(ask=False)
+        stops, breakpoints = stops_in(self._session.runs), self._session.breakpoints(ask=False)
         key = (stops, breakpoints)
         if key != self._stops_key:
             self._stops_key, self._stops = key, {}
@@ -123,7 +124,7 @@ class BoardSource:
                 written = tuple(each for each in logs.written(run.ranks) if each[1])
         known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
-        stops = tuple((rank, stop.stop) for rank, stop in session.stops.items())
+        stops = tuple((rank, stop.stop) for rank, stop in stops_in(session.runs).items())
         return known, pending, written, self._found, session.measuring, stops
 
     def past(self, at_ns: int) -> Snapshot:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import tab_contents
 from ddp_notebook.errors import DDPError
+from ddp_notebook.session.runs.registry import stops_in
 
 if TYPE_CHECKING:
     from ddp_notebook.session import Session
@@ -83,7 +84,7 @@ class TabFeed:
             open_tabs = self._watching.values()
             tabs = {tab for tab, at_s in open_tabs if now_s - at_s < _FORGOTTEN_S}
         beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
-        return tabs.union(beside) if self._session.stops else tabs
+        return tabs.union(beside) if stops_in(self._session.runs) else tabs
 
     @property
     def _all_stand(self) -> bool:

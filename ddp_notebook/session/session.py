@@ -33,15 +33,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.plan import Plan
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
-    from ddp_notebook.model import (
-        Board,
-        Diagnosis,
-        LineStopped,
-        Ranks,
-        StackTree,
-        StepTable,
-        VariableTable,
-    )
+    from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.rank.calls import Breakpoint, Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -167,11 +159,6 @@ class Session:
         """The run that ranks are in, else the last one; the newest when there are several."""
         current = self._runs.current
         return current.run if current is not None else None
-
-    @property
-    def stops(self) -> Mapping[int, LineStopped]:
-        """The ranks that are paused at lines, and where."""
-        return {rank: stop for each in self.runs for rank, stop in dict(each.run.stops).items()}
 
     @property
     def past(self) -> Sequence[PastRun]:

@@ -255,6 +255,13 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
     with pytest.raises(UsageMistake, match="is no assignment"):
         ranks2.evaluate("y", assign=True)
     assert shown(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}
+    assert shown(ranks2.evaluate("x, top = 0, 9", (0,), assign=True)) == {}
+    assert shown(ranks2.evaluate("(x, top)", (0,))) == {(0,): "(0, 9)"}
+    assert (
+        "inner has no variable nowhere"
+        in shown(ranks2.evaluate("nowhere = 1", (0,), assign=True))[(0,)]
+    )
+    ranks2.evaluate("top = 7", (0,), assign=True)
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == "10\n1100\n"
     assert shown(ranks2.evaluate("top")) == {(0, 1): "7"}

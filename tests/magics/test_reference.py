@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +100,7 @@ class Answers:
     running = True
     current = None
     begun = 0
-    stops: Mapping[int, Any] = MappingProxyType({})
+    runs: tuple[Any, ...] = ()
     record = Session().record
 
     def __init__(self) -> None:
@@ -150,7 +149,7 @@ def test_what_is_seen_in_the_code_at_which_ranks_are_paused_needs_no_answer() ->
     session.record.begin(2)
     pressing = Buttons(session, board_buttons(session, VERBS), lambda: None, lambda _: None)  # type: ignore[arg-type]
     pressing._do("%ddp_step --into")
-    session.stops = {0: object()}
+    session.runs = (SimpleNamespace(run=SimpleNamespace(stops={0: object()})),)
     for _ in range(2):
         pressing._do("%ddp_step --into")
     assert not pressing.answers

@@ -19,7 +19,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.begun, self.current, self.measuring, self.past = 0, None, None, ()
-        self.stops: dict[int, object] = {}
+        self.runs: tuple[Any, ...] = ()
         self.asked: list[str] = []
         self.lost = False
 
@@ -87,13 +87,11 @@ def test_beside_the_lines_at_which_ranks_are_paused_stand_their_stacks_and_varia
     watch(feed, "source")
     feed.turn("one")
     assert session.asked == []
-    session.stops = {0: object(), 1: object()}
-    session.current = SimpleNamespace(  # type: ignore[assignment]
-        stops=session.stops, pending=(0, 1), sources={}, title="cell 3"
-    )
+    run = SimpleNamespace(stops={0: 1, 1: 1}, pending=(0, 1), sources={}, title="cell 3")
+    session.current, session.runs = run, (SimpleNamespace(run=run),)  # type: ignore[assignment]
     feed.turn("two")
     assert {*told.get(timeout=5), *told.get(timeout=5)} == {"stack", "variables"}
-    session.current.stops = {0: object()}  # type: ignore[attr-defined]
+    run.stops = {0: 1}
     feed.turn("three")
     assert sorted(session.asked) == ["stack", "variables"], "rank 1 moves"
 
