@@ -216,7 +216,8 @@ class Page {
     const action = this.get("actions").find(({ name }) => name === stepOf(event));
     const moving = isMoving((name) => this.get(name));
     if (!action || event.defaultPrevented || this.past || !(moving || this.get("stops").files?.length)) return;
-    this.home = this.el.closest(".jp-NotebookPanel, body") ?? this.home; // a board far above is not in the page
+    // Jupyter takes a board that is far above out of the page.
+    this.home = this.el.closest(".jp-NotebookPanel, body") ?? this.home;
     const seen = this.home?.checkVisibility?.() ?? true;
     if (!seen || !(event.target === document.body || this.home?.contains(event.target))) return;
     event.preventDefault();

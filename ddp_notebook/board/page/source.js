@@ -26,8 +26,10 @@ class Source {
   draw(state, act) {
     const { title = "", files = [] } = state("past") ? {} : state("stops");
     this.buttons.forEach((button, i) => this.drawButton(button, STEPS[i], state, act));
-    if (isMoving(state) && !files.length) return; // what is shown stays until they have arrived
-    show(this.title, title, () => title || "No rank is paused at a line. breakpoint() or %ddp_break pauses those that come there.");
+    this.code.classList.toggle("ddpb-old", isMoving(state));
+    // What is shown stays until all have arrived.
+    if (isMoving(state) && this.code.firstChild) return;
+    show(this.title, title, () => title || "No rank is paused at a line: breakpoint() and %ddp_break do that.");
     const focused = this.code.contains(document.activeElement) && document.activeElement.dataset.at;
     if (show(this.code, files, () => files.map((file) => codeOf(file, act)))) this.reveal();
     if (focused) this.code.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });

@@ -77,7 +77,7 @@ class Tabs {
     if (this.newest != null && newest > this.newest) this.choose(tabOf(this.answers.find(({ number }) => number === newest)));
     this.newest = Math.max(this.newest ?? 0, newest);
     const standing = Boolean(state("stops").files?.length) && !state("past");
-    if (standing && !this.standing && !frozen) this.choose("source"); // ranks have stopped at a line
+    if (standing && !this.standing && !frozen) this.choose("source");
     this.standing = standing || (this.standing && isMoving(state));
     if (!this.known(this.chosen)) this.chosen = "stack";
     this.drawList();
