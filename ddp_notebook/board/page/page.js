@@ -1,9 +1,12 @@
 // The live board in the page: what stands where, and when it is drawn. No build step, nothing to load,
 // no innerHTML: whatever a rank prints, names or raises is put into the page as text.
 
-const LOST_AFTER_MS = 10_000; // a kernel sends something every two seconds while it is busy or watched
-const ASK_AFTER_MS = 4_000; // an idle one that knows of no page is asked first
-const SLEPT_MS = 5_000; // between two looks: the page slept, and knows nothing of that time
+// A kernel sends something every two seconds while it is busy or watched.
+const LOST_AFTER_MS = 10_000;
+// An idle one that knows of no page is asked first.
+const ASK_AFTER_MS = 4_000;
+// Between two looks: the page slept, and knows nothing of that time.
+const SLEPT_MS = 5_000;
 const HERE_EVERY_MS = 60_000;
 
 const ENDED = "These ranks ended with their kernel. Run this cell again.";
