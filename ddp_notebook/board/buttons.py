@@ -15,9 +15,12 @@ from ddp_notebook.board.model import INTERRUPT
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
+from ddp_notebook.session.runs.registry import stops_in
 
 _MAX_ANSWERS = 4
 """Answers that stay on the board."""
+_AT_LINES = ("%ddp_step", "%ddp_break")
+"""What these do is seen in the code, while ranks are paused at lines."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Buttons:
             self._answer(magic, str(error) or type(error).__name__, ok=False)
 
     def _answer(self, magic: str, text: str, *, ok: bool) -> None:
+        seen = ok and magic.startswith(_AT_LINES) and bool(stops_in(self._session.runs))
         with self._lock:
             self.busy = tuple(other for other in self.busy if other != magic)
             self._count += 1  # the number shows an answer as new, also when its text is the same
@@ -90,7 +94,7 @@ class Buttons:
                 "begun": self._session.begun,
             }
             others = tuple(other for other in self.answers if other["magic"] != magic)
-            self.answers = (answer, *others)[:_MAX_ANSWERS]
+            self.answers = others if seen else (answer, *others)[:_MAX_ANSWERS]
         self._changed()
 
     def _act(self, magic: str) -> str:

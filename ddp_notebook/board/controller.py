@@ -159,7 +159,7 @@ class LiveBoard:
             if final is not None:
                 last |= model.board_json(final, self._epoch_ns)
             shown = {**last, "loading": None, "frozen": True, "closed": True}
-            widget.draw(now_us, board=shown, actions=[], benchmark={})
+            widget.draw(now_us, board=shown, actions=[], benchmark={}, stops={})
         self._keep(final if final is not None else self._session.status())
 
     def _keep(self, board: Board) -> None:
@@ -238,7 +238,9 @@ class LiveBoard:
             locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
             actions=model.actions_json(
-                model.actions(board.rows, session.running, in_run, benchmark is not None)
+                model.actions(
+                    board.rows, session.running, in_run, benchmark is not None, bool(facts.stops)
+                )
             ),
         )
         found = widget.drawn
@@ -270,7 +272,8 @@ class LiveBoard:
     def _show_buttons(self) -> None:
         begun = self._session.begun
         answers = [model.answer_json(answer, begun) for answer in self._buttons.answers]
-        self._widget.draw(self._now_us(), busy=list(self._buttons.busy), answers=answers)
+        busy, stops = list(self._buttons.busy), self._source.stops()
+        self._widget.draw(self._now_us(), busy=busy, answers=answers, stops=stops)
 
     def _now_us(self) -> int:
         return (time.monotonic_ns() - self._epoch_ns) // 1000

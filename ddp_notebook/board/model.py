@@ -195,11 +195,16 @@ def actions_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
 
 
 def actions(
-    rows: Sequence[BoardRow], running: bool, in_run: bool, measuring: bool = False
+    rows: Sequence[BoardRow],
+    running: bool,
+    in_run: bool,
+    measuring: bool = False,
+    at_lines: bool = False,
 ) -> tuple[Action, ...]:
     """What can be done with the ranks as they are. `in_run`: they are in a cell or a script;
-    `measuring`: in a benchmark.
+    `measuring`: in a benchmark; `at_lines`: some are paused at one.
     """
+    no_line = "" if at_lines else _NO_LINE
     none = "" if running else _NO_RANK
     no_step = none or _no_step(rows, measuring)
     end = "end" if in_run else Stage.VERIFIED.value
@@ -211,6 +216,8 @@ def actions(
         replace(restart, why_not=none or (_MEASURING if measuring else restart.why_not)),
         Action("why", "Why?", "%ddp_why", False, none),
         Action("where", "Where?", "%ddp_where", True, none),
+        Action("into", "Into", "%ddp_step --into", True, no_line),
+        Action("out", "Out", "%ddp_step --out", True, no_line),
     )
 
 
@@ -241,7 +248,10 @@ _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}
 _NO_RANK = "no rank runs"
 _NO_ABORT = "no rank is blocked"
 _MEASURING = "a benchmark runs"
-_NO_STEP = "no rank is paused; %ddp_init --step and %%ddp --step collective pause them"
+_NO_STEP = (
+    "no rank is paused; breakpoint(), %%ddp --step collective and %ddp_init --step pause them"
+)
+_NO_LINE = "no rank is paused at a line; breakpoint() and %ddp_break pause them"
 
 INTERRUPT = "interrupt the cell: I, I"
 """What the button that cancels a benchmark does as it is done by hand: the keys of Jupyter."""

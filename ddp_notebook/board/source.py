@@ -8,11 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.board import tab_contents
 from ddp_notebook.board.tails import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Snapshot, Status
+from ddp_notebook.session.runs.collective_steps import source_of
+from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.fold import state_at
 
@@ -55,6 +58,8 @@ class BoardSource:
         self._asked = False
         self._old: Diagnosis | None = None
         self._found: Diagnosis | None = None
+        self._stops_key: object = None
+        self._stops: dict[str, Any] = {}
 
     @property
     def run(self) -> int:
@@ -86,8 +91,24 @@ class BoardSource:
             {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
             if run is not None
             else {},
+            stops_in(session.runs),
         )
         return facts, news
+
+    def stops(self) -> dict[str, Any]:
+        """The lines at which ranks are paused, with the code around and its breakpoints."""
+        stops, breakpoints = stops_in(self._session.runs), self._session.breakpoints.known
+        key = (stops, breakpoints)
+        if key != self._stops_key:
+            self._stops_key, self._stops = key, {}
+            run = next((each.run for each in self._session.runs[::-1] if each.run.stops), None)
+            # The collective logs are closed from another thread when the session ends.
+            with contextlib.suppress(ValueError):
+                if stops and run is not None:
+                    title = self._session.paused_table(run).title
+                    texts = {stop.file: source_of(run, stop.file) for stop in stops.values()}
+                    self._stops = tab_contents.source_json(title, stops, texts, breakpoints)
+        return self._stops
 
     def key(self) -> object:
         """Another one whenever a board would show something else, but for how long ago it was.
@@ -103,7 +124,8 @@ class BoardSource:
                 written = tuple(each for each in logs.written(run.ranks) if each[1])
         known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
-        return known, pending, written, self._found, session.measuring
+        stops = tuple((rank, stop.stop) for rank, stop in stops_in(session.runs).items())
+        return known, pending, written, self._found, session.measuring, stops
 
     def past(self, at_ns: int) -> Snapshot:
         """The state as it was at `at_ns`, as far back as it is kept."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ddp_notebook.model import (
     Branch,
     Frame,
+    LineStopped,
     OutputGroup,
     OutputKind,
     Ranks,
@@ -21,6 +26,8 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session.runs.past import PastRun
+from ddp_notebook.session.tools.breakpoints import BreakpointRow
+from ddp_notebook.state.line_table import StoppedFile, stop_text, stopped_files
 from ddp_notebook.views import output, stacks
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.variables import unread_words
@@ -32,6 +39,9 @@ _MOST_CHARACTERS = 64_000
 _LEAST_CHARACTERS = 2_000
 _LONGEST = 300
 _AROUND = 3
+_NEAR = 40
+"""Lines of code before and after one at which ranks are paused."""
+_MOST_FILES = 6
 _STREAMS = {OutputKind.STDERR: "err", OutputKind.ERROR: "raised"}
 _CELL = re.compile(r"cell (\d+)")
 
@@ -96,6 +106,71 @@ def _around(source: str, line: int) -> list[list[Any]]:
         return []
     first, last = max(1, line - _AROUND), min(len(lines), line + _AROUND)
     return [[n, preformatted(lines[n - 1])[0][:_LONGEST]] for n in range(first, last + 1)]
+
+
+# -- the lines at which ranks are paused ------------------------------------------------------
+
+
+def source_json(
+    title: str,
+    stops: Mapping[int, LineStopped],
+    texts: Mapping[str, str],
+    breakpoints: Sequence[BreakpointRow],
+) -> dict[str, Any]:
+    """The code around the lines at which ranks are paused, file by file, and its breakpoints.
+
+    `texts` is the code by file, as far as it can be read here.
+    """
+    files = sorted(stopped_files(stops), key=lambda each: -sum(map(len, each.stops.values())))
+    shown = [_file(each, texts.get(each.file, ""), breakpoints) for each in files[:_MOST_FILES]]
+    return {"title": plain(title), "files": shown}
+
+
+def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow]) -> dict[str, Any]:
+    file, is_cell = stopped.file, bool(_CELL.fullmatch(stopped.file))
+    real = file if is_cell else os.path.realpath(file)
+    typed = file if is_cell else _typed(Path(real))
+    lines = _lines_around(stopped, text.splitlines())
+    return {
+        "name": plain(file if is_cell else Path(file).name),
+        "path": "" if is_cell else plain(file),
+        "break": f"%ddp_break {shlex.quote(typed)}:" if is_cell or Path(real).is_file() else "",
+        "lines": [[n, preformatted(line)[0][:_LONGEST]] for n, line in sorted(lines.items())],
+        "at": [_at(stopped, line) for line in stopped.stops],
+        "breakpoints": [
+            {"line": row.place[1], "number": row.breakpoint.number, "text": plain(row.text)}
+            | {"off": not row.enabled}
+            for row in breakpoints
+            if row.place[0] in (file, real)
+        ],
+    }
+
+
+def _typed(path: Path) -> str:
+    """A path as a person types it: from the working directory, where it is in that."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(path.relative_to(Path.cwd().resolve()))
+    return str(path)
+
+
+def _lines_around(stopped: StoppedFile, text: Sequence[str]) -> dict[int, str]:
+    """The code near the stops; what the ranks told alone, where the file is another one now."""
+    lines = dict(stopped.lines)
+    if all(n <= len(text) and text[n - 1].startswith(line) for n, line in lines.items() if line):
+        for line in stopped.stops:
+            first, last = max(1, line - _NEAR), min(len(text), line + _NEAR)
+            lines.update((n, text[n - 1]) for n in range(first, last + 1))
+    return lines
+
+
+def _at(stopped: StoppedFile, line: int) -> dict[str, Any]:
+    """Which ranks are at a line, and why, if it was no step."""
+    why = dict.fromkeys(stop_text(stop) for stop in stopped.stops[line])
+    return {
+        "line": line,
+        "ranks": format_ranks(stopped.ranks_at(line)),
+        "text": plain("; ".join(why)),
+    }
 
 
 # -- variables -----------------------------------------------------------------------------

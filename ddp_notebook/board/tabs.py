@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import tab_contents
 from ddp_notebook.errors import DDPError
+from ddp_notebook.session.runs.registry import stops_in
 
 if TYPE_CHECKING:
     from ddp_notebook.session import Session
 
-TABS = ("stack", "variables", "console", "history")
+TABS = ("stack", "source", "variables", "console", "history")
 _ASKING = ("stack", "variables")
-"""Tabs for which the ranks are asked."""
+"""What the ranks are asked for."""
+_BESIDE = {"source": _ASKING}
+"""What a tab shows beside what is its own."""
 _SETTLED_S = 0.25
 """Ranks are asked when nothing has changed for so long: those that train on are left alone."""
 _WRITTEN_S = 0.5
@@ -50,7 +53,8 @@ class TabFeed:
             if content.get("kind") == "watch":
                 self._watching.pop(view, None)
                 known = tab if tab in TABS else ""
-                self._told.pop(known, None)
+                for each in (known, *_BESIDE.get(known, ())):
+                    self._told.pop(each, None)
             if known:
                 self._watching[view] = (known, time.monotonic())
             while len(self._watching) > _MOST_VIEWS:
@@ -68,7 +72,8 @@ class TabFeed:
         if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
             self._looked_s = now_s
             self._show_console()
-        settled = now_s - self._changed_s > _SETTLED_S and self._session.measuring is None
+        settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
+        settled = settled and self._session.measuring is None
         for tab in wanted.intersection(_ASKING) - self._asked:
             if settled or tab not in self._told:
                 self._ask_once(tab, key)
@@ -77,7 +82,15 @@ class TabFeed:
         """The tabs that pages have open."""
         with self._lock:
             open_tabs = self._watching.values()
-            return {tab for tab, at_s in open_tabs if now_s - at_s < _FORGOTTEN_S}
+            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < _FORGOTTEN_S}
+        beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
+        return tabs.union(beside) if stops_in(self._session.runs) else tabs
+
+    @property
+    def _all_stand(self) -> bool:
+        """Every rank that is in the run is paused at a line: nothing changes by itself."""
+        run = self._session.current
+        return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
 
     def _ask_once(self, tab: str, key: object) -> None:
         if self._told.get(tab) == key:

@@ -55,6 +55,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     board = traitlets.Dict().tag(sync=True)
     findings = traitlets.List().tag(sync=True)
     locations = traitlets.List().tag(sync=True)
+    stops = traitlets.Dict().tag(sync=True)
+    """The lines at which ranks are paused, and the code around them."""
     actions = traitlets.List().tag(sync=True)
     benchmark = traitlets.Dict().tag(sync=True)
     """The running benchmark, if there is one."""

@@ -11,6 +11,7 @@ from ddp_notebook.model import (
     Collective,
     Collectives,
     Diagnosis,
+    LineStopped,
     Place,
     Ranks,
     RankState,
@@ -20,6 +21,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.state import collective_table, setup_table
 from ddp_notebook.state.descriptions import describe, headline, notes, state_word
+from ddp_notebook.state.line_table import stop_text
 
 FOLD_FROM = 8
 """With this many ranks and more, ranks in the same state share a row."""
@@ -34,7 +36,7 @@ class BoardFacts:
     `collectives` is what the ranks issued in the current or last run; `pending` are the ranks
     that are still in it. `sources` is code by file name. `store` says who hosts the store:
     session or rank0. `raised` has the user's lines that an error passed through, of the ranks
-    that raised in that run.
+    that raised in that run. `stops`: at which lines ranks are paused.
     """
 
     snapshot: Snapshot
@@ -44,6 +46,7 @@ class BoardFacts:
     sources: Mapping[str, str] = field(default_factory=dict)
     store: str = "session"
     raised: Mapping[int, Sequence[Place]] = field(default_factory=dict)
+    stops: Mapping[int, LineStopped] = field(default_factory=dict)
 
 
 def board(snapshot: Snapshot) -> Board:
@@ -53,10 +56,11 @@ def board(snapshot: Snapshot) -> Board:
 
 def board_of(facts: BoardFacts) -> Board:
     """The board of all that is known, as old as the snapshot is."""
-    snapshot = facts.snapshot
+    snapshot, rows = facts.snapshot, board_rows(facts)
+    paused = tuple(rank for row in rows if row.role is Role.PAUSED for rank in row.ranks)
     remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
     standing = (*notes(snapshot), *(remark.text for remark in remarks))
-    return Board(headline(snapshot), board_rows(facts), standing, snapshot)
+    return Board(headline(snapshot, paused), rows, standing, snapshot)
 
 
 def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
@@ -158,6 +162,8 @@ def _activity(
         case Status.SETTING_UP:
             waits_for = setup_table.waits_for(state, facts.snapshot, facts.store)
             return _Activity(text, state.since_ns, waits_for, waits=bool(waits_for))
+        case Status.RUNNING if (stop := facts.stops.get(state.rank)) is not None:
+            return _Activity(stop_text(stop), stop.heard_ns, paused=True)
         case Status.RUNNING if record is not None and not record.over:
             text = collective_table.describe(record, facts.collectives.of[state.rank])
             if collective_table.is_paused(record):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from ddp_notebook.model import Ranks, RankState, Snapshot, Status, format_ranks, name_ranks
 
 
-def headline(snapshot: Snapshot) -> str:
-    """The session in one line."""
+def headline(snapshot: Snapshot, paused: Ranks = ()) -> str:
+    """The session in one line. `paused` are ranks that are paused in what they run."""
     if snapshot.ended:
         return f"Session ended: {snapshot.ended}"
     if not snapshot.ranks:
@@ -19,7 +19,8 @@ def headline(snapshot: Snapshot) -> str:
         return f"{count}, {snapshot.backend or 'no backend'}: torch is being loaded"
     words: dict[str, list[int]] = {}
     for state in sorted(snapshot.ranks, key=lambda state: list(Status).index(state.status)):
-        words.setdefault(state_word(state), []).append(state.rank)
+        word = Status.PAUSED.value if state.rank in paused else state_word(state)
+        words.setdefault(word, []).append(state.rank)
     parts = [
         word if len(ranks) == snapshot.world_size else f"{name_ranks(ranks)} {word}"
         for word, ranks in words.items()

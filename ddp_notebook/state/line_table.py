@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from ddp_notebook.model import (
@@ -13,7 +13,6 @@ from ddp_notebook.model import (
     StepRow,
     StepTable,
     VariableTable,
-    format_ranks,
     name_ranks,
 )
 
@@ -23,6 +22,20 @@ _NEXT = (
 )
 _GAP = 2
 """So many lines may be missing between two pieces of source that are shown as one."""
+
+
+@dataclass
+class StoppedFile:
+    """The lines of a cell or a file around those at which ranks are paused."""
+
+    file: str
+    lines: dict[int, str] = field(default_factory=dict)
+    stops: dict[int, list[LineStopped]] = field(default_factory=dict)
+    """By line, those of the ranks that are there, in their order."""
+
+    def ranks_at(self, line: int) -> Ranks:
+        """The ranks that are paused at this line."""
+        return tuple(stop.rank for stop in self.stops.get(line, ()))
 
 
 def line_table(
@@ -43,7 +56,7 @@ def line_table(
     for ranks in groups.values():
         for passed in dict.fromkeys(issued.get(rank, "") for rank in ranks):
             same = tuple(rank for rank in ranks if issued.get(rank, "") == passed)
-            rows.append(StepRow(same, passed, "paused", _text(stops[same[0]])))
+            rows.append(StepRow(same, passed, "paused", stop_text(stops[same[0]])))
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
         if left:
@@ -107,7 +120,7 @@ def _title(stops: Mapping[int, LineStopped], partings: Mapping[tuple[str, int], 
     return "; ".join(parts)
 
 
-def _text(stop: LineStopped) -> str:
+def stop_text(stop: LineStopped) -> str:
     """``cell 1, line 4, in f: a = i * 2 (breakpoint 1)``."""
     where = place(stop.file, stop.line)
     if stop.function not in ("", "<module>"):
@@ -120,39 +133,39 @@ def _text(stop: LineStopped) -> str:
     return f"{where}: {line}{why}" if line else f"{where}{why}"
 
 
+def stopped_files(stops: Mapping[int, LineStopped]) -> list[StoppedFile]:
+    """The lines around each place, as far as the ranks told them, file by file."""
+    files: dict[str, StoppedFile] = {}
+    for _, stop in sorted(stops.items()):
+        file = files.setdefault(stop.file, StoppedFile(stop.file))
+        file.lines.update({stop.first + i: text for i, text in enumerate(stop.source)})
+        file.stops.setdefault(stop.line, []).append(stop)
+    return list(files.values())
+
+
 def _source(stops: Mapping[int, LineStopped]) -> tuple[str, ...]:
     """The lines around each place, and beside them which ranks are there."""
-    texts: dict[str, dict[int, str]] = {}
-    marks: dict[str, dict[int, list[int]]] = {}
-    for rank, stop in sorted(stops.items()):
-        lines = texts.setdefault(stop.file, {})
-        lines.update({stop.first + i: text for i, text in enumerate(stop.source)})
-        marks.setdefault(stop.file, {}).setdefault(stop.line, []).append(rank)
+    files = stopped_files(stops)
     shown: list[str] = []
-    for file, lines in texts.items():
-        if len(texts) > 1:
-            shown.append(f"{file}:")
-        shown += _marked(lines, marks[file])
+    for file in files:
+        if len(files) > 1:
+            shown.append(f"{file.file}:")
+        shown += _marked(file)
     return tuple(shown)
 
 
-def _marked(lines: Mapping[int, str], marks: Mapping[int, Sequence[int]]) -> list[str]:
+def _marked(file: StoppedFile) -> list[str]:
     shown: list[str] = []
-    width = len(str(max(lines, default=0)))
-    longest = max((len(lines.get(line, "").rstrip()) for line in marks), default=0)
+    width = len(str(max(file.lines, default=0)))
+    longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
     last = 0
-    for number in sorted(lines):
+    for number, line in sorted(file.lines.items()):
         if last and number - last > _GAP:
             shown.append(f"  {'…':>{width}}")
         last = number
-        text = lines[number].rstrip()
-        ranks = marks.get(number)
-        if ranks:
-            shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {_short(ranks)}")
+        text = line.rstrip()
+        if ranks := file.ranks_at(number):
+            shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {name_ranks(ranks)}")
         else:
             shown.append(f"  {number:>{width}}  {text}".rstrip())
     return shown
-
-
-def _short(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(tuple(ranks))}"

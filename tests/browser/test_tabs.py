@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from boards import Board
 from labs import SHOWN_WITHIN_MS, Lab, opened
 from playwright.sync_api import Browser, expect
@@ -27,13 +29,20 @@ def step(batch):
         dist.recv(batch, 0)
     dist.all_reduce(loss)
 step(torch.ones(3))"""
+NEXT = "%%ddp\ny = 1"
+STOP = """%%ddp
+def double(x):
+    return 2 * x
+breakpoint()
+lr = double(rank)
+print("done")"""
 
 
 @pytest.mark.parametrize("place", ["lab/tree", "notebooks"], ids=["lab", "notebook7"])
 def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
     lab: Lab, browser: Browser, tmp_path: Path, place: str
 ) -> None:
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, "%%ddp\ny = 1"]
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, NEXT, STOP]
     with opened(lab, browser, cells, tmp_path / "last.png", place) as notebook:
         page = notebook.page
         notebook.run(0)
@@ -106,4 +115,29 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         expect(panel.locator("tbody tr").nth(1)).to_contain_text("interrupted")
         assert (panel.bounding_box() or {})["height"] == height
         page.screenshot(path=tmp_path / "history.png")
+
+        notebook.run(5)
+        expect(tab("Source")).to_have_attribute("aria-selected", "true")
+        here = panel.locator(".ddpb-here")
+        expect(here).to_have_text(re.compile(r"4breakpoint\(\)◂ ranks 0-2"))
+        board.await_roles("paused", "paused", "paused")
+        assert not Axe().run(page, context=".ddpb-tabs").response["violations"]
+        page.keyboard.press("F10")  # the focus is in the notebook
+        expect(here).to_contain_text("lr = double(rank)")
+        tab("Source").focus()
+        page.keyboard.press("Tab")  # to the panel, where JupyterLab leaves F11 free
+        page.keyboard.press("F11")
+        expect(here).to_contain_text("return 2 * x")
+        gutter = panel.get_by_role("button", name="Breakpoint at line 6")
+        gutter.click()
+        expect(gutter).to_have_attribute("aria-pressed", "true")
+        page.keyboard.press("F8")
+        expect(here).to_contain_text('print("done")')
+        expect(panel.locator("tr", has_text="lr")).to_contain_text("≠")
+        page.screenshot(path=tmp_path / "source.png")
+        gutter.click()
+        expect(gutter).to_have_attribute("aria-pressed", "false")
+        panel.get_by_role("button", name="Continue").click()
+        board.await_roles("ready", "ready", "ready")
+        expect(notebook.cells.nth(5)).to_contain_text("done")
         assert page.evaluate("window.hurt") is None

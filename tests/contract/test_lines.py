@@ -129,10 +129,23 @@ def test_a_breakpoint_is_set_while_the_line_runs(ranks2: Session) -> None:
     assert {text.rpartition(" ")[2] for text in where(result.steps).values()} == {"6"}
 
 
+def test_a_line_of_an_earlier_cell_is_named_with_it_and_its_branch_is_known(
+    ranks2: Session,
+) -> None:
+    ranks2.run_cell("def part():\n    x = 0\n    if rank:\n        x = 1\n    return x\n")
+    cell = f"cell {ranks2.runs[-1].run.number}"
+    row = ranks2.breakpoints.add(f"{cell}:4", Breakpoint(0))
+    assert row.place == (cell, 4) and ranks2.breakpoints.known == (row,)
+    assert where(ranks2.run_cell("part()").steps) == {(0, 1): f"{cell}, line 4, in part"}
+    assert "(other branch: `if rank`)" in ranks2.step().title
+    ranks2.step(to="end")
+
+
 @pytest.mark.parametrize(
     ("place", "spec", "said"),
     [
         ("nowhere.py:3", {}, "There is no file nowhere.py"),
+        ("cell 9999:3", {}, "The ranks have run no cell 9999"),
         ("no_function", {}, "The ranks know no function no_function"),
         ("a b", {}, "neither a line nor a function"),
         ("torch.relu", {}, "is C code: there is no line of Python"),
@@ -242,6 +255,13 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
     with pytest.raises(UsageMistake, match="is no assignment"):
         ranks2.evaluate("y", assign=True)
     assert shown(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}
+    assert shown(ranks2.evaluate("x, top = 0, 9", (0,), assign=True)) == {}
+    assert shown(ranks2.evaluate("(x, top)", (0,))) == {(0,): "(0, 9)"}
+    assert (
+        "inner has no variable nowhere"
+        in shown(ranks2.evaluate("nowhere = 1", (0,), assign=True))[(0,)]
+    )
+    ranks2.evaluate("top = 7", (0,), assign=True)
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == "10\n1100\n"
     assert shown(ranks2.evaluate("top")) == {(0, 1): "7"}

@@ -35,3 +35,16 @@ test("an answer has a tab of its own, but for what a tab shows better", () => {
   assert.equal(board.tabOf({ magic: "%ddp_step --to end", ok: true, number: 4 }), "answer-4");
   assert.deepEqual(["%ddp_why", "%ddp_step --to end", "interrupt the cell"].map(board.labelOf), ["Why", "Step", "Answer"]);
 });
+
+test("keys step as they do elsewhere, unless another one is held with them", () => {
+  const keys = [["F10"], ["F11"], ["F11", { shiftKey: true }], ["F8"], ["F10", { shiftKey: true }], ["F10", { ctrlKey: true }], ["a"]];
+  const steps = keys.map(([key, more]) => board.stepOf({ key, shiftKey: false, ...more }));
+  assert.deepEqual(steps, ["step", "into", "out", "continue", undefined, undefined, undefined]);
+});
+
+test("a click beside a line sets a breakpoint, or takes away the one that is there", () => {
+  const file = { break: "%ddp_break 'cell 4':", breakpoints: [{ line: 7, number: 2 }] };
+  assert.equal(board.breakOf(file, 6), "%ddp_break 'cell 4':6");
+  assert.equal(board.breakOf(file, 7), "%ddp_break --clear 2");
+  assert.equal(board.breakOf({ ...file, break: "" }, 6), "");
+});

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ def actions() -> list[Action]:
 
 def test_every_button_of_the_board_is_a_verb_with_a_button_and_the_other_way_round() -> None:
     shown = {action.magic.partition(" ")[0].lstrip("%") for action in actions()}
+    shown.add("ddp_break")  # a click beside a line
     assert shown == set(board_buttons(Session(), VERBS))
     for action in actions():
         name, _, line = action.magic.removeprefix("%").partition(" ")
@@ -98,6 +100,7 @@ class Answers:
     running = True
     current = None
     begun = 0
+    runs: tuple[Any, ...] = ()
     record = Session().record
 
     def __init__(self) -> None:
@@ -139,6 +142,19 @@ def test_a_button_gives_the_verbs_value_as_text() -> None:
     why = pressed(session, "%ddp_why")
     assert why["ok"] and why["text"] and why["diagnoses"] == [Diagnosis(())]
     assert pressed(session, "%ddp_why --json")["text"].startswith("{")
+
+
+def test_what_is_seen_in_the_code_at_which_ranks_are_paused_needs_no_answer() -> None:
+    session = Answers()
+    session.record.begin(2)
+    pressing = Buttons(session, board_buttons(session, VERBS), lambda: None, lambda _: None)  # type: ignore[arg-type]
+    pressing._do("%ddp_step --into")
+    session.runs = (SimpleNamespace(run=SimpleNamespace(stops={0: object()})),)
+    for _ in range(2):
+        pressing._do("%ddp_step --into")
+    assert not pressing.answers
+    pressing._do("%ddp_step --nope")
+    assert not pressing.answers[0]["ok"], "what went wrong is said"
 
 
 @pytest.mark.parametrize(

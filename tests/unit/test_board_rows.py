@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
+    LineStopped,
     Loading,
     Phase,
     Place,
@@ -111,6 +112,23 @@ def test_a_paused_rank_waits_for_nobody() -> None:
     paused, waits = board_rows(BoardFacts(snapshot, Collectives(of, {"default": (0, 1)}), (0, 1)))
     assert (paused.role, paused.waits_for) == (Role.PAUSED, ())
     assert (waits.role, waits.waits_for) == (Role.WAITING, (0,))
+
+
+def test_a_rank_at_a_line_is_paused_there_and_can_be_stepped() -> None:
+    stop = LineStopped(
+        rank=2, heard_ns=7 * S, cell=3, stop=1, file="cell 3", line=4, function="f",
+        why="breakpoint 1", first=4, source=("x = 1",)
+    )  # fmt: skip
+    board = board_of(facts(stops={2: stop}))
+    row = board.rows[2]
+    assert (row.role, row.since_ns) == (Role.PAUSED, 7 * S)
+    assert row.text == "cell 3, line 4, in f: x = 1 (breakpoint 1)"
+    assert board.headline.endswith("ranks 0-1,3 running; rank 2 paused")
+    made = {each.name: each for each in model.actions(board.rows, True, True, at_lines=True)}
+    lines = ("continue", "step", "into", "out")
+    assert [made[name].magic for name in lines if not made[name].why_not] == [
+        *("%ddp_step --to end", "%ddp_step", "%ddp_step --into", "%ddp_step --out"),
+    ]
 
 
 def test_the_lines_where_ranks_are_come_with_those_around_them() -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from ddp_notebook.board import tab_contents
 from ddp_notebook.model import (
     Activity,
     Doing,
     Frame,
+    LineStopped,
     OutputGroup,
     OutputItem,
     OutputKind,
     RankStack,
 )
+from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.session.runs.past import PastRun
+from ddp_notebook.session.tools.breakpoints import BreakpointRow
 from ddp_notebook.state import stack_tree
 
 STEP = Frame("cell 4", 3, "step", "dist.all_reduce(loss)")
@@ -34,6 +40,39 @@ def test_equal_stacks_are_one_class_whose_lines_can_be_gone_to() -> None:
     assert (frame["at"], frame["cell"], frame["line"]) == ("cell 4:3", 4, 3)
     assert frame["around"][2] == [3, "    dist.all_reduce(loss)"]
     assert library["library"] and library["around"] == []
+
+
+def stop(rank: int, line: int, text: str, file: str = "cell 4") -> LineStopped:
+    return LineStopped(
+        rank=rank, cell=1, stop=1, file=file, line=line, function="f", first=line, source=(text,)
+    )
+
+
+def test_who_is_paused_where_is_shown_in_as_much_code_as_can_be_read() -> None:
+    text = "\n" + "".join(f"x = {n}\n" for n in range(2, 200))
+    stops = {r: stop(r, 50 + r // 3, f"x = {50 + r // 3}") for r in range(4)}
+    bound = Bound(1, "<ddp cell 4>", 52)
+    row = BreakpointRow(Breakpoint(1, file="<ddp cell 4>", line=52), {0: bound}, enabled=False)
+    made = tab_contents.source_json("Paused", stops, {"cell 4": text}, [row])
+    (file,) = made["files"]
+    assert file["break"] == "%ddp_break 'cell 4':" and file["path"] == ""
+    assert (file["lines"][0], file["lines"][-1]) == ([10, "x = 10"], [91, "x = 91"])
+    assert [(at["line"], at["ranks"]) for at in file["at"]] == [(50, "0-2"), (51, "3")]
+    (there,) = file["breakpoints"]
+    assert (there["line"], there["number"], there["off"]) == (52, 1, True)
+
+
+def test_of_code_that_changed_since_it_was_imported_the_ranks_lines_alone_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").write_text("edited = 1\n")
+    file = str(tmp_path / "my train.py")
+    stops = {0: stop(0, 1, "\tx = 1", file), 1: stop(1, 7, "y = 1", "<string>")}
+    one, other = tab_contents.source_json("", stops, {file: "edited = 1\n"}, [])["files"]
+    assert (one["name"], one["path"], one["lines"]) == ("my train.py", file, [[1, "    x = 1"]])
+    assert one["break"] == "%ddp_break 'my train.py':"
+    assert other["break"] == "", "there is no file to name"
 
 
 def test_ranks_whose_errors_differ_in_their_own_number_alone_are_one_class() -> None:

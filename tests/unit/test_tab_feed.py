@@ -19,6 +19,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.begun, self.current, self.measuring, self.past = 0, None, None, ()
+        self.runs: tuple[Any, ...] = ()
         self.asked: list[str] = []
         self.lost = False
 
@@ -76,6 +77,23 @@ def test_ranks_are_asked_once_for_each_change_and_again_when_the_page_asks(
     feed.turn("two")
     assert told.get(timeout=5)["variables"]["world_size"] == 2
     assert session.asked == ["variables"] * 3
+
+
+def test_beside_the_lines_at_which_ranks_are_paused_stand_their_stacks_and_variables(
+    session: Asked, told: queue.Queue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tabs, "_SETTLED_S", 600.0)
+    feed = TabFeed(session, told.put)  # type: ignore[arg-type]
+    watch(feed, "source")
+    feed.turn("one")
+    assert session.asked == []
+    run = SimpleNamespace(stops={0: 1, 1: 1}, pending=(0, 1), sources={}, title="cell 3")
+    session.current, session.runs = run, (SimpleNamespace(run=run),)  # type: ignore[assignment]
+    feed.turn("two")
+    assert {*told.get(timeout=5), *told.get(timeout=5)} == {"stack", "variables"}
+    run.stops = {0: 1}
+    feed.turn("three")
+    assert sorted(session.asked) == ["stack", "variables"], "rank 1 moves"
 
 
 def test_while_a_benchmark_runs_no_change_asks_the_ranks(

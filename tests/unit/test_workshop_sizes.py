@@ -36,6 +36,7 @@ def everywhere(n: int, value: Any) -> dict[int, Any]:
 
 def test_right_answers_pass_with_any_number_of_ranks(n: int) -> None:
     mean = (n - 1) / 2
+    step, stopped = divmod(31 * n + 6, n)
     others = [rank for rank in range(n) if rank != 1]
     alike = everywhere(n, {"one": True, "two": False})
     odd = n - 2
@@ -58,9 +59,14 @@ def test_right_answers_pass_with_any_number_of_ranks(n: int) -> None:
         ("6.3", (everywhere(n, "0a1b2c3d"), shared_out(n))),
         *(("8.1", (batch, 1e-7)) for batch in (64 // n, f" {math.ceil(64 / n)}", 64 / n // 1)),
         *(("8.3", of(9 for _ in range(n))) for of in (list, tuple)),
+        *(("10.1", (as_(stopped), as_(step))) for as_ in (int, float, np.int64)),
+        ("10.1", (f"rank {stopped}", str(step))),
+        *(("10.2", (n - 1, name)) for name in ("epoch", " epoch\n")),
+        *(("10.3", of) for of in ((n - 1, 11), [n - 1, 11.0], (f"Rank {n - 1}", "11"))),
+        *(("10.4", of) for of in ((8, 2), [8, np.int64(2)], (8, torch.tensor(2)))),
     ]
-    if n == 2:
-        right.append(("6.2", (alike, everywhere(n, 1))))  # either differs from the other
+    if n == 2:  # either differs from the other
+        right += [("6.2", (alike, everywhere(n, 1))), ("10.2", (0, "epoch"))]
     for name, answer in right:
         verdict = check(name, answer)
         assert verdict.passed, (answer, verdict)
@@ -69,6 +75,7 @@ def test_right_answers_pass_with_any_number_of_ranks(n: int) -> None:
 
 def test_wrong_answers_do_not_pass_with_any_number_of_ranks(n: int) -> None:
     mean, total = (n - 1) / 2, n * (n - 1) / 2
+    step, stopped = divmod(31 * n + 6, n)
     alike = everywhere(n, {"one": True, "two": False})
     norms = {rank: (float(rank == n - 1), 1 / n) for rank in range(n)}
     mark, seen = everywhere(n, "0a1b2c3d"), shared_out(n)
@@ -107,6 +114,16 @@ def test_wrong_answers_do_not_pass_with_any_number_of_ranks(n: int) -> None:
         *(("8.1", (batch, 1e-7)) for batch in (64, 64 // n + 2, 64 // n - 1, 0, None)),
         ("8.3", [*[9] * (n - 1), 10]),
         ("8.3", [9] * (n + 1)),
+        *(("10.1", (r, step)) for r in range(n) if r != stopped),
+        *(("10.1", (stopped, s)) for s in (0, step - 1, step + 1, 99, 100, "all")),
+        ("10.1", (step, stopped)),
+        ("10.1", stopped),
+        *(("10.2", (n - 1, name)) for name in ("step", "base", "warm", "decay", "rate", "batches")),
+        *(("10.2", (rank, "epoch")) for rank in range(n - 1) if n > 2),
+        *(("10.2", said) for said in (("epoch", n - 1), "epoch", n - 1, (n, "epoch"))),
+        *(("10.3", (n - 1, line)) for line in (3, 9, 10, 12, 13, 14, 0, "share")),
+        *(("10.3", (rank, 11)) for rank in (*range(n - 1), n)),
+        *(("10.4", of) for of in ((2, 8), (7, 2), (9, 2), (10, 2), (11, 2), (8, 0), (8, 3), 8)),
     ]
     if n > 2:
         wrong.append(("6.2", (alike, everywhere(n, n - 1))))

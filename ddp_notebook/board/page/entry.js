@@ -44,7 +44,7 @@ export default () => {
     render({ model, el }) {
       let page = null;
       let alive = true;
-      const names = ["board", "findings", "locations", "actions", "benchmark", "busy", "answers"];
+      const names = ["board", "findings", "locations", "stops", "actions", "benchmark", "busy", "answers"];
       const guard = (act) => alive && (alive = guarded(el, page, act));
       const draw = () => guard(() => {
         page.received(model.get("board").now);
@@ -59,6 +59,8 @@ export default () => {
         names.forEach((name) => model.on(`change:${name}`, draw));
         page.send({ kind: "hello" });
       });
+      const key = (event) => guard(() => page.key(event));
+      document.addEventListener("keydown", key);
       const clock = setInterval(() => guard(() => page.tick()), 1000);
       // Also when it becomes visible after it was hidden.
       const sized = new ResizeObserver(() => guard(() => page.timeline.touch()));
@@ -66,6 +68,7 @@ export default () => {
       return () => {
         alive = false;
         clearInterval(clock);
+        document.removeEventListener("keydown", key);
         sized.disconnect();
         names.forEach((name) => model.off(`change:${name}`, draw));
         pages.delete(page);

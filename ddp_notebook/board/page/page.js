@@ -1,9 +1,12 @@
 // The live board in the page: what stands where, and when it is drawn. No build step, nothing to load,
 // no innerHTML: whatever a rank prints, names or raises is put into the page as text.
 
-const LOST_AFTER_MS = 10_000; // a kernel sends something every two seconds while it is busy or watched
-const ASK_AFTER_MS = 4_000; // an idle one that knows of no page is asked first
-const SLEPT_MS = 5_000; // between two looks: the page slept, and knows nothing of that time
+// A kernel sends something every two seconds while it is busy or watched.
+const LOST_AFTER_MS = 10_000;
+// An idle one that knows of no page is asked first.
+const ASK_AFTER_MS = 4_000;
+// Between two looks: the page slept, and knows nothing of that time.
+const SLEPT_MS = 5_000;
 const HERE_EVERY_MS = 60_000;
 
 const ENDED = "These ranks ended with their kernel. Run this cell again.";
@@ -94,7 +97,6 @@ class Page {
     this.drawSlot(board, of("findings", []), this.past ? {} : this.get("benchmark"));
     this.drawRows(board);
     this.drawActions();
-    drawTabs(this.tabs, (name) => (name === "past" ? this.past : name === "locations" ? of(name, []) : this.get(name)), (message) => this.send(message));
     this.tick();
     this.timeline.touch();
   }
@@ -206,7 +208,23 @@ class Page {
   // -- actions
 
   drawActions() {
+    const { past } = this;
+    const own = { past, chosen: [...this.chosen], locations: past ? (past.locations ?? []) : this.get("locations") };
+    drawTabs(this.tabs, (name) => (name in own ? own[name] : this.get(name)), (message) => this.send(message));
     this.toolbar.draw(this.past ? this.get("actions").map((each) => ({ ...each, why_not: "the board shows the past" })) : this.get("actions"), this.get("busy"));
+  }
+
+  /** A key steps wherever in this notebook the focus is, unless the front end takes it. */
+  key(event) {
+    const action = this.get("actions").find(({ name }) => name === stepOf(event));
+    const moving = isMoving((name) => this.get(name));
+    if (!action || event.defaultPrevented || this.past || !(moving || this.get("stops").files?.length)) return;
+    // Jupyter takes a board that is far above out of the page.
+    this.home = this.el.closest(".jp-NotebookPanel, body") ?? this.home;
+    const seen = this.home?.checkVisibility?.() ?? true;
+    if (!seen || !(event.target === document.body || this.home?.contains(event.target))) return;
+    event.preventDefault();
+    if (!moving && !action.why_not) this.act(magicFor(action, this.chosen));
   }
 
   toggle(ranks) {

@@ -1,7 +1,7 @@
 // Below the ranks, in one place of fixed height: tabs for their stacks, variables, output and runs, and
 // one for the answer of each button. The kernel is asked for what is open, and tells when it changes.
 
-const TABS = [["stack", "Stack"], ["variables", "Variables"], ["console", "Console"], ["history", "History"]];
+const TABS = [["stack", "Stack"], ["source", "Source"], ["variables", "Variables"], ["console", "Console"], ["history", "History"]];
 /** On what has the focus: keys pressed there are not the notebook's, where an arrow goes to the next cell. */
 const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
 const MOST_COLUMNS = 8; // of ranks beside each other; more are written below each other
@@ -76,6 +76,9 @@ class Tabs {
     const newest = Math.max(0, ...this.answers.map(({ number }) => number));
     if (this.newest != null && newest > this.newest) this.choose(tabOf(this.answers.find(({ number }) => number === newest)));
     this.newest = Math.max(this.newest ?? 0, newest);
+    const standing = Boolean(state("stops").files?.length) && !state("past");
+    if (standing && !this.standing && !frozen) this.choose("source");
+    this.standing = standing || (this.standing && isMoving(state));
     if (!this.known(this.chosen)) this.chosen = "stack";
     this.drawList();
     this.drawPanel();
@@ -155,6 +158,7 @@ class Tabs {
     const body = this.body(name);
     if (this.panel.firstChild !== body) this.panel.replaceChildren(body);
     if (name === "stack") this.drawStack(body);
+    else if (name === "source") (body.source ??= new Source(body)).draw(this.state, (magic) => this.send({ kind: "do", magic }));
     else if (name === "variables") this.drawVariables(body);
     else if (name === "console") this.drawConsole(body);
     else if (name === "history") this.drawHistory(body);

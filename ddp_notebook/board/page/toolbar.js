@@ -15,7 +15,8 @@ class Toolbar {
     const { chosen } = this.page;
     this.el.hidden = !actions.length;
     const focused = this.el.contains(document.activeElement) && document.activeElement.dataset.name;
-    show(this.buttons, [actions, busy, [...chosen]], () => actions.map((action) => this.button(action, busy)));
+    const shown = actions.filter(({ name }) => !ONLY_AT_LINES.includes(name));
+    show(this.buttons, [shown, busy, [...chosen]], () => shown.map((action) => this.button(action, busy)));
     const size = this.page.board.world_size;
     show(this.ranks, [size, [...chosen]], () => [
       make("span", {}, "Ranks"),

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
-from ddp_notebook.magics.verb import Verb
+from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
+from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Ranks, VariableTable, name_ranks
 from ddp_notebook.rank.calls import ON, Breakpoint
 from ddp_notebook.state.line_table import frames_text
@@ -21,7 +21,7 @@ _NONE = (
 )
 
 
-def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
+def _break(ui: CallerUi, args: argparse.Namespace) -> None:
     ranks = chosen_ranks(ui.session, args)
     if args.clear:
         _clear(ui, args.place)
@@ -36,14 +36,14 @@ def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
         _set_breakpoint(ui, args, ranks)
 
 
-def _clear(ui: NotebookUi, which: str) -> None:
+def _clear(ui: CallerUi, which: str) -> None:
     if which and not which.isdecimal():
         raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
     count = ui.session.breakpoints.clear(int(which) if which else None)
     ui.say(f"{count} breakpoint{'' if count == 1 else 's'} cleared.")
 
 
-def _set_breakpoint(ui: NotebookUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
+def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
     on = args.on or ""
     if on and on not in ON:
         raise UsageMistake(f"--on is one of {', '.join(ON)}, not {on!r}.")
@@ -177,6 +177,7 @@ BREAK = Verb(
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),
+        ('%ddp_break "cell 2:7"', "line 7 of cell 2"),
         ('%ddp_break Model.forward --if "x.isnan().any()"', "a function, on a condition"),
         ('%ddp_break 7 --log "step {i} loss {loss}"', "does not stop: prints a line each time"),
         ("%ddp_break --on nan", "at the first loss or gradient that is not finite"),
@@ -202,4 +203,5 @@ BREAK = Verb(
         ),
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),
+    button=VerbButton(_break, str),
 )

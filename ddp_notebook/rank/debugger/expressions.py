@@ -6,6 +6,7 @@ So it does in the frames that an error has left, until something runs again.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 import threading
 import weakref
@@ -159,12 +160,28 @@ class Expressions:
         if frame is None:
             exec(code, own)  # noqa: S102
             return Evaluated()
-        exec(code, frame.f_globals, frame.f_locals)  # noqa: S102
+        inner = frame.f_locals
+        names = dict(inner)
+        exec(code, frame.f_globals, names)  # noqa: S102
+        changed = [name for name in names if names[name] is not inner.get(name, names)]
+        for holder, name in [(_holder(frame, name, inner), name) for name in changed]:
+            holder[name] = names[name]
         if sys.version_info < (3, 13):
             # Before 3.13 a frame's variables are a copy, which is to be written back.
             write_back: Callable[..., Any] = ctypes.pythonapi.PyFrame_LocalsToFast
             write_back(ctypes.py_object(frame), ctypes.c_int(0))
         return Evaluated()
+
+
+def _holder(frame: FrameType, name: str, inner: dict[str, Any]) -> dict[str, Any]:
+    """Where a function's code looks for `name`: in its own variables, `inner`, or global ones."""
+    code = frame.f_code
+    own = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    if not code.co_flags & inspect.CO_OPTIMIZED or name in own:
+        return inner
+    if name in frame.f_globals:
+        return frame.f_globals
+    raise NameError(f"{code.co_name} has no variable {name}, and there is no global one")
 
 
 def _frame(places: Places, up: int) -> FrameType | None:

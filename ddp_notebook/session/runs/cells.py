@@ -29,6 +29,7 @@ class Cells:
     def __init__(self, pool: RankPool, runs: RunRegistry) -> None:
         self._pool = pool
         self._runs = runs
+        self._texts: dict[str, str] = {}
 
     def run(
         self,
@@ -58,6 +59,8 @@ class Cells:
         with noted() as interrupted, claim as controller:
             run = controller.run
             run.sources = {run.title: f"{magic_line}\n{source}"}
+            self._texts.update(run.sources)
+            run.earlier = self._texts
             processes.begin_last_words(run.ranks)
             return self._runs.carry_out(
                 controller,

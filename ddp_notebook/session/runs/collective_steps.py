@@ -108,15 +108,16 @@ def _partings(run: CellRun, stops: Mapping[int, LineStopped]) -> dict[tuple[str,
     partings = {}
     for (file, line), of in others:
         if file == most[0] and stops[of[0]].function == function:
-            partings[file, line] = parting(_source(run, file), most[1], line)
+            partings[file, line] = parting(source_of(run, file), most[1], line)
     return partings
 
 
-def _source(run: CellRun, file: str) -> str:
+def source_of(run: CellRun, file: str) -> str:
     """The text of a cell or a file, its lines numbered as those of the ranks are."""
-    if file in run.sources:
-        magic, _, text = run.sources[file].partition("\n")
-        return f"\n{text}" if magic.startswith("%%") else run.sources[file]
+    known = run.sources.get(file) or run.earlier.get(file)
+    if known is not None:
+        magic, _, text = known.partition("\n")
+        return f"\n{text}" if magic.startswith("%%") else known
     try:
         return Path(file).read_text("utf-8", "replace")
     except OSError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Event, Ranks, StepTable, name_ranks
+from ddp_notebook.model import Event, LineStopped, Ranks, StepTable, name_ranks
 from ddp_notebook.rank.calls import Breakpoints
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
@@ -298,3 +298,8 @@ def _all_paused(settling: Settling, controller: RunController) -> bool:
         if not controller.lost:
             raise
         return False
+
+
+def stops_in(controllers: Iterable[RunController]) -> dict[int, LineStopped]:
+    """The ranks that are paused at lines in any of these runs, and where."""
+    return {rank: at for each in controllers for rank, at in dict(each.run.stops).items()}

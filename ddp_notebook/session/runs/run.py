@@ -79,6 +79,8 @@ class CellRun:
         self.began_s = time.monotonic()
         self.sources: Mapping[str, str] = {}
         """The code that runs, by the name that its lines are shown under."""
+        self.earlier: Mapping[str, str] = {}
+        """The same of all cells so far, whose functions it may call."""
         self.pausing = False
         """Every rank pauses before each collective until it is stepped."""
         self._shown: dict[int, tuple[int, int]] = {}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _ASK_TIMEOUT_S = 3.0
 _AT = re.compile(r"(.+):(\d+)")
 _CELL = re.compile(r"<ddp cell (\d+)>")
+_SHOWN_CELL = re.compile(r"cell (\d+)")
 _HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
 
 
@@ -42,6 +43,13 @@ class BreakpointRow:
 
     breakpoint: Breakpoint
     bounds: Mapping[int, Bound]
+    enabled: bool = True
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Its file, ``cell 3`` or a path, and its line, on the first rank that knows them."""
+        known = (bound for bound in self.bounds.values() if bound.line)
+        return next(((_shown(bound.file), bound.line) for bound in known), ("", 0))
 
     @property
     def text(self) -> str:
@@ -56,16 +64,16 @@ class BreakpointRow:
         return f"{spec.number}: {self._where()}{what}. {self._state()}"
 
     def _where(self) -> str:
-        bound = next((each for each in self.bounds.values() if each.line), None)
+        file, line = self.place
         spec = self.breakpoint
         if spec.on:
             return _EVENTS[spec.on]
-        if bound is None:
+        if not line:
             return spec.function or place(_shown(spec.file), spec.line)
-        where = place(_shown(bound.file), bound.line)
+        where = place(file, line)
         if spec.function:
             return f"{spec.function} ({where})"
-        return where if bound.line == spec.line else f"{where} (line {spec.line} has no code)"
+        return where if line == spec.line else f"{where} (line {spec.line} has no code)"
 
     def _state(self) -> str:
         states: dict[str, list[int]] = {}
@@ -105,6 +113,8 @@ class Breakpoints:
         self._numbers = itertools.count(1)
         self._all: dict[int, Breakpoint] = {}
         self.enabled = True
+        self.known: tuple[BreakpointRow, ...] = ()
+        """They and where they are, as ranks told last."""
         self._sent: dict[int, int] = {}
         """By rank, the process that has them."""
         runs.before_run = self._run_begins
@@ -183,6 +193,8 @@ class Breakpoints:
             if not all(name.isidentifier() for name in where.split(".")):
                 raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
             return replace(wanted, function=where)
+        if cell := _SHOWN_CELL.fullmatch(at[1]):
+            return replace(wanted, file=f"<ddp cell {cell[1]}>", line=int(at[2]))
         path = Path(at[1]).expanduser()
         file = str(path.resolve()) if path.exists() else at[1]
         if path.is_dir():
@@ -244,7 +256,10 @@ class Breakpoints:
                 continue
             for bound in answer.bounds:
                 bounds[bound.number][rank] = bound
-        return tuple(BreakpointRow(spec, bounds[number]) for number, spec in self._all.items())
+        self.known = tuple(
+            BreakpointRow(spec, bounds[number], self.enabled) for number, spec in self._all.items()
+        )
+        return self.known
 
 
 def _on_event(wanted: Breakpoint) -> Breakpoint:
@@ -295,6 +310,8 @@ def _why_never(row: BreakpointRow, where: str) -> str:
             "first, or name its line, also in a file that is imported later: "
             "%ddp_break train.py:42"
         )
+    if cell := _CELL.fullmatch(row.breakpoint.file):
+        return f"The ranks have run no cell {cell[1]}. Run it once, or write breakpoint() in it."
     return (
         f"There is no file {row.breakpoint.file}: neither in this folder ({Path.cwd()}) nor among "
         "what the ranks can import. Give its path: %ddp_break path/train.py:42"

@@ -1,0 +1,90 @@
+// The lines at which ranks are paused: buttons and keys to step, who stands where, breakpoints.
+
+const STEPS = [["step", "Next", "F10"], ["into", "Into", "F11"], ["out", "Out", "Shift+F11"], ["continue", "Continue", "F8"]];
+const ONLY_AT_LINES = ["into", "out"];
+
+/** The button of the toolbar that a key stands for. */
+export const stepOf = ({ key, shiftKey, ctrlKey, altKey, metaKey }) =>
+  ctrlKey || altKey || metaKey ? undefined : STEPS.find(([, , known]) => known === `${shiftKey ? "Shift+" : ""}${key}`)?.[0];
+
+/** What a click beside a line does: sets a breakpoint there, or takes it away. */
+export function breakOf(file, line) {
+  const known = file.breakpoints.find((each) => each.line === line);
+  return known ? `%ddp_break --clear ${known.number}` : file.break && `${file.break}${line}`;
+}
+
+/** `state` gives what is known by its name, `act` runs a magic. */
+class Source {
+  constructor(body) {
+    this.buttons = STEPS.map(([name, label, key]) => make("button", { class: "ddpb-action", type: "button", "data-step": name, onclick: (e) => e.currentTarget.act?.() }, label, make("kbd", { "aria-hidden": "true" }, key.replace("Shift+", "⇧"))));
+    this.title = make("span", { role: "status" });
+    this.code = make("div", { class: "ddpb-code" });
+    this.aside = make("div");
+    body.append(make("div", { class: "ddpb-about" }, make("div", { class: "ddpb-steps", role: "toolbar", "aria-label": "Step" }, this.buttons), this.title), this.code, this.aside);
+  }
+
+  draw(state, act) {
+    const { title = "", files = [] } = state("past") ? {} : state("stops");
+    this.buttons.forEach((button, i) => this.drawButton(button, STEPS[i], state, act));
+    this.code.classList.toggle("ddpb-old", isMoving(state));
+    // What is shown stays until all have arrived.
+    if (isMoving(state) && this.code.firstChild) return;
+    show(this.title, title, () => title || "No rank is paused at a line: breakpoint() and %ddp_break do that.");
+    const focused = this.code.contains(document.activeElement) && document.activeElement.dataset.at;
+    if (show(this.code, files, () => files.map((file) => codeOf(file, act)))) this.reveal();
+    if (focused) this.code.querySelector(`[data-at="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    const [stack, table] = [state("stack"), state("variables")];
+    show(this.aside, files.length ? [stack?.classes, table?.sections] : [], () => files.length > 0 && [
+      (stack?.classes ?? []).map(pathOf),
+      (table?.sections ?? []).map(variablesOf),
+    ]);
+  }
+
+  drawButton(button, [name, label, key], state, act) {
+    const action = state("actions").find((each) => each.name === name);
+    const magic = action ? magicFor(action, new Set(state("chosen"))) : "";
+    const whyNot = !action || state("past") ? "not now" : isMoving(state) ? "running" : action.why_not;
+    const says = `${magic}${whyNot ? `: ${whyNot}` : ""}`;
+    button.act = () => whyNot || act(magic);
+    for (const [attribute, value] of [["aria-disabled", Boolean(whyNot)], ["aria-label", `${label} ${magic}`], ["aria-keyshortcuts", key], ["title", `${says} (${key})`]])
+      if (button.getAttribute(attribute) !== String(value)) button.setAttribute(attribute, value);
+  }
+
+  /** Scroll to the stops, no farther than it takes to see them. */
+  reveal() {
+    const here = [...this.code.querySelectorAll(".ddpb-here")];
+    if (!here.length) return;
+    const lowest = here.at(-1).offsetTop + 40 - this.code.clientHeight;
+    this.code.scrollTop = Math.min(here[0].offsetTop - 20, Math.max(lowest, this.code.scrollTop));
+  }
+}
+
+/** Ranks are on their way from a line, or through set-up. */
+const isMoving = (state) => state("busy").some((magic) => magic.startsWith("%ddp_step"));
+
+function codeOf(file, act) {
+  let last = 0;
+  const rows = file.lines.map(([number, text]) => {
+    const gap = last && number > last + 1;
+    last = number;
+    return [gap && make("div", {}, "⋮"), codeRow(file, number, text, act)];
+  });
+  return make("figure", { class: "ddpb-file" }, make("figcaption", { title: file.path }, file.name), rows.flat());
+}
+
+function codeRow(file, number, text, act) {
+  const at = file.at.find(({ line }) => line === number);
+  const known = file.breakpoints.find(({ line }) => line === number);
+  const magic = breakOf(file, number);
+  return make("div", { class: at ? "ddpb-here" : null },
+    magic && make("button", { class: `ddpb-gutter${known?.off ? " ddpb-off" : ""}`, type: "button", "data-at": `${file.name}:${number}`, "aria-pressed": String(Boolean(known)), "aria-label": `Breakpoint at line ${number}`, title: known ? `${known.text}. ${magic}` : magic, tabindex: at || known ? "0" : "-1", onclick: () => act(magic) }),
+    make("i", {}, String(number)),
+    make("code", {}, text || " "),
+    at && make("b", { title: at.text }, `◂ ${nameRanks(at.ranks)}`));
+}
+
+/** The user's lines through which ranks came to where they are, the innermost first. */
+function pathOf({ ranks, frames }) {
+  const own = frames.filter(({ library }) => !library).reverse();
+  return make("div", {}, make("b", {}, nameRanks(ranks)), own.map((frame, i) => [i ? " ← " : " ", frame.function, " ", frame.at && siteLink(frame.at, frame.source, frame.file)]).flat());
+}
