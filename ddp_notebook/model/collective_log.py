@@ -63,8 +63,15 @@ class _Group:
     called: str = ""
 
 
-Text: TypeAlias = str | tuple[Place, ...] | _Group
-"""A name, the path to a line of the user's code, or a process group."""
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """In place of a label: the module whose parameters FSDP2 communicates."""
+
+    unit: str
+
+
+Text: TypeAlias = str | tuple[Place, ...] | _Group | _Unit
+"""A name, the path to a line of the user's code, a process group, or a module."""
 _PathRows: Any = tuple[tuple[str, int, str, str], ...]
 
 
@@ -144,6 +151,8 @@ def _text(line: bytes) -> Text:
     try:
         wire = json.loads(line)
         if isinstance(wire, dict):
+            if "unit" in wire:
+                return codec.decode(_Unit, wire)
             return codec.decode(_Group, wire)
         if isinstance(wire, list):
             # One tuple for all records of a line: paths are compared often.
@@ -164,7 +173,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
     (group, operation, dtype, reduce_op, part, phase, sizes, called) = fields[10:18]
     tensors, root, peer, tag = fields[18:22]
-    in_group, lines = text(group), text(path)
+    in_group, lines, named = text(group), text(path), text(label)
     return Collective(
         rank=rank,
         number=number - 1,
@@ -184,7 +193,8 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         peer=None if peer == NOBODY else peer,
         tag=tag,
         path=lines if isinstance(lines, tuple) else (),
-        label=name(label),
+        label=named if isinstance(named, str) else "",
+        unit=named.unit if isinstance(named, _Unit) else "",
         phase=PHASES[phase] if phase < len(PHASES) else Phase.ISSUED,
         issued_ns=issued_ns,
         done_ns=done_ns,

@@ -38,6 +38,8 @@ class Difference(Enum):
     REDUCE_OP = "ReduceOp"
     ROOT = "root"
     LABEL = "label"
+    GROUP = "group"
+    UNIT = "unit"
 
 
 def difference(one: Collective, other: Collective) -> Difference | None:
@@ -48,6 +50,8 @@ def difference(one: Collective, other: Collective) -> Difference | None:
     """
     if one.operation != other.operation:
         return Difference.OPERATION
+    if _differ(one.called, other.called):
+        return Difference.GROUP
     if one.operation in _SAME_SHAPE and one.dtype and other.dtype:
         if one.dtype != other.dtype:
             return Difference.DTYPE
@@ -57,6 +61,8 @@ def difference(one: Collective, other: Collective) -> Difference | None:
         return Difference.REDUCE_OP
     if _differ(one.root, other.root):
         return Difference.ROOT
+    if _differ(one.unit, other.unit):
+        return Difference.UNIT
     if one.operation != "barrier" and _differ(one.label, other.label):
         return Difference.LABEL if call_site(one) == call_site(other) else None
     return None
@@ -153,5 +159,5 @@ def moved(deviation: Deviation, fault: Edit) -> bool:
 
 def _identity(record: Collective) -> tuple[object, ...]:
     """What tells a collective from its neighbours, wherever it stands."""
-    rest = record.numel, record.tensors, record.reduce_op, record.root, record.label
+    rest = record.numel, record.tensors, record.reduce_op, record.root, record.label, record.unit
     return call_site(record), record.shape, record.dtype, *rest

@@ -34,6 +34,8 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
+from ddp_notebook.rank.training import fsdp_private
+from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.sharded import Sharded
 
@@ -82,6 +84,8 @@ class Observer(Component):
         """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
         self.sharded = Sharded()
         """The models that FSDP2 shards, known by their collectives."""
+        self.pipelines = Pipelines()
+        """The pipelines that this rank has stages of, known by their messages."""
         self.exchanges: Exchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
@@ -108,6 +112,7 @@ class Observer(Component):
         """The records of the last run are forgotten."""
         self.run, self.exchanges = run.number, None
         self.sharded.run_begins(run)
+        self.pipelines.run_begins(run)
         self.pending.clear()
         self.works.begin()
         if self._file is not None:
@@ -447,7 +452,10 @@ def _recorder(
         except ValueError:  # a thread of torch's own calls
             frame = None
         site = call_sites.site(frame)
-        metric = call_sites.metric_name(frame, site) if site.variables and has_metric else ""
+        if site.sharded:
+            metric = fsdp_private.unit_of(frame)
+        else:
+            metric = call_sites.metric_name(frame, site) if site.variables and has_metric else ""
         try:
             about = None if named else key_of(args)
         except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
@@ -458,6 +466,7 @@ def _recorder(
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
             observer.sharded.see(frame)
+            observer.pipelines.see(frame)
         rest, alike, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
@@ -483,6 +492,13 @@ def _recorder(
     return record
 
 
+def _name(log: LogWriter, site: CallSite, name: str) -> int:
+    """The text of a metric's name, or of a module that FSDP2 has sharded."""
+    if site.sharded:
+        return log.text(("unit", name), {"unit": name})
+    return log.text(("label", name), name)
+
+
 def _prepare(
     group: _Group,
     log: LogWriter,
@@ -499,7 +515,7 @@ def _prepare(
         facts.bytes,
         log.text(site.path, site.path),
         log.text(site.api or operation.name, site.api or operation.name),
-        log.text(("label", metric), metric) if metric else 0,
+        _name(log, site, metric) if metric else 0,
         group.text(log),
         log.text(operation.name, operation.name),
         log.text(facts.dtype, facts.dtype),

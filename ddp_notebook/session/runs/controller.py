@@ -108,7 +108,7 @@ class RunController:
         self.work: Work | None = None
         """None until it is known what to run."""
         self._patient = False
-        self.found = Found(run.title, run.number, lambda: run.done)
+        self.found = Found(run.title, run.number, lambda: run.done or self.lost)
         """What is wrong with it."""
         self._record = record
         self._lock = threading.Lock()
