@@ -63,15 +63,8 @@ class _Group:
     called: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """In place of a label: the module whose parameters FSDP2 communicates."""
-
-    unit: str
-
-
-Text: TypeAlias = str | tuple[Place, ...] | _Group | _Unit
-"""A name, the path to a line of the user's code, a process group, or a module."""
+Text: TypeAlias = str | tuple[Place, ...] | _Group
+"""A name, the path to a line of the user's code, or a process group."""
 _PathRows: Any = tuple[tuple[str, int, str, str], ...]
 
 
@@ -151,8 +144,6 @@ def _text(line: bytes) -> Text:
     try:
         wire = json.loads(line)
         if isinstance(wire, dict):
-            if "unit" in wire:
-                return codec.decode(_Unit, wire)
             return codec.decode(_Group, wire)
         if isinstance(wire, list):
             # One tuple for all records of a line: paths are compared often.
@@ -173,7 +164,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
     (number, slot, issued_ns, done_ns, backwards, numel, size, path, api, label) = fields[:10]
     (group, operation, dtype, reduce_op, part, phase, sizes, called) = fields[10:18]
     tensors, root, peer, tag = fields[18:22]
-    in_group, lines, named = text(group), text(path), text(label)
+    in_group, lines = text(group), text(path)
     return Collective(
         rank=rank,
         number=number - 1,
@@ -193,8 +184,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         peer=None if peer == NOBODY else peer,
         tag=tag,
         path=lines if isinstance(lines, tuple) else (),
-        label=named if isinstance(named, str) else "",
-        unit=named.unit if isinstance(named, _Unit) else "",
+        label=name(label),
         phase=PHASES[phase] if phase < len(PHASES) else Phase.ISSUED,
         issued_ns=issued_ns,
         done_ns=done_ns,

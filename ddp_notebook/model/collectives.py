@@ -76,8 +76,8 @@ class Collective:
     when that began). With `freed` it failed because its rank was freed or interrupted.
     The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
     rank apart, 0 is the main thread. The `peer` of a recv from any rank is known once it has got a
-    message. `unit` is the module whose parameters FSDP2 gathers or reduces with it; `purpose` is
-    what torch does with what the rank waits in, where known: ``layers.5 (FSDP2, forward)``.
+    message. `purpose` is what torch does with what the rank waits in, where that is known:
+    ``layers.5 (FSDP2, forward)``.
     """
 
     rank: int
@@ -107,7 +107,6 @@ class Collective:
     waited: bool = False
     thread: int = 0
     called: str = ""
-    unit: str = ""
     purpose: str = ""
 
     @property

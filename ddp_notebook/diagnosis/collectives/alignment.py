@@ -315,7 +315,6 @@ class _Numbering:
                 record.root,
                 record.label,
                 lines,
-                record.unit,
             )
             if groups is not None:
                 kind = record.called or len(groups.get(record.group, ()))

@@ -39,7 +39,6 @@ class Difference(Enum):
     ROOT = "root"
     LABEL = "label"
     GROUP = "group"
-    UNIT = "unit"
 
 
 def difference(one: Collective, other: Collective) -> Difference | None:
@@ -61,8 +60,6 @@ def difference(one: Collective, other: Collective) -> Difference | None:
         return Difference.REDUCE_OP
     if _differ(one.root, other.root):
         return Difference.ROOT
-    if _differ(one.unit, other.unit):
-        return Difference.UNIT
     if one.operation != "barrier" and _differ(one.label, other.label):
         return Difference.LABEL if call_site(one) == call_site(other) else None
     return None
@@ -159,5 +156,5 @@ def moved(deviation: Deviation, fault: Edit) -> bool:
 
 def _identity(record: Collective) -> tuple[object, ...]:
     """What tells a collective from its neighbours, wherever it stands."""
-    rest = record.numel, record.tensors, record.reduce_op, record.root, record.label, record.unit
+    rest = record.numel, record.tensors, record.reduce_op, record.root, record.label
     return call_site(record), record.shape, record.dtype, *rest

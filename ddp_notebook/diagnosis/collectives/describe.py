@@ -22,8 +22,7 @@ def called(record: Collective) -> str:
     if record.api and record.api.rpartition(".")[2] != record.operation:
         api = record.api.removesuffix(".__init__")
         name = f"{api} ({record.operation})"
-    unit = f"{record.unit} (FSDP2)" if record.unit else ""
-    what = record.purpose or unit or (repr(record.label) if record.label else "")
+    what = record.purpose or (repr(record.label) if record.label else "")
     return f"{name} of {what}" if what else name
 
 

@@ -103,10 +103,6 @@ MISMATCHES = {
         Category.MESH_MISMATCH,
         "Use the group of the same mesh dimension on every rank.",
     ),
-    Difference.UNIT: (
-        Category.DIVERGENT_CONTROL_FLOW,
-        "Run the same modules on every rank: one that a rank's data does not need gets zeros.",
-    ),
     Difference.LABEL: (
         Category.MISMATCHED_ORDER,
         "Use the same names in the same order on every rank.",
@@ -170,8 +166,6 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
             return repr(record.label)
         case Difference.GROUP:
             return f"group {record.called}"
-        case Difference.UNIT:
-            return f"module {record.unit}"
 
 
 # -- one branch only ---------------------------------------------------------------------

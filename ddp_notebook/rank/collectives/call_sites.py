@@ -17,7 +17,6 @@ from types import CodeType, FrameType
 from ddp_notebook.model import Part
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.training import fsdp_private
 
 _MOST_FRAMES = 200
 _MOST_LINES = 20
@@ -60,8 +59,6 @@ class CallSite:
     """That may hold a metric's name there; empty where `metric_name` need not be asked."""
     thread: int = 0
     """The number of the thread of the user's that calls; 0 for the main thread."""
-    sharded: bool = False
-    """FSDP2 calls: of which module it is, is told apart."""
 
 
 class _Variable:
@@ -77,7 +74,7 @@ class _Variable:
 class _Code:
     """What a code object is to us."""
 
-    __slots__ = ("api", "autograd", "code", "ends", "part", "sharded", "users", "variables")
+    __slots__ = ("api", "autograd", "code", "ends", "part", "users", "variables")
 
     def __init__(self, code: CodeType, module: str, users: bool) -> None:
         self.code = code  # keeps it alive: it is known by its id
@@ -86,7 +83,6 @@ class _Code:
         self.part = None if users else _part(module, code.co_name)
         self.api = "" if users else _api(module, code.co_name)
         self.autograd = module.startswith("torch.autograd")
-        self.sharded = module == fsdp_private.PARAM_GROUP_MODULE
         self.variables: list[_Variable] = _variables(code) if users else []
 
 
@@ -325,7 +321,7 @@ class CallSites:
     ) -> CallSite:
         begin = frame
         path: list[Line] = []
-        api, sharded = "backward" if part is Part.BACKWARD else "", False
+        api = "backward" if part is Part.BACKWARD else ""
         while frame is not None:
             code = self._code(frame)
             if code.users:
@@ -334,13 +330,10 @@ class CallSites:
                     break
             elif not path:
                 api, part = code.api or api, code.part or part
-                sharded = sharded or code.sharded
             frame = frame.f_back
         variables = () if part is not None else tuple(self._variables_at(begin))
         lines = tuple(reversed(path[:_MOST_LINES]))
-        number = next(self._numbers)
-        site = CallSite(number, lines, api, part, variables, thread, sharded)
-        self._sites[key] = site
+        site = self._sites[key] = CallSite(next(self._numbers), lines, api, part, variables, thread)
         return site
 
     def _variables_at(self, frame: FrameType | None) -> Iterator[_Variable]:

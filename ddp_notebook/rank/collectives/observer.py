@@ -34,7 +34,6 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
-from ddp_notebook.rank.training import fsdp_private
 from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.sharded import Sharded
@@ -452,10 +451,7 @@ def _recorder(
         except ValueError:  # a thread of torch's own calls
             frame = None
         site = call_sites.site(frame)
-        if site.sharded:
-            metric = fsdp_private.unit_of(frame)
-        else:
-            metric = call_sites.metric_name(frame, site) if site.variables and has_metric else ""
+        metric = call_sites.metric_name(frame, site) if site.variables and has_metric else ""
         try:
             about = None if named else key_of(args)
         except (AttributeError, IndexError, ValueError, TypeError):  # called in another way
@@ -492,13 +488,6 @@ def _recorder(
     return record
 
 
-def _name(log: LogWriter, site: CallSite, name: str) -> int:
-    """The text of a metric's name, or of a module that FSDP2 has sharded."""
-    if site.sharded:
-        return log.text(("unit", name), {"unit": name})
-    return log.text(("label", name), name)
-
-
 def _prepare(
     group: _Group,
     log: LogWriter,
@@ -515,7 +504,7 @@ def _prepare(
         facts.bytes,
         log.text(site.path, site.path),
         log.text(site.api or operation.name, site.api or operation.name),
-        _name(log, site, metric) if metric else 0,
+        log.text(("label", metric), metric) if metric else 0,
         group.text(log),
         log.text(operation.name, operation.name),
         log.text(facts.dtype, facts.dtype),

@@ -47,19 +47,6 @@ def root_of(frame: FrameType | None) -> Any:
     return None
 
 
-def unit_of(frame: FrameType | None) -> str:
-    """The module whose parameters FSDP2 communicates in these frames; empty for none."""
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            break
-        if frame.f_globals.get("__name__") == PARAM_GROUP_MODULE:
-            group = frame.f_locals.get("self")
-            name = getattr(group, "_module_fqn", None)
-            return name if type(name) is str and name else "the root"
-        frame = frame.f_back
-    return ""
-
-
 def _shared(owner: Any) -> Any:
     """The context of a state, or of the state of a parameter group's module."""
     context = getattr(owner, "_state_ctx", None)
