@@ -134,6 +134,12 @@ class FakeCluster:
         self.signals.append((rank, number))
         self.record.add(tuple(self.signalled(rank, number)))
 
+    def lend(self, rank: int, pid: int, questions: Path) -> None:
+        """No script has processes."""
+
+    def take_back(self) -> None:
+        """No script has processes."""
+
     def stop(self, rank: int) -> None:
         """Nothing has to be ended."""
 
@@ -150,6 +156,7 @@ class FakeProcesses(Processes):
         self.devices = plan_devices(options.world_size, "cpu", "gloo", (), ())
         self.record = cluster.record
         self.folder = folder
+        self.script = None
         self.cluster = cluster
         self.logs = CollectiveLogs(folder)
         self.launched: list[Ranks] = []

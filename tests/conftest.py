@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import support
+import workers
 from support import (
     GONE_WITHIN_S,
     Leftovers,
@@ -38,7 +39,7 @@ os.environ["IPYTHONDIR"] = str(_RUN_FOLDER / "ipython")
 os.environ["JUPYTER_RUNTIME_DIR"] = str(_RUN_FOLDER / "runtime")
 
 
-LAYERS = ("notebooks", "browser", "contract", "magics", "unit")
+LAYERS = ("browser", "notebooks", "contract", "magics", "unit")
 """In the order in which they run: files that take long come first."""
 LAYERS_WITH_SESSIONS = {"contract", "magics"}
 MOST_FLAKY = 3
@@ -55,9 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take minutes first, or the other workers would wait for one at the end.
 
-    The tests of a file share ranks, those in a browser also the browser and the JupyterLab: such
-    tests go to one worker (pytest --dist loadgroup). Files with tests that want no other beside
-    them come when the others are short: until then their worker waits.
+    Files with tests that want no other beside them come when the others are short: until then
+    their worker waits.
     """
     alone = {item.path for item in items if item.get_closest_marker("alone")}
 
@@ -68,9 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return layer + (layer == len(LAYERS) - 1)
 
     items.sort(key=turn)
-    for item in items:
-        together = "browser" if "browser" in item.path.parts else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(together))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests to the workers as `workers.together` says."""
+    return workers.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _flaky(reporter: Any) -> list[str]:
@@ -87,6 +90,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if len(flaky) > MOST_FLAKY:
         line = f"{len(flaky)} flaky tests, and at most {MOST_FLAKY} are let pass"
         terminalreporter.write_line(line, red=True)
+    if scattered := workers.scattered(terminalreporter):
+        terminalreporter.write_line(f"on several workers: {', '.join(scattered)}", red=True)
     cost_s: dict[str, float] = defaultdict(float)
     tests: dict[str, set[str]] = defaultdict(set)
     for report in (r for reports in terminalreporter.stats.values() for r in reports):
@@ -102,9 +107,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run with many flaky tests; take away the folder of this run."""
+    """Fail a run with many flaky tests, or scattered ones; take away the folder of this run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and len(_flaky(reporter)) > MOST_FLAKY:
+    if reporter is not None and (len(_flaky(reporter)) > MOST_FLAKY or workers.scattered(reporter)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if not getattr(session.config.option, "numprocesses", None):
         clear_away(Leftovers())  # those that only hand out tests have none but their workers

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gc
+import importlib.machinery
+import inspect
 import linecache
 import sys
 import tempfile
@@ -24,7 +27,8 @@ from ddp_notebook.rank.calls import Breakpoint, Breakpoints, How, Move
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.debugger.debugger import Debugger
-from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.debugger.instrument import HOOK
+from ddp_notebook.rank.inspect.frames import UserCode, chain
 from ddp_notebook.rank.main_thread import MainThread
 
 WITHIN_S = 10.0
@@ -312,6 +316,119 @@ def an_abort_frees_a_paused_thread(rank: Rank) -> None:
     assert rank.wait(2) is None
     assert "aborted" in rank.names["said"]
     assert rank.debugger.stopped is None
+
+
+def a_breakpoint_at_the_head_of_a_loop_stops_in_every_round(rank: Rank) -> None:
+    file = rank.cell("def f(n):\n    for i in range(n):\n        a = i\n    return n\n")
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 2))
+    rank.cell("f(3)\n")
+    rounds = rank.lines(END, END)
+    assert rounds == [2, 2, 2]
+    assert rank.debugger.stopped is not None
+    assert rank.debugger.stopped.frame.f_locals["i"] >= 1
+    assert rank.lines(NEXT) == [2, 3]
+    rank.set()
+    assert rank.lines(END)[-1] == 0
+    source = "i = 0\nwhile i < 2:\n    i += 1\nb = i\n"
+    file = rank.cell(source)
+    assert rank.wait(len(rank.stops) + 1) is None
+    rank.set(Breakpoint(2, file, 2))
+    rank.cell(source)
+    assert rank.lines(END, END, END) == [2, 2, 2, 0]
+
+
+def a_thread_that_is_in_the_function_already_stops_or_is_named(rank: Rank) -> None:
+    rank.names["go"] = go = threading.Event()
+    source = "def f():\n    while not go.wait(0.001):\n        a = 1\n    return 1\nf()\n"
+    file = rank.cell(source)
+    deadline_s = time.monotonic() + WITHIN_S
+    while not any(
+        frame.f_code.co_name == "f" and frame.f_code.co_filename == file
+        for innermost in sys._current_frames().values()
+        for frame in chain(innermost)
+    ):
+        assert time.monotonic() < deadline_s
+    (bound,) = rank.set(Breakpoint(1, file, 3))
+    if bound.note:
+        assert "is in this function already, and stops there from its next call on" in bound.note
+        go.set()
+        assert rank.wait(1) is None
+    else:
+        assert rank.lines() == [3]
+        go.set()
+        assert rank.lines(END) == [3, 0]
+
+
+def installed() -> dict[str, Any]:
+    """What a debugger leaves where Python looks for it, in every thread that begins now."""
+    found: list[Any] = []
+    looking = threading.Thread(target=lambda: found.append(sys.gettrace()))
+    looking.start()
+    looking.join()
+    monitoring = getattr(sys, "monitoring", None)
+    functions = (each for each in gc.get_objects() if type(each) is types.FunctionType)
+    ours = [each for each in functions if HOOK in _names(each.__code__)]
+    return {
+        "traced": (sys.gettrace(), threading.gettrace(), *found),
+        "tools": [monitoring.get_tool(n) for n in range(6)] if monitoring else [],
+        "imports": importlib.machinery.SourceFileLoader.get_code,
+        "functions with calls of ours": ours,
+    }
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if inspect.iscode(each))
+    return {*code.co_names, *(name for each in inner for name in _names(each))}
+
+
+def nothing_stays_installed(rank: Rank) -> None:
+    clean = installed()
+    assert clean["functions with calls of ours"] == []
+    rank.names["sys"] = sys
+    source = "def f(i):\n    a = i\n    return a\n"
+    before = rank.cell(source)
+    assert rank.wait(1) is None
+    plain = rank.names["f"].__code__
+    rank.cell("f(1)\n")
+    assert rank.wait(1) is None
+    assert installed() == clean, "with no breakpoint set"
+    rank.set(Breakpoint(1, before, 2))
+    assert installed() != clean
+    rank.cell(f"f(1)\n{source}f(2)\nmade = [lambda x: x + 1]\n")
+    assert rank.lines(NEXT, INTO, OUT) == [2, 3, 2, 0]
+    rank.set()
+    rank.cell("traced = sys.gettrace()\n")
+    assert rank.wait(len(rank.stops) + 1) is None
+    assert rank.names["traced"] is None
+    assert installed() == clean, "after all were cleared"
+    assert rank.names["f"].__code__.co_code == plain.co_code
+
+
+def a_function_compiled_with_calls_is_given_its_own_code_back(rank: Rank) -> None:
+    source = "def f(i):\n    a = i\n    return a\nf(0)\n"
+    file = rank.cell(source)
+    assert rank.wait(1) is None
+    plain = rank.names["f"].__code__
+    rank.set(Breakpoint(1, file, 2))
+    rank.cell(source)
+    assert rank.lines(END) == [2, 0]
+    rank.set()
+    assert rank.names["f"].__code__.co_code == plain.co_code
+    rank.set(Breakpoint(2, file, 3))
+    rank.cell(source)
+    assert rank.lines(END) == [3, 0]
+
+
+def what_the_user_traces_with_is_given_back(rank: Rank) -> None:
+    rank.names["sys"] = sys
+    rank.names["theirs"] = lambda frame, event, arg: None
+    rank.cell(
+        "sys.settrace(theirs)\nbreakpoint()\na = 1\nb = 2\n"
+        "kept = sys.gettrace() is theirs\nsys.settrace(None)\n"
+    )
+    assert rank.lines(NEXT, END) == [2, 3, 0]
+    assert rank.names["kept"]
 
 
 SCENARIOS: tuple[Callable[[Rank], None], ...] = tuple(

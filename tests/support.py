@@ -55,16 +55,17 @@ def eventually(
 ) -> T:
     """The first true value of `predicate`. Raises AssertionError when there is none in time.
 
-    `what` says what was waited for; `predicate` is looked at every `poll_s`. `deadline_s` is a
-    quiet machine's.
+    `what` says what was waited for; `predicate` is looked at every `poll_s`, and the longer it
+    takes the less often, to a fifth: to look costs time. `deadline_s` is a quiet machine's.
     """
     deadline_s = scaled_for_load(deadline_s)
-    deadline = time.monotonic() + deadline_s
+    began_s = time.monotonic()
     pause = threading.Event()
     while not (value := predicate()):
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began_s
+        if waited_s > deadline_s:
             raise AssertionError(f"not within {deadline_s:g} s: {what or predicate}")
-        pause.wait(poll_s)
+        pause.wait(min(max(poll_s, waited_s / 10), 5 * poll_s))
     return value
 
 

@@ -127,7 +127,9 @@ class BoardSource:
         if detector is not None:
             if detector.latest is not self._old:
                 self._found = detector.latest
-        elif not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot):
+        elif self._found is None:
+            self._found = self._found_at_end()
+        if self._found is None and detector is None and self._may_ask(snapshot):
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
@@ -136,6 +138,14 @@ class BoardSource:
         """Who looks already whether the ranks get on."""
         run = self._session.current
         return run.detector if run is not None else None
+
+    def _found_at_end(self) -> Diagnosis | None:
+        """What the run that is over was found to suffer from, as its cell has told it."""
+        run = self._session.current
+        return run.found.diagnosis if run is not None and run.done and ended_badly(run) else None
+
+    def _may_ask(self, snapshot: Snapshot) -> bool:
+        return not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot)
 
     def _may_be_wrong(self, snapshot: Snapshot) -> bool:
         if not snapshot.ranks or snapshot.ended or not self._session.running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
 import signal
 import threading
@@ -114,6 +115,12 @@ class RankCluster(Protocol):
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`."""
 
+    def lend(self, rank: int, pid: int, questions: Path) -> None:
+        """Ask and signal another process in the place of `rank`: one of a script."""
+
+    def take_back(self) -> None:
+        """Ask and signal the ranks' own processes again."""
+
     def stop(self, rank: int) -> None:
         """End the process of `rank`, and have it forgotten."""
 
@@ -141,6 +148,8 @@ class IPyParallelCluster:
         self._logs = folder / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
+        self._lent: dict[int, tuple[int, Path]] = {}
+        """Processes of a script that are in a rank's place, and where each answers questions."""
         self._awake: set[int] = set()
         """The pids of the engines that were called: each of these reads orders."""
         self._last_reply: dict[int, Any] = {}
@@ -273,7 +282,11 @@ class IPyParallelCluster:
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
     ) -> dict[int, Answer | CannotAnswer]:
         """Ask ranks at their own sockets, whatever their main threads do."""
-        sockets = {rank: questions_of(self._folder, rank) for rank in ranks}
+        lent = self._lent
+        sockets = {
+            rank: lent[rank][1] if rank in lent else questions_of(self._folder, rank)
+            for rank in ranks
+        }
         return questions.ask(sockets, question, request, timeout_s)
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:
@@ -314,8 +327,22 @@ class IPyParallelCluster:
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""
+        lent = self._lent.get(rank)
+        if lent is not None and number == signal.SIGINT:
+            # As Ctrl-C in a terminal: what a script has started hears it, too.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(lent[0], number)
+            return
         with contextlib.suppress(SessionLost):
-            self._fork_server.signal(self._pids[rank], number)
+            self._fork_server.signal(lent[0] if lent is not None else self._pids[rank], number)
+
+    def lend(self, rank: int, pid: int, questions: Path) -> None:
+        """Ask and signal another process in the place of `rank`: one of a script."""
+        self._lent = {**self._lent, rank: (pid, questions)}
+
+    def take_back(self) -> None:
+        """Ask and signal the engines again."""
+        self._lent = {}
 
     def stop(self, rank: int) -> None:
         """Kill the process of `rank` and wait until it is gone and forgotten."""

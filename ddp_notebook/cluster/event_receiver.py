@@ -32,16 +32,14 @@ def bind(socket: Any, path: Path) -> str:
 class EventReceiver:
     """Calls `receive` with events as they come, on a thread of its own.
 
-    Messages that are not signed with this session's key are dropped. A gap in a rank's
+    Messages that are not signed with a key of this session's are dropped. A gap in a rank's
     counting becomes an `EventsLost`.
     """
 
     def __init__(self, folder: Path, receive: Callable[[Sequence[Event]], None]) -> None:
-        self.key = secrets.token_hex(32)
-        self._key_bytes = bytes.fromhex(self.key)
-        self._receive = receive
         self._closing = False
-        self._next_seq: dict[int, int] = {}
+        self._sources: tuple[_Source, ...] = ()
+        self.key = self.add_source(receive)
         self._context: Any = zmq.Context()
         self._socket: Any = self._context.socket(zmq.PULL)
         self._socket.rcvhwm = 0
@@ -49,9 +47,19 @@ class EventReceiver:
         self._thread = threading.Thread(target=self._listen, name="ddp-receiver", daemon=True)
         self._thread.start()
 
+    def add_source(self, receive: Callable[[Sequence[Event]], None]) -> str:
+        """Take events from other processes of the same ranks; the key that they sign with."""
+        source = _Source(secrets.token_bytes(32), receive)
+        self._sources = (*self._sources, source)
+        return source.key.hex()
+
+    def remove_source(self, key: str) -> None:
+        """Take no more events that are signed with `key`."""
+        self._sources = tuple(each for each in self._sources if each.key.hex() != key)
+
     def expect_from_start(self, rank: int) -> None:
-        """`rank` is a new process: it counts its events from 1 again."""
-        self._next_seq.pop(rank, None)
+        """`rank` of the session is a new process: it counts its events from 1 again."""
+        self._sources[0].next_seq.pop(rank, None)
 
     def close(self) -> None:
         """Stop listening."""
@@ -63,32 +71,47 @@ class EventReceiver:
         while not self._closing:
             if not self._socket.poll(_POLL_MS):
                 continue
-            events: list[Event] = []
+            heard: dict[_Source, list[Event]] = {}
             with contextlib.suppress(zmq.Again):
                 while True:  # quicker than to ask first whether there is one
-                    events += self._read(self._socket.recv_multipart(zmq.NOBLOCK))
-            if events:
-                self._hand_over(events)
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                    if source := self._source_of(frames):
+                        heard.setdefault(source, []).extend(source.read(frames[1]))
+            for source, events in heard.items():
+                if events:
+                    source.hand_over(events)
         self._socket.close(linger=0)
         self._context.term()
 
-    def _hand_over(self, events: list[Event]) -> None:
+    def _source_of(self, frames: list[bytes]) -> _Source | None:
+        """Who signed a message; None where nobody did whom we know."""
+        for source in self._sources if len(frames) == 2 else ():
+            if hmac.compare_digest(frames[0], signature(frames[1], source.key)):
+                return source
+        return None
+
+
+class _Source:
+    """Processes that sign with one key: one for each rank, which counts its events."""
+
+    def __init__(self, key: bytes, receive: Callable[[Sequence[Event]], None]) -> None:
+        self.key = key
+        self.receive = receive
+        self.next_seq: dict[int, int] = {}
+
+    def hand_over(self, events: list[Event]) -> None:
         """Deaf, the session would know nothing of any rank: what fails is counted as lost."""
         try:
-            self._receive(events)
+            self.receive(events)
         except Exception:  # noqa: BLE001  # a defect of ours
             now_ns = time.monotonic_ns()
             counts = Counter(event.rank for event in events)
             lost = [EventsLost(rank=rank, count=n, heard_ns=now_ns) for rank, n in counts.items()]
             with contextlib.suppress(Exception):
-                self._receive(lost)
+                self.receive(lost)
 
-    def _read(self, frames: list[bytes]) -> list[Event]:
-        if len(frames) != 2:
-            return []
-        signed, payload = frames
-        if not hmac.compare_digest(signed, signature(payload, self._key_bytes)):
-            return []
+    def read(self, payload: bytes) -> list[Event]:
+        """The events of a message, and how many are missing before them."""
         now_ns = time.monotonic_ns()
         try:
             received = decode_events(payload, now_ns)
@@ -96,9 +119,9 @@ class EventReceiver:
             return []
         events: list[Event] = []
         for event in received:
-            missing = event.seq - self._next_seq.get(event.rank, event.seq)
+            missing = event.seq - self.next_seq.get(event.rank, event.seq)
             if missing > 0:
                 events.append(EventsLost(rank=event.rank, count=missing, heard_ns=now_ns))
-            self._next_seq[event.rank] = event.seq + 1
+            self.next_seq[event.rank] = event.seq + 1
             events.append(event)
         return events

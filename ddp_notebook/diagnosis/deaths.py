@@ -40,15 +40,20 @@ def deaths(
             _category(code, lacked),
             ranks,
             f"{_how(code, lacked)}{others if waiting else ''}",
-            f"{'Use less memory per rank. ' if lacked else ''}{remedy}: {command}",
+            f"{'Use less memory per rank. ' if lacked else ''}{remedy}: {command}".removesuffix(
+                ": "
+            ),
             waiting,
             tuple(line for report in reports for line in _known(report, last(report.rank))),
-            commands=(command,),
+            commands=(command,) if command else (),
         )
 
 
-def died(exits: Mapping[int, RankExited]) -> tuple[Finding, ...]:
-    """The same of ranks whose processes ended in a run, where nobody can be asked any more."""
+def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Finding, ...]:
+    """The same of ranks whose processes ended in a run, where nobody can be asked any more.
+
+    Those of a `script` were its own.
+    """
     dead = [
         RankReport(
             rank,
@@ -60,7 +65,7 @@ def died(exits: Mapping[int, RankExited]) -> tuple[Finding, ...]:
         )
         for rank, each in sorted(exits.items())
     ]
-    return tuple(deaths(Case(tuple(dead)), dead, ()))
+    return tuple(deaths(Case(tuple(dead), script=script), dead, ()))
 
 
 def _lacked_memory(report: RankReport) -> bool | None:
@@ -91,7 +96,11 @@ def _how(code: int | None, lacked: bool | None) -> str:
 
 
 def _bring_back(case: Case, ranks: Ranks) -> tuple[str, str]:
-    """What to do, and the magic that does it."""
+    """What to do, and the magic that does it; empty where none has to."""
+    if case.script:
+        if case.waiting:
+            return "End the others too; the session's own ranks are not touched", "%ddp_abort"
+        return "Run it again when that is corrected; the session's own ranks are not touched", ""
     # Ranks that wait for it in a cell or a script do not notice its end, and the new process can
     # join only when they are out.
     if any(other.rank in case.waiting and other.path for other in case.ranks):

@@ -3,7 +3,9 @@
 A child is described by a `spec`, a JSON object:
 
     {"calls": [["module:function", {keyword arguments}], ...],   run in order
-     "env": {...}, "cwd": "...", "log": "path of stdout and stderr"}
+     "env": {...}, "cwd": "...", "log": "path of stdout and stderr",
+     "errors": "path of stderr, where it has one of its own",
+     "host": {kind: path of a namespace that it is to be in, ...}}
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ddp_notebook.launch.network_namespaces import enter
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,7 +39,10 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def become(spec: Mapping[str, Any], parent_pid: int) -> None:
-    """Turn this process into the one `spec` describes: session, output, environment, folder."""
+    """Turn this process into the one `spec` describes: session, output, environment, folder.
+
+    Raises OSError when it cannot be on its host.
+    """
     if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
         # Ctrl-C in a terminal goes to the notebook alone, and what a rank starts is found by it.
         os.setsid()
@@ -44,9 +51,14 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
+    if errors := spec.get("errors"):
+        os.close(log)
+        log = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
+    for path in spec.get("host", {}).values():
+        enter(path)
     os.environ.clear()
     os.environ.update(spec["env"])
     os.chdir(spec["cwd"])
@@ -72,6 +84,17 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
     module, _, function = name.partition(":")
     loaded = load(module)
     return getattr(loaded, function)(**arguments)
+
+
+def start(spec: Mapping[str, Any], parent_pid: int) -> NoReturn:
+    """In a fork: be what `spec` describes, or end; it never returns to what its parent does."""
+    try:
+        become(spec, parent_pid)
+        reseed()
+    except BaseException:  # noqa: BLE001  # no folder, no host: its log says why
+        traceback.print_exc()
+        os._exit(1)
+    run(spec)
 
 
 def run(spec: Mapping[str, Any]) -> NoReturn:

@@ -27,6 +27,21 @@ def torchrun_variables(
     return variables
 
 
+def torchrun_agents_variables(rank: int, world_size: int) -> dict[str, str]:
+    """What torchrun sets beside them for the rank of a script that is not started again."""
+    return {
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `extra`, without the notebook kernel's own variables."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("JPY_")}

@@ -45,7 +45,6 @@ from ddp_notebook.launch.preload import (
     IDLE_MODULES,
     TORCH_MODULES,
     LoadProgress,
-    loaded,
 )
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.session_folder import hold, let_go
@@ -67,8 +66,6 @@ def _import(name: str) -> None:
 
 def _freeze() -> None:
     """Keep the garbage collector off what is loaded, so that children go on sharing its pages."""
-    loaded.cache_clear()
-    loaded()
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -278,9 +275,7 @@ class ForkServer:
             let_go(held)
         gc.freeze()  # also what was loaded since the last time: a collection would copy its pages
         gc.enable()
-        child.become(spec, os.getppid())
-        child.reseed()
-        child.run(spec)
+        child.start(spec, os.getppid())
 
     def spawn_process(self, spec: dict[str, Any]) -> int:
         """Start a child as an ordinary Python process (no torch loaded yet)."""

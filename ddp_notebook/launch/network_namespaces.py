@@ -60,6 +60,15 @@ def unshare() -> None:
     _call("unshare", _CLONE_NEWNET | _CLONE_NEWUTS)
 
 
+def enter(path: str) -> None:
+    """Have the calling thread be where the namespace at `path` is. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _call("setns", descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
 def _call(name: str, *arguments: int) -> None:
     """Call a function of the C library that Python 3.11 lacks. Raises OSError."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 ENGINE_MODULES = (
     "ipyparallel.engine.app",
@@ -32,6 +31,7 @@ TORCH_MODULES = (
     "torch.utils.data.distributed",
     "ddp_notebook.rank.runtime",
     "ddp_notebook.rank.setup.store_process",
+    "ddp_notebook.rank.cells.scripts",
     # The first DDP(...) or optimizer.step() imports these: 2 s in each rank, 1 s once here.
     "torch._dynamo",
 )
@@ -44,15 +44,6 @@ The matplotlib backend itself must be loaded where the shell is.
 _ABOUT_ALL = 2_450
 """Modules that are looked for until all of that is loaded: for a bar, no more."""
 _TELL_EVERY_S = 0.2
-
-
-@cache
-def loaded() -> frozenset[str]:
-    """The top-level modules that are loaded. In a forked child: those of its fork server.
-
-    To look at all of them in each child would copy 6 MB of pages that it shares.
-    """
-    return frozenset(name.partition(".")[0] for name in tuple(sys.modules))
 
 
 class LoadProgress:

@@ -295,6 +295,8 @@ class Case:
     collectives: Collectives = field(default_factory=Collectives)
     sources: Mapping[str, str] = field(default_factory=dict)
     """The user's files and cells, by the names that places have: ``train.py``, ``cell 3``."""
+    script: bool = False
+    """The processes are a script's own: they end with it, and the session has others."""
 
     @property
     def world_size(self) -> int:

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_notebook.launch.preload import loaded
+from ddp_notebook.launch.shared_memory import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
@@ -37,8 +37,6 @@ class EngineProcess:
     orders: OrderSocket
     log: Path
     """The file behind the process's own stdout and stderr."""
-    modules: frozenset[str]
-    """Top-level modules that were loaded before any code of the user's ran."""
 
 
 _engine: EngineProcess | None = None
@@ -55,11 +53,11 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
     global _engine
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-    keep_temporary_files_in(folder.parent)
+    keep_temporary_files_in(folder.parent, folder.parent)
     sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
     questions = questions_of(folder.parent, rank)
     _engine = EngineProcess(
-        RankProcess(rank, sender, folder, questions), sender, socket_, Path(log), loaded()
+        RankProcess(rank, sender, folder, questions), sender, socket_, Path(log)
     )
     sender.emit(StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname())
 
@@ -71,7 +69,7 @@ def engine() -> EngineProcess:
     return _engine
 
 
-def keep_temporary_files_in(folder: Path) -> None:
+def keep_temporary_files_in(folder: Path, session: Path) -> None:
     """Have multiprocessing put its sockets and folders there: a killed rank cannot remove them.
 
     Uses `_config["tempdir"]` and `_config["semprefix"]`, where multiprocessing itself keeps
@@ -85,5 +83,5 @@ def keep_temporary_files_in(folder: Path) -> None:
         if len(os.fsencode(own)) <= _LONGEST_FOLDER_BYTES:
             own.mkdir(mode=0o700, exist_ok=True)
             config["tempdir"] = str(own)
-        # As `launch.shared_memory` knows them: a semaphore of a killed rank is removed by name.
-        config["semprefix"] = f"/mp-{folder.name}"
+        # By the name of the `session` folder a semaphore of a killed rank is known, and removed.
+        config["semprefix"] = semaphore_prefix(str(session))

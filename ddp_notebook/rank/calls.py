@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from ddp_notebook.model import (
+    Frame,
     Probe,
     RankReport,
     Ranks,
@@ -141,20 +142,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script. `folder` is the notebook's: relative paths mean there what they mean to torchrun.
-
-    `environments` has for each rank what its environment must have; an empty value unsets.
-    `hosts` has for a rank the host of the fault lab that its main thread is on meanwhile.
+    """A script, for a process of its own. `cell` is the session's number of the run, `number` the
+    prompt's. `paused`: it stops before each collective until it is stepped.
     """
 
     cell: int
     number: int
     path: str
-    folder: str
     arguments: tuple[str, ...]
-    environments: Mapping[int, Mapping[str, str]]
-    hosts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    threads: int
+    """Of torch, for one operation: what OMP_NUM_THREADS says to a new process."""
+    breakpoints: Breakpoints
     paused: bool = False
+    leaves: bool = False
+    """Who needs this rank when it has finished loses its connection, and does not wait for it."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
 
@@ -163,8 +164,6 @@ RUN_CELL = Order("run cell", Cell)
 """Run a cell without top-level `await`, to its end; events say how it ended."""
 START_CELL = Order("start cell", Cell)
 """Start a cell with top-level `await` in the engine's own loop; returns at once."""
-RUN_SCRIPT = Order("run script", Script)
-"""Run a script to its end; events say how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +219,11 @@ class Moved:
     collective: int | None = None
 
 
+ON = ("exception", "nan", "collective")
+"""What a breakpoint can be set on: an error that ends what runs, a loss or a gradient that is not
+finite, a collective that is about to be issued."""
+
+
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
     """A place to stop at: a line of a file or a cell, or the beginning of a function.
@@ -227,7 +231,7 @@ class Breakpoint:
     `file` is a path, or a cell's file name on the ranks; empty when `function` says where.
     `text` is the cell's, for a rank where it did not run. `ranks` None is all of them. From the
     `count`th pass on it stops; `once`: and never again. With `log` it does not stop: it prints
-    that, filled in as an f-string is.
+    that, filled in as an f-string is. `on` is what it is set on in place of a line: see `ON`.
     """
 
     number: int
@@ -240,14 +244,15 @@ class Breakpoint:
     count: int = 1
     once: bool = False
     log: str = ""
+    on: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A breakpoint on one rank: where it is, 0 for a line that is not loaded yet.
 
-    `loaded`: its file was imported. `passes` is how often the rank came by where its condition
-    held. `done`: it was for once.
+    `loaded`: its file was imported. `note` is where it does not stop. `passes` is how often
+    the rank came by where its condition held. `done`: it was for once.
     """
 
     number: int
@@ -257,6 +262,7 @@ class Bound:
     passes: int = 0
     done: bool = False
     loaded: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +284,15 @@ class Bounds:
 class Expression:
     """An expression for a rank to evaluate, in the frame that is so many above where it stands.
 
-    `assign`: it is an assignment to be carried out.
+    `assign`: it is an assignment to be carried out. `own_text`: its value as its own `repr` has
+    it, which is the user's code. `everywhere`: all ranks stand at lines and evaluate it now.
     """
 
     source: str
     up: int = 0
     assign: bool = False
+    own_text: bool = False
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +303,34 @@ class Evaluated:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The user's frames where a rank stands, the innermost first. `busy`: it computes there."""
+
+    frames: tuple[Frame, ...] = ()
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Values of the tensor that an expression gave last, from `begin` up to `end`."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """Of each `step` values of such a part. `step` 0: the tensor is gone, or cannot be read."""
+
+    of: tuple[int, ...] = ()
+    step: int = 0
+
+
+CHECKSUMS = Question("checksums", Part, Checksums)
+"""What tells in which part of a tensor two ranks differ."""
+STANDING = Question("standing", Nothing, Standing)
+"""In which frames of the user's a rank stands, or has raised."""
 EVALUATE = Question("evaluate", Expression, Evaluated)
 """The value of an expression where the rank stands: at a line, in a collective, or idle."""
 MOVE = Question("move", Move, Moved)
@@ -321,6 +358,18 @@ class Value:
 
 
 GET_VALUE: Call[Variable, Value] = Call("get value")
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """The same as text: base64 of a pickle; `error` says why it cannot be sent, empty if it can."""
+
+    pickle: str
+    error: str = ""
+
+
+PULL = Question("pull", Variable, Pickled)
+"""What a variable is, of a rank that runs nothing and takes no calls: a script that is over."""
 
 
 @dataclass(frozen=True, slots=True)

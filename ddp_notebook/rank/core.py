@@ -20,6 +20,7 @@ from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.expressions import Expressions
+from ddp_notebook.rank.debugger.not_finite import NotFinite
 from ddp_notebook.rank.inspect import facts
 from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
@@ -90,6 +91,7 @@ class RankCore:
         self.hooks = TrainingHooks(
             observer, call_sites, tracker, samplers, parallel, self.summary, subgroups
         )
+        self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
         self.thread_errors = ThreadErrors(show, user_code)
         self.data_workers = DataWorkers(process, user_code)
 
@@ -165,6 +167,8 @@ class RankCore:
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.EVALUATE, self.expressions.evaluate)
+        on(calls.CHECKSUMS, self.expressions.checksums)
+        on(calls.STANDING, self.expressions.standing)
         on(calls.MOVE, self.debugger.move)
         on(calls.SET_BREAKPOINTS, self.debugger.set_breakpoints)
         on(calls.BREAKPOINTS, lambda _: self.debugger.bounds())

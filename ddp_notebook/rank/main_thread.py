@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from types import TracebackType
 
 from ddp_notebook.model import Frame
 from ddp_notebook.rank.component import Component, Run
@@ -24,6 +25,8 @@ class Failure:
     remedy: str = ""
     frames: tuple[Frame, ...] = ()
     """The user's lines that the error passed through, the outermost first."""
+    trace: TracebackType | None = None
+    """Where it was raised, with the variables as they were; kept until something runs again."""
 
 
 class MainThread(Component):

@@ -50,6 +50,11 @@ def questions_of(folder: Path, rank: int) -> Path:
     return folder / f"ask-{rank}"
 
 
+def streams_of(folder: Path, rank: int) -> tuple[Path, Path]:
+    """The files behind stdout and stderr of a script's `rank`; `folder` is the run's own."""
+    return folder / f"rank-{rank}.out", folder / f"rank-{rank}.err"
+
+
 @dataclass(frozen=True)
 class RankProcess:
     """A rank: its number, where its events go, and where its files are."""

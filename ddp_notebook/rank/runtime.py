@@ -17,13 +17,14 @@ from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import EngineProcess
 from ddp_notebook.rank.cells import values
-from ddp_notebook.rank.cells.keyboard import Keyboard
+from ddp_notebook.rank.cells.ending import Ending
+from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.names import Names
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.cells.raised import shown
-from ddp_notebook.rank.cells.runner import CellRunner, LostInterrupts
-from ddp_notebook.rank.cells.scripts import ScriptRunner
+from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.cells.shell import RankShell
+from ddp_notebook.rank.cells.terminal import Terminal
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
@@ -38,10 +39,12 @@ class RankRuntime:
     def __init__(self, engine: EngineProcess, shell: Any) -> None:
         process = engine.process
         self.events = events = engine.events
-        self.forwarder = forwarder = OutputForwarder(events, engine.log, process.folder)
+        self.forwarder = forwarder = OutputForwarder(
+            events, {engine.log: OutputKind.STDOUT}, process.folder
+        )
         names = GlobalNames(lambda: shell.user_ns, getattr(shell, "user_ns_hidden", {}))
         self.core = core = RankCore(process, names, self._show)
-        main_thread, user_code = core.main_thread, core.user_code
+        user_code = core.user_code
         self.ddp_construction = DDPConstruction(events)
         self.bench = CollectivesBench(events, core.observer)
         self.steps_bench = StepsBench(events, core.observer, core.hooks)
@@ -52,7 +55,8 @@ class RankRuntime:
                 forwarder,
                 self.shell,
                 LostInterrupts(forwarder),
-                Keyboard(shell, user_code, core.debugger),
+                Keyboard(user_code, core.debugger),
+                Terminal(shell),
                 self.names,
                 Orders(engine.orders, core.handlers.carry_out),
             )
@@ -60,14 +64,10 @@ class RankRuntime:
         self.runner = CellRunner(
             self.life,
             self.shell,
-            forwarder,
             events,
-            main_thread,
-            core.hooks,
-            core.data_parallel,
-            user_code,
+            core.main_thread,
+            Ending(core, events, forwarder),
         )
-        self.scripts = ScriptRunner(engine, self.life, self.runner, user_code, core.debugger)
         self.set_up = self._make_set_up()
         self._answer_calls()
         self._take_orders()
@@ -115,7 +115,7 @@ class RankRuntime:
         on(calls.BRING_UP, self.set_up.bring_up)
         on(calls.PREPARE, self.set_up.prepare)
         on(calls.ADVANCE, self.set_up.advance)
-        on(calls.GET_VALUE, values.get)
+        on(calls.GET_VALUE, lambda of: values.get(of, self.shell.shell.user_ns))
         on(calls.COMPLETE, self.names.complete)
         on(calls.INSPECT, self.names.inspect)
         construction = self.ddp_construction
@@ -137,7 +137,6 @@ class RankRuntime:
         on = self.core.handlers.on_order
         on(calls.RUN_CELL, self.runner.run)
         on(calls.START_CELL, self.runner.start)
-        on(calls.RUN_SCRIPT, self.scripts.run)
 
 
 _runtime: RankRuntime | None = None

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.archive.history import History, Kept
-from ddp_notebook.model import Event, Ranks, RankState, Snapshot
-from ddp_notebook.state.fold import fold, set_up_anew, without_group
+from ddp_notebook.model import Event, Ranks, RankState, Snapshot, Stage, Status
+from ddp_notebook.state.fold import fold, fold_rank, set_up_anew, without_group
 
 
 class Record:
@@ -26,6 +26,8 @@ class Record:
         self._snapshot = Snapshot()
         self._history = History()
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
+        self._lent: dict[int, RankState] = {}
+        """The session's own ranks whose places a script's processes have."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -41,6 +43,7 @@ class Record:
     def begin(self, world_size: int, **fields: Any) -> None:
         """Start over with `world_size` ranks of which nothing is known."""
         with self._changed:
+            self._lent = {}
             ranks = tuple(RankState(rank) for rank in range(world_size))
             self._snapshot = Snapshot(ranks=ranks, **fields)
             self._history = History(self._snapshot)
@@ -103,6 +106,33 @@ class Record:
         with self._changed:
             self._changed.notify_all()
 
+    def hear(self, events: Sequence[Event]) -> None:
+        """Take in events of the session's own processes, also of those that do not count now."""
+        if self._lent:
+            with self._changed:
+                for event in events:
+                    if event.rank in self._lent:
+                        self._lent[event.rank] = fold_rank(self._lent[event.rank], event)
+                events = [event for event in events if event.rank not in self._lent]
+        if events:
+            self.add(events)
+
+    def lend(self, ranks: Ranks) -> None:
+        """A script's processes take the places of `ranks`."""
+        with self._changed:
+            self._lent = {rank: self._snapshot.ranks[rank] for rank in ranks}
+        self._change_all(lambda s: _place_of(s) if s.rank in ranks else s)
+
+    def lent_to(self, rank: int, pid: int) -> None:
+        """The process that has the place of `rank`."""
+        self._change_all(lambda s: replace(s, pid=pid) if s.rank == rank else s)
+
+    def take_back(self) -> None:
+        """The session's own processes are the ranks again, as they are now."""
+        with self._changed:
+            lent, self._lent = self._lent, {}
+        self._change_all(lambda s: lent.get(s.rank, s))
+
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `predicate` holds, checking it after each change; its last value."""
         with self._changed:
@@ -121,3 +151,17 @@ class Record:
     def _tell(self, events: Sequence[Event]) -> None:
         for subscriber in tuple(self._subscribers):
             subscriber(events)
+
+
+def _place_of(state: RankState) -> RankState:
+    """The state of a process that is about to take the place of a rank."""
+    now_ns = time.monotonic_ns()
+    return RankState(
+        rank=state.rank,
+        status=Status.READY,
+        stage=Stage.VERIFIED,
+        device=state.device,
+        host=state.host,
+        heard_ns=now_ns,
+        since_ns=now_ns,
+    )

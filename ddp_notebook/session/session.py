@@ -22,6 +22,7 @@ from ddp_notebook.session.tools.bench_steps import StepBench
 from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.fault_lab import FaultLab
+from ddp_notebook.session.tools.looking import Looking
 from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
-    from ddp_notebook.rank.calls import Breakpoint, Completions, Inspection, Named
+    from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.lab_hosts import Placed
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellResult, CellRun
     from ddp_notebook.session.tools import bench, bench_steps
     from ddp_notebook.session.tools.bench_result import BenchResult
-    from ddp_notebook.session.tools.breakpoints import BreakpointRow
     from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
     from ddp_notebook.session.tools.fault_lab import FaultResult
     from ddp_notebook.session.tools.measuring import Measuring
@@ -65,11 +65,12 @@ class Session:
         self._runs = RunRegistry(self.record, self.pool, self._findings)
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
-        self._scripts = Scripts(self.pool, self._runs, self._set_up)
+        self._scripts = Scripts(self.pool, self._runs)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
-        self._breakpoints = Breakpoints(self.record, self.pool, self._runs)
-        self._values = Values(self.record, self.pool, self._runs)
+        self.breakpoints = Breakpoints(self.record, self.pool, self._runs)
+        self.looking = Looking(self.record, self.pool, self._runs)
+        self._values = Values(self.record, self.pool, self._runs, self.looking)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
         self._save = Save(self.record, self._runs, self._why)
@@ -284,14 +285,17 @@ class Session:
         placed: Placed | None = None,
         as_module: bool = False,
     ) -> CellResult:
-        """Run a torchrun-style script on ranks, unchanged, and wait until it is over.
+        """Run a torchrun-style script, unchanged, and wait until it is over.
 
+        Each of its ranks is a new process, and has the place of the rank of the session until
+        something else is to run there: `pull`, `where` and `abort` are of them.
         It is over also when no rank can make progress: then the result's `error` is `Stuck`, with
-        the diagnosis, and the ranks stay in it until they are freed (`abort`). With `wait`
-        "forever" it goes on all the same. `hold` and `detach` are those of `run_cell`. Raises
-        UsageMistake when there is no such script, or a rank is not free. `placed` puts the ranks
-        on hosts of the fault lab. With `as_module`, `path` is the name of a module, as in
-        `python -m`.
+        the diagnosis, and its processes stay where they are. With `wait` "forever" it goes on all
+        the same, and who needs a rank that has finished loses the connection to it, as under
+        torchrun; otherwise it waits for it, and is seen. `hold` and `detach` are those of
+        `run_cell`. Raises UsageMistake when there is no such script, or a rank is not free.
+        `placed` puts its ranks on hosts of the fault lab. With `as_module`, `path` is the name of
+        a module, as in `python -m`.
         """
         return self._scripts.run(
             path,
@@ -326,30 +330,9 @@ class Session:
         """Move paused ranks one stage, one line or one collective on; or through all up to `to`.
 
         `how`: from a line, to the next one, into a call, or out of the function.
-
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
-        return self._stepping.step(Step(ranks, to, how))
-
-    def set_breakpoint(self, where: str, wanted: Breakpoint) -> BreakpointRow:
-        """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
-
-        Of `wanted`, its place and number are left out. Also code that runs already stops, and
-        files that are imported later. Raises UsageMistake when no rank can ever stop there.
-        """
-        return self._breakpoints.add(where, wanted)
-
-    def breakpoints(self) -> tuple[BreakpointRow, ...]:
-        """All breakpoints, and how often each rank came by."""
-        return self._breakpoints.rows()
-
-    def clear_breakpoints(self, number: int | None = None) -> int:
-        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
-        return self._breakpoints.clear(number)
-
-    def enable_breakpoints(self, on: bool) -> None:
-        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
-        self._breakpoints.enable(on)
+        return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)), self.evaluate)
 
     # -- asking --------------------------------------------------------------------------
 
@@ -372,15 +355,21 @@ class Session:
         return self._values.variables(names, ranks)
 
     def evaluate(
-        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        up: int | None = None,
+        *,
+        assign: bool = False,
+        own_text: bool = False,
     ) -> VariableTable:
         """The value of an expression on `ranks` (all by default), equal ones as one.
 
-        Where a rank stands: at a line, blocked in a collective, or idle; `up` frames of the user's
-        above. With `assign` it is an assignment, and the table is empty where it succeeded. What
-        cannot be evaluated is in the table's `unread`. Raises UsageMistake.
+        Where each stands: at a line, in a collective, where it raised, or idle; `up` frames of
+        the user's above (default: the chosen one). With `assign` it is an assignment, with
+        `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        return self._values.evaluate(source, ranks, up, assign=assign)
+        return self._values.evaluate(source, ranks, up, assign=assign, own_text=own_text)
 
     def why(self) -> Diagnosis:
         """What is wrong with the ranks, as far as can be told now. From any thread, any time.

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from ddp_notebook.model import LineStopped, Ranks, StepRow, StepTable, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Frame,
+    LineStopped,
+    Ranks,
+    StepRow,
+    StepTable,
+    VariableTable,
+    format_ranks,
+    name_ranks,
+)
 
 _NEXT = (
     "%ddp_step (the next line), %ddp_step --into, --out, --to LINE; to the next breakpoint or the "
@@ -46,6 +55,31 @@ def line_table(
 def place(file: str, line: int) -> str:
     """``train.py:43``, ``cell 3, line 4``."""
     return f"{file}, line {line}" if _is_cell(file) else f"{PurePath(file).name}:{line}"
+
+
+def watched(name: str, table: VariableTable) -> str:
+    """``loss = 0.5 (ranks 0, 2-3), nan (rank 1)``: a line of a table of steps."""
+    rows = [row for section in table.sections for row in section.rows]
+    values = [f"{cell.text} ({name_ranks(cell.ranks)})" for row in rows for cell in row.cells]
+    values += [f"{name_ranks(unread.ranks)}: {unread.why}" for unread in table.unread]
+    summary = next((f"; {row.summary}" for row in rows if row.summary), "")
+    return f"{name} = {', '.join(values)}{summary}"
+
+
+def frames_text(
+    ranks: Ranks, frames: Sequence[Frame], chosen: int, why: str = ""
+) -> tuple[str, ...]:
+    """The frames in which ranks stand, the innermost first; `chosen` is marked."""
+    if not frames:
+        return (f"{name_ranks(ranks)}: {why}",)
+    lines = [f"{name_ranks(ranks)}:"]
+    for number, frame in enumerate(frames):
+        function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
+        mark = "→" if number == chosen else " "
+        lines.append(
+            f"{mark} {number:>2}  {place(frame.file, frame.line)}{function}: {frame.source}"
+        )
+    return tuple(lines)
 
 
 def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:

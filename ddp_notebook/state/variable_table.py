@@ -5,6 +5,7 @@ Where they differ, it is said by how much: from a strict majority, else from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,24 +22,34 @@ from ddp_notebook.model import (
     VariableTable,
 )
 
+_BARS = "▁▂▃▄▅▆▇█"
 _MOST_SHOWN = 4
 """A tensor of so many values is shown with all of them."""
 
 
 def fold(
-    answers: Iterable[RankVariables], unread: Sequence[Unread] = (), world_size: int = 0
+    answers: Iterable[RankVariables],
+    unread: Sequence[Unread] = (),
+    world_size: int = 0,
+    *,
+    sparks: bool = False,
 ) -> VariableTable:
-    """The table of what ranks told, of which no two may be the same; the functions come first."""
+    """The table of what ranks told, of which no two may be the same; the functions come first.
+
+    With `sparks`, numbers of three and more ranks are drawn beside their mean as well.
+    """
     scopes: dict[tuple[str, str], dict[int, Scope]] = {}
     for answer in sorted(answers, key=lambda answer: answer.rank):
         for scope in answer.scopes:
             scopes.setdefault((scope.function, scope.file), {})[answer.rank] = scope
     in_order = sorted(scopes.items(), key=lambda item: not item[0][0])
-    sections = (_section(*names, of_ranks) for names, of_ranks in in_order)
+    sections = (_section(*names, of_ranks, sparks) for names, of_ranks in in_order)
     return VariableTable(tuple(sections), tuple(unread), world_size)
 
 
-def _section(function: str, file: str, scopes: Mapping[int, Scope]) -> VariableSection:
+def _section(
+    function: str, file: str, scopes: Mapping[int, Scope], sparks: bool
+) -> VariableSection:
     values: dict[str, dict[int, Variable]] = {}
     for rank, scope in scopes.items():
         for variable in scope.variables:
@@ -49,11 +60,13 @@ def _section(function: str, file: str, scopes: Mapping[int, Scope]) -> VariableS
     else:
         title = f"global variables of {file}" if file else "global variables"
     left_out = max(scope.left_out for scope in scopes.values())
-    rows = tuple(row(name, of_ranks, ranks) for name, of_ranks in values.items())
+    rows = tuple(row(name, of_ranks, ranks, sparks=sparks) for name, of_ranks in values.items())
     return VariableSection(title, ranks, rows, left_out)
 
 
-def row(name: str, values: Mapping[int, Variable], ranks: Ranks) -> VariableRow:
+def row(
+    name: str, values: Mapping[int, Variable], ranks: Ranks, *, sparks: bool = False
+) -> VariableRow:
     """A variable on `ranks`; those that are not in `values` have none of this name."""
     comparable = _comparable(values)
     groups: dict[object, list[int]] = {}
@@ -73,7 +86,7 @@ def row(name: str, values: Mapping[int, Variable], ranks: Ranks) -> VariableRow:
             other = comparable.get(base[0])
             cell = replace(cell, note=_difference(value, other), odd=has_majority)
         cells.append(cell)
-    summary = _summary(comparable) if len(known) > 1 else ""
+    summary = _summary(comparable, sparks=sparks) if len(known) > 1 else ""
     return VariableRow(name, tuple(cells), summary)
 
 
@@ -169,7 +182,7 @@ def _tensor_difference(one: TensorFacts, base: TensorFacts) -> str:
     return f"max difference {max(far):.4g} or more"
 
 
-def _summary(values: Mapping[int, Variable]) -> str:
+def _summary(values: Mapping[int, Variable], *, sparks: bool) -> str:
     """The range and mean of numbers, and of tensors of one value; empty for anything else."""
     numbers = []
     for value in values.values():
@@ -179,4 +192,16 @@ def _summary(values: Mapping[int, Variable]) -> str:
             return ""
         numbers.append(number)
     mean = sum(numbers) / len(numbers)
-    return f"min {min(numbers):.4g}, mean {mean:.4g}, max {max(numbers):.4g}"
+    drawn = f"  {spark(numbers)}" if sparks and len(numbers) > 2 else ""
+    return f"min {min(numbers):.4g}, mean {mean:.4g}, max {max(numbers):.4g}{drawn}"
+
+
+def spark(numbers: Sequence[float]) -> str:
+    """A bar for each number, from the least to the most; those that are none as a dot."""
+    finite = [number for number in numbers if math.isfinite(number)]
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_BARS) - 1) / (most - least) if most > least else 0.0
+    return "".join(
+        _BARS[round((number - least) * scale)] if math.isfinite(number) else "·"
+        for number in numbers
+    )

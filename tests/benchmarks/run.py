@@ -27,6 +27,7 @@ import setting_up
 from cells import TrivialCells
 from communication import Communication
 from flood import Flood
+from lines import Lines
 from memory import Memory
 from observing import Observing
 from printing import Printing
@@ -46,6 +47,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Communication,
     Scripts,
     Stepping,
+    Lines,
 )
 LONG = ("classroom", "kills", "browser")
 """Measured only when they are asked for: they take long, or most of a machine's memory."""

@@ -288,7 +288,8 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = processes_of(session).receiver
-    receive = receiver._receive
+    source = receiver._sources[0]
+    receive = source.receive
     given_up = threading.Event()
 
     def late(events: Sequence[Event]) -> None:
@@ -296,7 +297,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
             given_up.wait(20)
         receive(events)
 
-    monkeypatch.setattr(receiver, "_receive", late)
+    monkeypatch.setattr(source, "receive", late)
     before = pids(session)
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(

@@ -39,7 +39,7 @@ def test_a_script_trains_bitwise_as_under_torchrun(ranks2: Session, tmp_path: Pa
         folder.mkdir()
     by_torchrun(theirs, epochs=2)
     for folder, epochs in ((ours, 2), (longer, 3)):
-        # Twice in the same processes: the first run leaves nothing that the second feels.
+        # Twice: the first run leaves nothing that the second feels.
         run = ranks2.run_script(str(SCRIPT), ["--epochs", str(epochs), "--out", str(folder)])
         run.raise_for_error()
         assert run.diagnosis is None, run.diagnosis

@@ -22,8 +22,8 @@ from ddp_notebook.session.runs.run import CellResult
 def nothing_set(ranks2: Session) -> Iterator[None]:
     """Each test begins without breakpoints and with idle ranks."""
     yield
-    ranks2.clear_breakpoints()
-    ranks2.enable_breakpoints(True)
+    ranks2.breakpoints.clear()
+    ranks2.breakpoints.enable(True)
     if any(not controller.run.done for controller in ranks2.runs):
         ranks2.abort()
 
@@ -88,9 +88,9 @@ def test_a_breakpoint_in_a_module_in_hooks_and_in_a_script(ranks2: Session, tmp_
         "def hook(state, bucket):\n    done = torch.futures.Future()\n"
         "    done.set_result(bucket.buffer())\n    return done\n"
     )
-    row = ranks2.set_breakpoint(f"{module}:9", Breakpoint(0, condition="rank_of() == 1"))
+    row = ranks2.breakpoints.add(f"{module}:9", Breakpoint(0, condition="rank_of() == 1"))
     assert "Pending" in row.text
-    ranks2.set_breakpoint(f"{module}:13", Breakpoint(0, once=True))
+    ranks2.breakpoints.add(f"{module}:13", Breakpoint(0, once=True))
     stopped = ranks2.run_cell(
         f"import sys, torch; sys.path.insert(0, {str(tmp_path)!r})\nimport lines_model\n"
         "lines_model.rank_of = lambda: rank\n"
@@ -103,7 +103,7 @@ def test_a_breakpoint_in_a_module_in_hooks_and_in_a_script(ranks2: Session, tmp_
     assert {row.text.split(":")[1][:2] for row in hooked.rows if row.state == "paused"} == {"13"}
     ranks2.step(to="end")
     assert "trained" in texts(ranks2.wait())
-    assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints()] == [
+    assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints.rows()] == [
         "Rank 0: not reached yet; rank 1: 1 hit",
         "1 hit, over",
     ]
@@ -112,7 +112,7 @@ def test_a_breakpoint_in_a_module_in_hooks_and_in_a_script(ranks2: Session, tmp_
         "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "x = dist.get_rank()\nx += 1\nprint(x)\ndist.destroy_process_group()\n"
     )
-    ranks2.set_breakpoint(f"{script}:4", Breakpoint(0, ranks=(0,)))
+    ranks2.breakpoints.add(f"{script}:4", Breakpoint(0, ranks=(0,)))
     assert where(ranks2.run_script(str(script)).steps)[(0,)] == "train.py"
     ranks2.step(to="end")
     assert ranks2.wait().error is None
@@ -124,7 +124,7 @@ def test_a_breakpoint_is_set_while_the_line_runs(ranks2: Session) -> None:
         detach=True,
     )
     eventually(lambda: bool(ranks2.runs[-1].run.started >= {0, 1}))
-    ranks2.set_breakpoint("6", Breakpoint(0, once=True))
+    ranks2.breakpoints.add("6", Breakpoint(0, once=True))
     result = ranks2.wait(10)
     assert {text.rpartition(" ")[2] for text in where(result.steps).values()} == {"6"}
 
@@ -148,8 +148,8 @@ def test_wrong_breakpoints_are_refused_and_nothing_is_set(
 ) -> None:
     ranks2.run_cell("import torch\nx = 1\n")
     with pytest.raises(UsageMistake, match=said):
-        ranks2.set_breakpoint(place, Breakpoint(0, **spec))  # type: ignore[arg-type]
-    assert ranks2.breakpoints() == ()
+        ranks2.breakpoints.add(place, Breakpoint(0, **spec))  # type: ignore[arg-type]
+    assert ranks2.breakpoints.rows() == ()
 
 
 def test_steps_that_cannot_be_say_why_and_move_nobody(ranks2: Session) -> None:
@@ -167,7 +167,7 @@ def test_steps_that_cannot_be_say_why_and_move_nobody(ranks2: Session) -> None:
 
 
 def test_off_passes_every_breakpoint(ranks2: Session) -> None:
-    ranks2.enable_breakpoints(False)
+    ranks2.breakpoints.enable(False)
     assert ranks2.run_cell("breakpoint()\nprint('through')").steps is None
 
 
@@ -206,7 +206,7 @@ def test_a_restart_of_a_paused_rank_keeps_breakpoints_and_strands_nobody() -> No
     try:
         session.init(InitOptions(world_size=2, device="cpu"))
         session.run_cell("def f():\n    a = 1\n    return a\nf()\n")
-        session.set_breakpoint("3", Breakpoint(0))
+        session.breakpoints.add("3", Breakpoint(0))
         session.run_cell("f()")
         session.abort()
         session.restart((1,))

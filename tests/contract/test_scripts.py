@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_notebook.errors import CellFailed
+from ddp_notebook.errors import CellFailed, Stuck
+from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 
 pytestmark = pytest.mark.timeout(120)
@@ -99,8 +101,7 @@ def script(tmp_path: Path) -> Path:
 
 def told(session: Session) -> Mapping[int, Any]:
     """What the script said on each rank, by its own variables."""
-    session.run_cell("told = list(main.told)").raise_for_error()
-    return session.pull("told")
+    return {rank: list(value) for rank, value in session.pull("told").items()}
 
 
 def test_a_script_runs_as_main_with_its_arguments_modules_and_children(
@@ -134,7 +135,7 @@ def test_what_a_script_imports_beside_it_is_read_anew(ranks2: Session, script: P
     assert told(ranks2)[1][1] == "of the other"
 
 
-def test_a_script_leaves_the_process_as_it_was(ranks2: Session, script: Path) -> None:
+def test_a_script_touches_nothing_of_the_sessions_processes(ranks2: Session, script: Path) -> None:
     seeded = "import random\nrandom.seed(7)\ntorch.manual_seed(7)\n"
     ranks2.run_cell(seeded + LEFT).raise_for_error()
     before = ranks2.pull("left"), ranks2.pull("drawn")
@@ -180,7 +181,6 @@ def test_random_numbers_of_ranks_and_runs_differ_as_those_of_new_processes(
     for _ in range(2):
         ranks2.run_cell("torch.manual_seed(0)").raise_for_error()
         ranks2.run_script(str(script)).raise_for_error()
-        ranks2.run_cell("seed = main.seed").raise_for_error()
         seeds.update(ranks2.pull("seed").values())
     assert len(seeds) == 4
 
@@ -194,5 +194,70 @@ def test_an_exit_code_is_the_result(ranks2: Session, script: Path) -> None:
 
 def test_a_script_on_one_rank_is_a_job_of_one(ranks2: Session, script: Path) -> None:
     ranks2.run_script(str(script), ranks=(1,)).raise_for_error()
-    ranks2.run_cell("told = list(main.told)", ranks=(1,)).raise_for_error()
     assert ranks2.pull("told", (1,))[1][5] == 1.0
+
+
+AS_A_PROCESS = """
+import asyncio, atexit, builtins, os, socket, sys, threading, time
+
+assert not hasattr(sys, "ps1") and "get_ipython" not in vars(builtins)
+assert sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
+assert __file__ == os.path.abspath(sys.argv[0]) and os.environ["GROUP_RANK"] == "0"
+sys.stdout.buffer.write(b"bytes\\n")
+
+
+async def soon():
+    await asyncio.sleep(0)
+    return "awaited"
+
+
+print(asyncio.run(soon()))
+os.umask(0o077)
+atexit.register(lambda: sys.stdout.write("at the end\\n"))
+
+
+def late():
+    time.sleep(0.2)
+    sys.stdout.write("from a thread\\n")
+
+
+threading.Thread(target=late).start()
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+builtins.print = lambda *_: None
+"""
+
+
+def test_a_script_is_a_process_of_its_own_again_and_again(ranks2: Session, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(AS_A_PROCESS)
+    for _ in range(2):
+        result = ranks2.run_script(str(path), store="rank0")
+        result.raise_for_error()
+        said = "".join(item.text for group in result.outputs for item in group.items)
+        assert said == "bytes\nawaited\nfrom a thread\nat the end\n"
+    for port in ranks2.pull("port").values():  # whatever listened does so no more
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+    assert len(ranks2.run_cell("print('heard')").outputs) == 1
+
+
+def test_a_script_that_is_stuck_is_looked_at_and_does_not_hold_the_sessions_ranks(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "kept = int(os.environ['RANK']) + 40\nif kept == 40:\n    dist.barrier()\n"
+    )
+    ranks2.run_cell("mine = rank").raise_for_error()
+    own = [state.pid for state in ranks2.record.snapshot.ranks]
+    stuck = ranks2.run_script(str(path)).error
+    assert isinstance(stuck, Stuck)
+    assert stuck.diagnosis.findings[0].category is Category.CONDITIONAL_COLLECTIVE
+    assert ranks2.pull("kept") == {0: 40, 1: 41}
+    assert "train.py" in str(ranks2.where((0,)))
+    ranks2.run_cell("mine += 1\ndist.barrier()").raise_for_error()
+    assert [state.pid for state in ranks2.record.snapshot.ranks] == own
+    assert ranks2.pull("mine") == {0: 1, 1: 2}
+    assert ranks2.why().findings == ()

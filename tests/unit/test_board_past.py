@@ -9,8 +9,18 @@ import pytest
 from saved_runs import collective
 
 from ddp_notebook.board.past import Moment, Past
-from ddp_notebook.board.source import ended_badly
-from ddp_notebook.model import Collectives
+from ddp_notebook.board.source import BoardSource, ended_badly
+from ddp_notebook.model import (
+    Category,
+    CellFinished,
+    Collectives,
+    Diagnosis,
+    Finding,
+    RankState,
+    Snapshot,
+    Status,
+)
+from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
 
 
@@ -48,3 +58,25 @@ def test_of_ranks_that_were_freed_no_culprit_is_named_again(
     ends = {n: SimpleNamespace(outcome=each, trained=()) for n, each in enumerate(outcomes)}
     run = cast(CellRun, cast(Any, SimpleNamespace(finished=ends)))
     assert ended_badly(run) is look
+
+
+def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> None:
+    """Asking the ranks again takes a second or two, in which it said "No finding"."""
+    found = Diagnosis((Finding(Category.REPLICA_DIVERGENCE, (1,), "rank 1 differs", ""),), None, 2)
+    run = CellRun(1, (0, 1))
+    ends = [
+        CellFinished(rank=rank, time_ns=5, cell=1, outcome="ok", trained=True) for rank in (0, 1)
+    ]
+    run.take(ends)
+    run.found.take(found)
+    states = (RankState(0, Status.READY), RankState(1, Status.READY))
+    session = SimpleNamespace(
+        record=SimpleNamespace(snapshot=Snapshot(states)),
+        current=run,
+        logs=None,
+        running=True,
+        measuring=None,
+        store="",
+    )
+    facts, _ = BoardSource(cast(Session, session)).look()
+    assert facts.diagnosis is not None and facts.diagnosis.findings == found.findings

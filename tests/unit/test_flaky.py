@@ -1,4 +1,4 @@
-"""A test that loses a race is run again and named; many of them fail the run."""
+"""How the tests run: those of a file on one worker; one that loses a race again, and named."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from workers import together
 
 TESTS = Path(__file__).parents[1]
 ONCE = """
@@ -45,3 +46,16 @@ def test_up_to_three_flaky_tests_pass_and_are_named(
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stdout.count("FLAKY") == flaky
     assert ("at most 3 are let pass" in done.stdout) == (flaky > 3)
+
+
+@pytest.mark.parametrize(
+    ("test", "group"),
+    [
+        ("tests/contract/test_where.py::test_all[cell]", "tests/contract/test_where.py"),
+        ("tests/browser/test_tabs.py::test_tabs[lab]", "browser"),
+        ("tests/notebooks/test_demo.py::test_it", "tests/notebooks/test_demo.py::test_it"),
+    ],
+)
+def test_tests_that_share_what_is_dear_go_to_one_worker(test: str, group: str) -> None:
+    """That they did, each run with workers judges at its end."""
+    assert together(test) == group

@@ -48,7 +48,7 @@ def voice() -> Voice:
 @pytest.fixture
 def forwarder(voice: Voice, tmp_path: Path) -> OutputForwarder:
     (tmp_path / "rank.log").touch()
-    return OutputForwarder(voice, tmp_path / "rank.log", tmp_path)  # type: ignore[arg-type]
+    return OutputForwarder(voice, {tmp_path / "rank.log": OutputKind.STDOUT}, tmp_path)  # type: ignore[arg-type]
 
 
 def stream(forwarder: OutputForwarder, what: OutputKind = OutputKind.STDOUT) -> RankStream:

@@ -97,3 +97,10 @@ plain_values = st.recursive(
 @given(plain_values)
 def test_no_text_is_longer_than_said(value: Any) -> None:
     assert 0 < len(safe_repr.of(value)) <= safe_repr.LONGEST
+
+
+def test_a_tensor_without_dimensions_is_its_number_where_no_device_is_asked() -> None:
+    assert (
+        safe_repr.of((torch.tensor(6.1), torch.tensor(3))) == "(tensor 6.1 float32, tensor 3 int64)"
+    )
+    assert safe_repr.of(torch.empty((), device="meta")) == "tensor() float32 meta"

@@ -65,17 +65,18 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
             rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
         }
         ranks = tuple(sorted(rank for rank, each in there.items() if each is not None))
-        remedy = f"%ddp_restart --ranks {e.rank}"
+        script = context.case.script
+        command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,
             f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
             f"expects {sizes[2]} at most: for that gloo ended its process",
             "Compare what each rank sends there with what the other expects: the split sizes, "
-            f"the shapes. Bring it back: {remedy}",
+            f"the shapes. {'End the others' if script else 'Bring it back'}: {command}",
             context.victims,
             tuple(fact((rank,), each) for rank, each in there.items() if each is not None),
-            commands=(remedy,),
+            commands=(command,),
         )
 
 

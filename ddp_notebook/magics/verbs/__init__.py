@@ -2,7 +2,7 @@
 
 bench.py        `%ddp_bench`: what communication costs.
 bench_steps.py  `%ddp_bench --model net`: what a training step costs; its part of the verb.
-debug.py        `%ddp_break`, `%ddp_print`, `%ddp_set`: ranks at lines.
+debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: ranks at lines.
 ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
@@ -40,6 +40,7 @@ VERBS: tuple[Verb, ...] = (
     look.WHERE,
     look.STEP,
     debug.BREAK,
+    debug.FRAME,
     debug.PRINT,
     debug.SET,
     ranks.ABORT,

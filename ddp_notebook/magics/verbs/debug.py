@@ -1,4 +1,4 @@
-"""`%ddp_break`, `%ddp_print`, `%ddp_set`: stop ranks at lines, and look into them there."""
+"""`%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: stop ranks at lines, look into them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.model import VariableTable, name_ranks
-from ddp_notebook.rank.calls import Breakpoint
+from ddp_notebook.model import Ranks, VariableTable, name_ranks
+from ddp_notebook.rank.calls import ON, Breakpoint
+from ddp_notebook.state.line_table import frames_text
 
 _NONE = (
     "There are no breakpoints. %ddp_break 7 stops at line 7 of the last cell, %ddp_break "
@@ -21,21 +22,31 @@ _NONE = (
 def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
     ranks = chosen_ranks(ui.session, args)
     if args.clear:
-        number = int(args.place) if args.place.isdecimal() else None
-        if args.place and number is None:
-            raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-        count = ui.session.clear_breakpoints(number)
-        ui.say(f"{count} breakpoint{'' if count == 1 else 's'} cleared.")
-        return
-    if args.off or args.on:
-        ui.session.enable_breakpoints(args.on)
+        _clear(ui, args.place)
+    elif args.off or args.on == "":
+        ui.session.breakpoints.enable(not args.off)
         off = "Breakpoints are passed, breakpoint() too. On again: %ddp_break --on"
-        ui.say("Breakpoints stop ranks." if args.on else off)
-        return
-    if not args.place:
-        rows = ui.session.breakpoints()
+        ui.say(off if args.off else "Breakpoints stop ranks.")
+    elif not args.place and args.on is None:
+        rows = ui.session.breakpoints.rows()
         ui.say("\n".join(row.text for row in rows) or _NONE)
-        return
+    else:
+        _set_breakpoint(ui, args, ranks)
+
+
+def _clear(ui: NotebookUi, which: str) -> None:
+    if which and not which.isdecimal():
+        raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
+    count = ui.session.breakpoints.clear(int(which) if which else None)
+    ui.say(f"{count} breakpoint{'' if count == 1 else 's'} cleared.")
+
+
+def _set_breakpoint(ui: NotebookUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
+    on = args.on or ""
+    if on and on not in ON:
+        raise UsageMistake(f"--on is one of {', '.join(ON)}, not {on!r}.")
+    if on and args.place:
+        raise UsageMistake("A place and --on are two breakpoints: set one, then the other.")
     wanted = Breakpoint(
         0,
         ranks=ranks,
@@ -43,29 +54,71 @@ def _break(ui: NotebookUi, args: argparse.Namespace) -> None:
         count=args.count,
         once=args.once,
         log=args.log,
+        on=on,
     )
-    ui.say(ui.session.set_breakpoint(args.place, wanted).text)
+    ui.say(ui.session.breakpoints.add(args.place, wanted).text)
 
 
-def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable:
+def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
     source = " ".join(args.expression)
-    return ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up)
+    looking = ui.session.looking
+    if args.unwatch or (args.watch and not source):
+        if args.unwatch:
+            looking.unwatch(source)
+        watched = ", ".join(looking.watched) or "nothing"
+        ui.say(f"Shown after each step: {watched}")
+        return None
+    table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, own_text=args.each)
+    if args.watch:
+        looking.watch(source)
+    return table
 
 
 PRINT = Verb(
     "ddp_print",
     about="Evaluate an expression on the ranks, where each stands: paused at a line, blocked in a "
-    "collective, or idle. Equal values are shown once. Unlike %ddp_vars it runs your code. Returns "
-    "a VariableTable.",
+    "collective, where it raised, or idle. Equal values are shown once. Unlike %ddp_vars it runs "
+    "your code. Returns a VariableTable.",
     examples=(
         ("%ddp_print loss.item() * 2", "on all ranks"),
         ("%ddp_print --ranks 1 --up 1 batch", "on rank 1, in the function that called this one"),
+        ("%ddp_print --watch loss", "now, and below the table of each step"),
+        ("%ddp_print --each config", "as its own repr has it"),
     ),
     run=_print,
     options=(
         options.ranks("evaluate it on these ranks only"),
-        Option("--up N", "in the frame of yours N above", default=0),
+        Option("--up N", "in the frame of yours N above (default: that of %ddp_frame)", type=int),
+        Option("--each", "call the value's own repr on each rank, which may be your code"),
+        Option("--watch", "show it after each step, too; without an expression, list those"),
+        Option("--unwatch", "show it after steps no more; without an expression, nothing"),
         Option("expression", "a Python expression", nargs=argparse.REMAINDER),
+    ),
+)
+
+
+def _frame(ui: NotebookUi, args: argparse.Namespace) -> None:
+    if not (args.frame in ("", "up", "down") or args.frame.isdecimal()):
+        raise UsageMistake(f"{args.frame!r} is no frame. Type %ddp_frame up, down, or its number.")
+    looking = ui.session.looking
+    stands = looking.choose(args.frame, chosen_ranks(ui.session, args))
+    lines = [frames_text(each.ranks, each.frames, looking.up, each.why) for each in stands]
+    ui.say("\n".join(line for group in lines for line in group))
+
+
+FRAME = Verb(
+    "ddp_frame",
+    about="Choose the frame that %ddp_print and %ddp_set look at, until the ranks move: 0 is the "
+    "innermost of your functions. Without one: show the frames where ranks stand, or have raised.",
+    examples=(
+        ("%ddp_frame up", "the function that called this one"),
+        ("%ddp_frame 0", "the innermost one again"),
+        ("%ddp_frame", "all of them, and which is chosen"),
+    ),
+    run=_frame,
+    options=(
+        options.ranks("show these ranks only"),
+        Option("frame", "up, down, or a number", nargs="?", default=""),
     ),
 )
 
@@ -92,7 +145,7 @@ SET = Verb(
     run=_set,
     options=(
         options.ranks("assign it on these ranks only"),
-        Option("--up N", "in the frame of yours N above", default=0),
+        Option("--up N", "in the frame of yours N above (default: that of %ddp_frame)", type=int),
         Option("assignment", "such as x = 3", nargs=argparse.REMAINDER),
     ),
 )
@@ -108,6 +161,7 @@ BREAK = Verb(
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),
         ('%ddp_break Model.forward --if "x.isnan().any()"', "a function, on a condition"),
         ('%ddp_break 7 --log "step {i} loss {loss}"', "does not stop: prints a line each time"),
+        ("%ddp_break --on nan", "at the first loss or gradient that is not finite"),
         ("%ddp_break --clear 1", "breakpoint 1 is no more; without a number, none is"),
     ),
     run=_break,
@@ -119,7 +173,15 @@ BREAK = Verb(
         Option("--log MESSAGE", "print this instead of stopping, filled in as an f-string is"),
         Option("--clear", "take away the breakpoint of this number, or all"),
         Option("--off", "pass all breakpoints, breakpoint() too, until --on"),
-        Option("--on", "stop at breakpoints again"),
+        Option(
+            "--on WHAT",
+            f"stop at no line but where one of these happens: {', '.join(ON)}; without a word, "
+            "stop at breakpoints again",
+            nargs="?",
+            const="",
+            default=None,
+            completer=lambda word, _: [each for each in ON if each.startswith(word)],
+        ),
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),
 )

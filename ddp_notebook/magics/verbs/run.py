@@ -95,8 +95,10 @@ def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
 
 SCRIPT = Verb(
     "ddp_run",
-    about="Run a torchrun-style script on the ranks, unchanged. Options come before the script, "
-    "its own arguments after it. On some ranks only, they are ranks 0, 1, ... for the script.",
+    about="Run a torchrun-style script, unchanged, in a new process for each rank: the ranks' own "
+    "variables and groups stay as they are. Options come before the script, its own arguments "
+    "after it. On some ranks only, they are ranks 0, 1, ... for the script. Its processes stay "
+    "until something else runs: %ddp_pull gets what it assigned at its outermost level.",
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),

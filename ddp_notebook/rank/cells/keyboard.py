@@ -1,4 +1,4 @@
-"""What is meant for a person at a terminal: exit, debuggers, input; a rank says what to use."""
+"""A keyboard, which no rank has: Ctrl-C comes as a signal, debuggers and input are answered."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import builtins
 import getpass
 import os
 import pdb
-import re
+import signal
 import sys
-import warnings
+import threading
 from types import FrameType
 from typing import Any, NoReturn
 
-import IPython
-from IPython.core.autocall import ZMQExitAutocall
-from IPython.terminal import embed as embedding
-
+from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect import frames
@@ -28,72 +25,38 @@ _IN_A_CHILD = (
     "DataLoader(num_workers=0)"
 )
 _OUTSIDE = "No cell or script runs on this rank"
-_NOTEBOOKS_MAGIC = re.compile(r"^\s*(?:[\w, ]+=\s*)?(%%?ddp\w*)", re.MULTILINE)
 
 
 class NoKeyboard(EOFError):
     """`input()` or `getpass()` on a rank; an EOFError, as wherever nobody can type."""
 
 
-class Exit(ZMQExitAutocall):  # type: ignore[misc]  # IPython has no type information
-    """`exit` and `quit`: they end what runs on this rank, and not the rank."""
-
-    def __call__(self, code: object = None) -> NoReturn:
-        """As Python's own."""
-        raise SystemExit if code is None else SystemExit(code)
-
-    def __repr__(self) -> str:
-        return "Type exit() to end the cell on this rank. To end the ranks: %ddp_shutdown"
-
-
 class Keyboard(Component):
     """Answers in place of the person whom user code asks for, and lets it go on where it can."""
 
-    def __init__(self, shell: Any, user_code: frames.UserCode, debugger: Debugger) -> None:
+    def __init__(self, user_code: frames.UserCode, debugger: Debugger) -> None:
         self._debugger = debugger
         self._pid = os.getpid()
-        self._shell = shell
         self._user_code = user_code
         self._told: set[tuple[str, int]] = set()
         """The calls of this run that were answered: one in a loop is answered once."""
 
     def attach(self) -> None:
         """Replace what asks."""
-        self._replace_exit()
-        self._explain_magics()
         sys.breakpointhook = self._on_breakpoint
         # Every debugger of Python's and IPython's is one of these, and so is torch's.
         bdb.Bdb.set_trace = _set_trace_of(self)  # type: ignore[method-assign]
         pdb.Pdb.cmdloop = _command_loop_of(self)  # type: ignore[method-assign]
-        IPython.embed = embedding.embed = self._on_embed
+        # Only where it is loaded: a script need not have it.
+        for name in ("IPython", "IPython.terminal.embed"):
+            if module := sys.modules.get(name):
+                module.embed = self._on_embed  # type: ignore[attr-defined]
         builtins.input = self._on_input
         getpass.getpass = self._on_getpass
 
     def run_begins(self, run: Run) -> None:
         """What was said belongs to the run before."""
         self._told.clear()
-
-    def _replace_exit(self) -> None:
-        shell, ours = self._shell, Exit()
-        shell.exiter = ours
-        for name in ("exit", "quit"):
-            shell.user_ns[name] = ours
-            setattr(builtins, name, ours)
-            # IPython hides both while a cell runs, also from modules that the cell calls.
-            shell.builtin_trap.auto_builtins.pop(name, None)
-        shell.ask_exit = ours
-        warnings.filterwarnings("ignore", "To exit: use 'exit'", UserWarning)
-
-    def _explain_magics(self) -> None:
-        show = self._shell.show_usage_error
-
-        def show_with_hint(error: Any) -> None:
-            show(error)
-            if match := _NOTEBOOKS_MAGIC.search(self._shell.history_manager.input_hist_raw[-1]):
-                where = "a cell of its own" if match[1] == "%%ddp" else "a cell without %%ddp"
-                _say(f"{match[1]} belongs to the notebook, not to a rank: type it in {where}")
-
-        self._shell.show_usage_error = show_with_hint
 
     def _on_breakpoint(self, *_: object, **__: object) -> None:
         if os.environ.get("PYTHONBREAKPOINT") != "0":
@@ -128,7 +91,7 @@ class Keyboard(Component):
         frame, _ = self._user_code.innermost(frames.frames_of(sys._getframe(1)))
         if self._is_new(frame):
             where = f" ({self._user_code.describe(frame)})" if frame is not None else ""
-            _say(f"{what.removesuffix('.')}{where}. {instead}".rstrip())
+            say(f"{what.removesuffix('.')}{where}. {instead}".rstrip())
 
     def _is_new(self, frame: FrameType | None) -> bool:
         line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
@@ -143,7 +106,29 @@ class Keyboard(Component):
         raise NoKeyboard(_no_keyboard("getpass"))
 
 
-def _say(text: str) -> None:
+class LostInterrupts(Component):
+    """Python swallows a KeyboardInterrupt in a callback (a `__del__`); it is raised once more."""
+
+    def __init__(self, forwarder: OutputForwarder) -> None:
+        self._forwarder = forwarder
+
+    def attach(self) -> None:
+        """Look at what Python cannot raise."""
+        others = sys.unraisablehook
+
+        def interrupt_again(unraisable: Any) -> None:
+            if self._forwarder.cell and issubclass(unraisable.exc_type, KeyboardInterrupt):
+                again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+                again.daemon = True
+                again.start()
+            else:
+                others(unraisable)
+
+        sys.unraisablehook = interrupt_again
+
+
+def say(text: str) -> None:
+    """Tell the user, on stderr."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -152,9 +152,19 @@ class RankStream(io.TextIOBase):
 
 
 class OutputForwarder(Component):
-    """Collects one cell's output and hands it to the event sender as `Output` events."""
+    """Collects one run's output and hands it to the event sender as `Output` events.
 
-    def __init__(self, events: EventSender, log: Path, folder: Path) -> None:
+    `logs` are the files behind the process's own streams, and as what they are shown. Nobody says
+    when something was written there: `look_every_s` says how often to look, None for each pulse.
+    """
+
+    def __init__(
+        self,
+        events: EventSender,
+        logs: Mapping[Path, OutputKind],
+        folder: Path,
+        look_every_s: float | None = None,
+    ) -> None:
         self.cell = 0
         """The session's number of the run whose output it is; 0 between runs."""
         self.forked = False
@@ -164,8 +174,9 @@ class OutputForwarder(Component):
         self.streams: list[RankStream] = []
         self.withheld_bytes = 0
         self._events = events
-        self._log = log
-        self._log_offset = 0
+        self._logs = dict(logs)
+        self._log_offsets = dict.fromkeys(logs, 0)
+        self._look_every_s = look_every_s
         self._folder = folder
         self._file: io.BufferedWriter | None = None
         self._sent_bytes = 0
@@ -193,7 +204,7 @@ class OutputForwarder(Component):
             self._sent_bytes = self.withheld_bytes = self._tracebacks = 0
             self._tail.clear()
             self._sent.clear()
-            self._log_offset = self._log_size()
+            self._log_offsets = {log: _size(log) for log in self._logs}
             self.cell = run.number
 
     def run_ends(self) -> None:
@@ -229,7 +240,7 @@ class OutputForwarder(Component):
                 self._collect_fast()
             self._collect_written()
             self._collect_log()
-            return FAST_PATH_POLL_S if self.fast else None
+            return FAST_PATH_POLL_S if self.fast else self._look_every_s
 
     def printed(self) -> int | None:
         """See `RankStream.printed`."""
@@ -286,19 +297,15 @@ class OutputForwarder(Component):
 
     def _collect_log(self) -> None:
         """What C code, subprocesses and forked workers wrote to the process's own streams."""
-        size = self._log_size()
-        if size > self._log_offset:
-            with contextlib.suppress(OSError), self._log.open("rb") as log:
-                log.seek(self._log_offset)
-                data = log.read(size - self._log_offset)
-                self._log_offset += len(data)
-                self._send(OutputKind.STDOUT, data)
-
-    def _log_size(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except OSError:
-            return 0
+        for path, what in self._logs.items():
+            offset = self._log_offsets[path]
+            size = _size(path)
+            if size > offset:
+                with contextlib.suppress(OSError), path.open("rb") as log:
+                    log.seek(offset)
+                    data = whole_characters(log.read(size - offset))
+                    self._log_offsets[path] += len(data)
+                    self._send(what, data)
 
     def _send(self, what: OutputKind, data: bytes) -> None:
         room = max(0, LIMIT_BYTES - TAIL_BYTES - self._sent_bytes)
@@ -339,6 +346,23 @@ class OutputForwarder(Component):
                 self._file.write(data)
         except OSError:  # the disk is full: the notebook still has the head and the tail
             self._file = None
+
+
+def whole_characters(data: bytes) -> bytes:
+    """`data` without a character of UTF-8 at its end that is not complete."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0b1100_0000 != 0b1000_0000:  # a character begins here
+            needed = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4
+            return data[:-back] if byte >= 0b1100_0000 and needed > back else data
+    return data
+
+
+def _size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
 
 
 def as_text(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,21 @@ def message_of(error: BaseException) -> str:
     return text[:_LONGEST_TEXT]
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """True for what ends a cell that is interrupted: an `await` is cancelled instead."""
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"
+
+
+def line_of(error: BaseException | None, file: str) -> int:
+    """The last line of `file` itself that `error` passed through; 0 for none."""
+    line, trace = 0, error.__traceback__ if error is not None else None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
 def frames_of(error: BaseException, user_code: UserCode) -> tuple[Frame, ...]:
     """The user's lines that `error` passed through, the outermost first.
 

@@ -1,109 +1,193 @@
-"""Runs a training script on this rank, as `python script.py` would under torchrun.
+"""The process of a script's rank: a new one, as torchrun's would be, and observed.
 
-It is `__main__`, with its own arguments, its own environment and its own folder first on the
-path, none of which outlives it; its output, tracebacks and interrupts take the same ways as a
-cell's. Afterwards cells see its variables under `main`.
+It is `__main__`, with its own arguments and its folder first on the path, and knows no IPython.
+When it is over it has done what ends a process, but its memory stays: it can still be asked for
+its variables, until the session ends it. What its groups are connected by stays too: who still
+needs this rank waits for it, and is seen where it waits, in place of an error that tells little.
 """
 
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import os
+import signal
 import sys
+import threading
+import traceback
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType
+from typing import Any, NoReturn
 
-from ddp_notebook.rank.boot import EngineProcess
+import torch
+
+from ddp_notebook.model import CellStarted, OutputKind, codec
+from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.calls import Script
-from ddp_notebook.rank.cells import script_state
-from ddp_notebook.rank.cells.runner import CellRunner
-from ddp_notebook.rank.component import Lifecycle
-from ddp_notebook.rank.debugger.debugger import Debugger
-from ddp_notebook.rank.inspect import host
-from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.cells import raised, values
+from ddp_notebook.rank.cells.ending import Ending
+from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
+from ddp_notebook.rank.cells.output import OutputForwarder
+from ddp_notebook.rank.component import Run
+from ddp_notebook.rank.core import RankCore
+from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.rank_process import RankProcess, questions_of, streams_of
+
+_LOOK_EVERY_S = 0.03
+"""How often what it wrote is looked for."""
 
 
-class ScriptRunner:
-    """Runs scripts, in the way that `runner` runs cells."""
+def main(
+    rank: int, events: str, key: str, folder: str, output_folder: str, script: Mapping[str, Any]
+) -> NoReturn:
+    """Be `rank` of a script, until the session ends this process.
+
+    `events` is where the session listens, with its `key`. `folder` is the run's own; output that
+    is too long to send goes to `output_folder`.
+    """
+    sys.setswitchinterval(min(sys.getswitchinterval(), boot.SWITCH_INTERVAL_S))
+    own = Path(folder)
+    boot.keep_temporary_files_in(own, own.parent)
+    sender = EventSender(rank, events, key)
+    out, err = streams_of(own, rank)
+    logs = {out: OutputKind.STDOUT, err: OutputKind.STDERR}
+    forwarder = OutputForwarder(sender, logs, Path(output_folder), _LOOK_EVERY_S)
+    process = RankProcess(rank, sender, own, questions_of(own, rank))
+    ScriptProcess(process, sender, forwarder, codec.decode(Script, script)).run()
+
+
+class ScriptProcess:
+    """Runs one script, and stays."""
 
     def __init__(
         self,
-        engine: EngineProcess,
-        life: Lifecycle,
-        runner: CellRunner,
-        user_code: UserCode,
-        debugger: Debugger,
+        process: RankProcess,
+        events: EventSender,
+        forwarder: OutputForwarder,
+        script: Script,
     ) -> None:
-        self._engine = engine
-        self._life = life
-        self._runner = runner
-        self._user_code = user_code
-        self._debugger = debugger
+        self._events = events
+        self._forwarder = forwarder
+        self._script = script
+        self._core = core = RankCore(process, show=self._show)
+        self._ending = Ending(core, events, forwarder)
+        self._life = core.lifecycle(
+            (forwarder, LostInterrupts(forwarder), Keyboard(core.user_code, core.debugger))
+        )
+        self._over = False
 
-    def _compiled(self, source: bytes, path: str) -> CodeType:
-        tree = self._debugger.compiled(ast.parse(source, path), path)
-        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
-        self._debugger.was_compiled(code)
+    def run(self) -> NoReturn:
+        """Run the script to its end, tell how it ended, and wait to be ended."""
+        script, core = self._script, self._core
+        torch.set_num_threads(script.threads)
+        core.user_code.add_script(script.path)
+        main = _as_main(script)
+        core.handlers.on_question(calls.PULL, lambda of: values.pickled(of, vars(main)))
+        self._life.attach()
+        self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
+        core.debugger.set_breakpoints(script.breakpoints)
+        self._life.run_begins(Run(script.cell, script.paused))
+        error = self._end_as_python_does(self._execute(main))
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _be_mute()
+        core.sockets.end(groups=script.leaves)
+        self._over = True
+        self._ending.say(script.cell, error, script.path, self._life.run_ends)
+        while True:
+            signal.pause()
+
+    def _execute(self, main: types.ModuleType) -> BaseException | None:
+        """Run its code; the error with which it ended."""
+        script = self._script
+        try:
+            self._events.emit_now(CellStarted, cell=script.cell, number=script.number)
+            exec(self._compiled(script.path), vars(main))  # noqa: S102
+        except SystemExit as stop:
+            if stop.code is not None and not isinstance(stop.code, int):
+                sys.stderr.write(f"{stop.code}\n")
+            return None if stop.code in (None, 0) else stop
+        except BaseException as error:  # noqa: BLE001  # shown, and told to the session
+            # The first frame is this one; the user's begins after it.
+            trace = error.__traceback__
+            error = error.with_traceback(trace.tb_next if trace is not None else None)
+            self._show_error(error)
+            self._ending.stop_at(error)
+            return error
+        return None
+
+    def _compiled(self, path: str) -> types.CodeType:
+        debugger = self._core.debugger
+        tree = debugger.compiled(ast.parse(Path(path).read_bytes(), path), path)
+        code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
+        debugger.was_compiled(code)
         return code
 
-    def run(self, script: Script) -> None:
-        """Run a script to its end; reports as a cell does."""
-        runner, path, rank = self._runner, script.path, self._engine.process.rank
-        shell = runner.shell.shell
-        self._user_code.add_script(path)
-        main = _as_main(script, self._engine.modules)
-        with runner.running(script, path) as outcome, main as module:
-            # A script makes its own process group, as a new process does.
-            self._life.setup_begins()
-            _set_environment(script.environments[rank])
-            shell.user_ns["main"] = module
-            try:
-                os.chdir(script.folder)
-                source = Path(path).read_bytes()
-                with host.on(script.hosts.get(rank, {})):
-                    exec(self._compiled(source, path), vars(module))  # noqa: S102
-            except SystemExit as stop:
-                outcome.error = _failed(stop)
-            except BaseException as error:  # noqa: BLE001  # shown, and told to the session
-                # The first frame is this one; the user's begins after it.
-                trace = error.__traceback__
-                outcome.error = error.with_traceback(trace.tb_next if trace is not None else None)
-                shell.showtraceback((type(error), error, error.__traceback__))
-
-
-def _failed(stop: SystemExit) -> SystemExit | None:
-    """`sys.exit()`, `sys.exit(0)` end a script well; anything else does not."""
-    return None if stop.code in (None, 0) else stop
-
-
-@contextlib.contextmanager
-def _as_main(script: Script, loaded_before: frozenset[str]) -> Iterator[types.ModuleType]:
-    """A fresh `__main__`, with the script's arguments and folder, for the time it runs."""
-    module = types.ModuleType("__main__")
-    module.__file__ = script.path
-    module.__dict__["__builtins__"] = __builtins__
-    folder = Path(script.path).parent
-    if script.package is not None:
-        module.__package__ = script.package
-        folder = Path(script.folder)
-    main, argv = sys.modules["__main__"], list(sys.argv)
-    with script_state.process(folder, loaded_before):
-        sys.modules["__main__"] = module
-        sys.argv[:] = [script.path, *script.arguments]
-        sys.path.insert(0, str(folder))
+    def _end_as_python_does(self, error: BaseException | None) -> BaseException | None:
+        """Wait for its threads and call what it registered for its end; the error of all."""
         try:
-            yield module
-        finally:
-            sys.modules["__main__"], sys.argv[:] = main, argv
+            # As `multiprocessing` ends its processes: the pools of threads end with it, too.
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        except KeyboardInterrupt as interrupt:
+            return error or interrupt
+        except (OSError, ValueError, AttributeError):
+            pass  # it has closed its streams, or put something else there
+        return error
+
+    def _show_error(self, error: BaseException) -> None:
+        """As Python does, or the script's own hook; the session tells of an interrupt itself."""
+        if raised.is_interrupt(error):
+            return
+        hook = sys.excepthook
+        torchs = str(getattr(hook, "__module__", "")).startswith("torch.")
+        if hook is not sys.__excepthook__ and not torchs:
+            hook(type(error), error, error.__traceback__)
+            return
+        trace = raised.without_ours(error.__traceback__, self._core.user_code)
+        self._show("".join(traceback.format_exception(type(error), error, trace)).rstrip())
+
+    def _show(self, text: str) -> bool:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        self._forwarder.show(what=OutputKind.ERROR, text=raised.shown(text))
+        return True
+
+    def _pulse(self) -> dict[str, Any]:
+        """The fields of a sign of life."""
+        doing = self._core.doing(in_run=not self._over)
+        cell = 0 if self._over else self._script.cell
+        return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
 
 
-def _set_environment(values: Mapping[str, str]) -> None:
-    """Set variables for the script; an empty value unsets."""
-    for name, value in values.items():
-        if value:
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
+def _as_main(script: Script) -> types.ModuleType:
+    """A fresh `__main__`, with the script's arguments, folder and streams."""
+    main = types.ModuleType("__main__")
+    main.__file__ = script.path
+    main.__dict__["__builtins__"] = __builtins__
+    folder = str(Path(script.path).parent)
+    if script.package is not None:
+        name = f"{script.package}.{Path(script.path).stem}".removeprefix(".")
+        main.__package__ = script.package
+        main.__spec__ = ModuleSpec(name, None, origin=script.path)
+        folder = str(Path.cwd())
+    sys.modules["__main__"] = main
+    sys.argv[:] = [script.path, *script.arguments]
+    sys.path.insert(0, folder)
+    for stream in (sys.stdout, sys.stderr):  # seen as it is written, as in a terminal
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    return main
+
+
+def _be_mute() -> None:
+    """What torch's threads say from now on goes nowhere: the script is over."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    os.close(null)

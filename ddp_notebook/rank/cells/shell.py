@@ -20,7 +20,7 @@ from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.cells import cell_ast, progress_bars
 from ddp_notebook.rank.cells.output import OutputForwarder, RankStream, as_text
-from ddp_notebook.rank.cells.raised import shown, without_ours
+from ddp_notebook.rank.cells.raised import is_interrupt, shown, without_ours
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -37,7 +37,7 @@ class RankShell(Component):
         self, shell: Any, forwarder: OutputForwarder, user_code: UserCode, debugger: Debugger
     ) -> None:
         self.shell = shell
-        self._debugger = debugger
+        self.debugger = debugger
         self.forwarder = forwarder
         self._user_code = user_code
         self.file_name = ""
@@ -202,7 +202,7 @@ class RankShell(Component):
         lines = linecache.getlines(self.file_name)
         text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
-        module = self._debugger.compiled(module, self.file_name)
+        module = self.debugger.compiled(module, self.file_name)
         try:
             with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
                 code = compiler(module, self.file_name, "exec")
@@ -210,12 +210,7 @@ class RankShell(Component):
             result.error_before_exec = error
             self.shell.showsyntaxerror()
             return True
-        self._debugger.was_compiled(code)
+        self.debugger.was_compiled(code)
         is_async = bool(code.co_flags & inspect.CO_COROUTINE)
         raised: bool = await self.shell.run_code(code, result, async_=is_async)
         return raised
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """True for what ends a cell that is interrupted: an `await` is cancelled instead."""
-    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"

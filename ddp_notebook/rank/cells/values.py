@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from IPython.core.getipython import get_ipython
 
-from ddp_notebook.rank.calls import Value, Variable
+from ddp_notebook.rank.calls import Pickled, Value, Variable
 
 
-def get(request: Variable) -> Value:
+def get(request: Variable, names: Mapping[str, Any]) -> Value:
     """The value of a variable, or why it cannot be sent.
 
     Tensors that become NumPy arrays (bfloat16 as float32) do so inside lists, tuples and dicts
     too: the notebook kernel need not have torch loaded.
     """
-    names = get_ipython().user_ns
     if request.name not in names:
         return Value(error="there is no such variable")
     value = names[request.name]
@@ -27,6 +27,13 @@ def get(request: Variable) -> Value:
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         return Value(error=f"a {type(value).__name__} cannot be sent: {error}")
     return Value(value)
+
+
+def pickled(request: Variable, names: Mapping[str, Any]) -> Pickled:
+    """The same for a rank that is only asked: as text."""
+    value = get(request, names)
+    data = b"" if value.error else pickle.dumps(value.value)
+    return Pickled(base64.b64encode(data).decode("ascii"), value.error)
 
 
 def _to_numpy(value: Any) -> Any:

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -66,7 +66,7 @@ class Breakpoints:
         before, self._watched = self._watched, {}
         for spec in specs:
             known = before.get(spec.number)
-            if known is not None and known.spec == spec and known.bound.line:
+            if known is not None and known.spec == spec and (known.bound.line or spec.on):
                 self._watched[spec.number] = known
             else:
                 self._watched[spec.number] = self._new(spec)
@@ -115,7 +115,7 @@ class Breakpoints:
         """Look again for what was not loaded; True when some of it is now."""
         found = False
         for watched in self._watched.values():
-            if not watched.bound.line and not watched.bound.problem:
+            if not (watched.bound.line or watched.bound.problem or watched.spec.on):
                 watched.bound = self._bind(watched.spec)
                 if watched.bound.line:
                     watched.files.add(watched.bound.file)
@@ -124,15 +124,31 @@ class Breakpoints:
             self._index()
         return found
 
+    def wants(self, on: str) -> bool:
+        """Whether one of them is set on what may happen: an exception, a value, a collective."""
+        return any(each.spec.on == on and not each.done for each in self._watched.values())
+
+    def occurred(self, on: str, frame: FrameType) -> tuple[str, ...]:
+        """It has happened in `frame`; why the thread stops, nothing when it does not."""
+        at = [each for each in self._watched.values() if each.spec.on == on and not each.done]
+        reasons = [self._passed(watched, frame) for watched in at]
+        return tuple(reason for reason in reasons if reason)
+
     @property
     def has_pending(self) -> bool:
         """True when some name a function or a cell that is not there yet."""
-        return any(not each.bound.line for each in self._watched.values())
+        return any(not (each.bound.line or each.spec.on) for each in self._watched.values())
 
-    def bounds(self, problems: Mapping[str, str]) -> tuple[Bound, ...]:
-        """Where each is and how often it was passed; `problems`: why files cannot have any."""
+    def bounds(
+        self, problems: Mapping[str, str], notes: Mapping[tuple[str, int], str]
+    ) -> tuple[Bound, ...]:
+        """Where each is and how often it was passed.
+
+        `problems`: why files cannot have any; `notes`: who does not stop at a line.
+        """
         files = {self.canonical(file) for file in _module_files()} | self._compiled
-        return tuple(self._told(each, problems, files) for each in self._watched.values())
+        told = (self._told(each, problems, files) for each in self._watched.values())
+        return tuple(replace(each, note=notes.get((each.file, each.line), "")) for each in told)
 
     def _told(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
         bound = watched.bound
@@ -201,6 +217,8 @@ class Breakpoints:
         return path
 
     def _bind(self, spec: Breakpoint) -> Bound:
+        if spec.on:
+            return Bound(spec.number)
         if not spec.file:
             return self._bind_function(spec)
         file = spec.file

@@ -9,18 +9,21 @@ import __future__
 
 import ast
 import builtins
+import copy
 import gc
 import importlib.machinery
 import inspect
 import itertools
 import linecache
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from ddp_notebook.rank.debugger.instrument import HOOK, instrument
+from ddp_notebook.rank.debugger.instrument import BEFORE_LOOP, HOOK, instrument
+from ddp_notebook.rank.inspect.frames import chain
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -55,6 +58,10 @@ class CodeSwap:
         """By the function's id."""
         self._ours: dict[CodeType, frozenset[int]] = {}
         """Code with our calls, also of cells and modules; the lines that they are in."""
+        self._trees: dict[str, ast.Module] = {}
+        """By file, what was compiled with our calls last, without them."""
+        self._begun: dict[int, tuple[int, int]] = {}
+        """By thread: the frame and the call before a loop that it came by last."""
         self._get_code: Any = None
 
     # -- which lines ---------------------------------------------------------------------
@@ -65,19 +72,35 @@ class CodeSwap:
         self._hook_imports(bool(lines))
         if lines:
             setattr(builtins, HOOK, self._hook)
-        for swapped in list(self._swapped.values()):
+        self._give_back()
+        had = {self._canonical(code.co_filename) for code in self._ours}
+        if not lines and not had:
+            return {}
+        problems = {
+            file: self._swap(file, each) if file in lines else self._take_out(each)
+            for file, each in self._functions_of({*lines, *had}).items()
+        }
+        if not lines:
+            running = _running()
+            self._ours = {code: at for code, at in self._ours.items() if code in running}
+            self._trees.clear()
+        return {file: why for file, why in problems.items() if why}
+
+    def _give_back(self) -> None:
+        """Functions have the code that they had before."""
+        for swapped in self._swapped.values():
             if swapped.function.__code__ is swapped.ours:
                 swapped.function.__code__ = swapped.own
         self._swapped.clear()
-        if not lines:
-            return {}
+
+    def _functions_of(self, files: set[str]) -> dict[str, list[FunctionType]]:
+        """By file, all functions that there are of it."""
         functions: dict[str, list[FunctionType]] = {}
         for function in _functions():
             file = self._canonical(function.__code__.co_filename)
-            if file in lines:
+            if file in files:
                 functions.setdefault(file, []).append(function)
-        problems = {file: self._swap(file, each) for file, each in functions.items()}
-        return {file: why for file, why in problems.items() if why}
+        return functions
 
     def is_ours(self, code: CodeType) -> bool:
         """Whether our calls are in this code, in each line that they belong in."""
@@ -88,6 +111,7 @@ class CodeSwap:
         """`tree`, a module that is about to be compiled as `file`, with our calls."""
         canonical = self._canonical(file)
         if canonical in self._lines:
+            self._trees[canonical] = copy.deepcopy(tree)
             instrument(tree, lambda line: self._number(canonical, line))
         return tree
 
@@ -107,10 +131,17 @@ class CodeSwap:
             self._places[number] = file, line
         return number
 
-    def _hook(self, number: int) -> None:
+    def _hook(self, number: int, where: int = 0) -> None:
         file, line = self._places[number]
-        if line in self._lines.get(file, ()):  # code that ran may keep a call that is of no use
-            self._on_call(sys._getframe(1), line)
+        if line not in self._lines.get(file, ()):  # code that ran may keep a call of no use
+            return
+        frame = sys._getframe(1)
+        thread = threading.get_ident() if where else 0
+        if where == BEFORE_LOOP:
+            self._begun[thread] = id(frame), number
+        elif where and self._begun.pop(thread, None) == (id(frame), number):
+            return  # the first round: the thread has just come by before the loop
+        self._on_call(frame, line)
 
     # -- functions -----------------------------------------------------------------------
 
@@ -143,6 +174,27 @@ class CodeSwap:
                 f"what {', '.join(sorted(failed))} runs is not what stands in the file now: it was "
                 "edited after it was imported"
             )
+        return ""
+
+    def _take_out(self, functions: list[FunctionType]) -> str:
+        """Functions that were compiled with our calls run what they would without."""
+        name = functions[0].__code__.co_filename
+        tree = self._trees.get(self._canonical(name))
+        if tree is None:
+            return ""
+        made: dict[tuple[int, frozenset[int]], tuple[dict[Key, CodeType], ...]] = {}
+        for function in functions:
+            ours = function.__code__
+            if ours not in self._ours:
+                continue
+            how = ours.co_flags & _FUTURE, self._ours[ours]
+            if how not in made:
+                again = copy.deepcopy(tree)
+                instrument(again, lambda line, at=how[1]: int(line in at) or None)  # type: ignore[misc]
+                made[how] = _compiled(tree, name, how[0]), _compiled(again, name, how[0])
+            before, after = (codes.get(_key(ours)) for codes in made[how])
+            if before is not None and after is not None and _alike(after, ours):
+                function.__code__ = before
         return ""
 
     def _give(self, function: FunctionType, before: CodeType, after: CodeType) -> None:
@@ -178,18 +230,29 @@ class CodeSwap:
 
 def source_of(file: str) -> str:
     """The text of a file or a cell; the cell's first line, its magic, left empty."""
+    return "".join(lines_of(file))
+
+
+def lines_of(file: str) -> list[str]:
+    """The same as lines, each with its end."""
     if not file.startswith("<"):
         linecache.checkcache(file)
     lines = linecache.getlines(file)
     if file.startswith("<") and lines and lines[0].lstrip().startswith("%%"):
         lines = ["\n", *lines[1:]]
-    return "".join(lines)
+    return lines
 
 
 def _functions() -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
     functions = (each for each in gc.get_objects() if type(each) is FunctionType)
     return (each for each in functions if each.__code__.co_qualname != "<module>")
+
+
+def _running() -> set[CodeType]:
+    """The code of all frames of all threads."""
+    innermost = sys._current_frames().values()
+    return {frame.f_code for each in innermost for frame in chain(each)}
 
 
 def _all_code(code: CodeType) -> Iterator[CodeType]:

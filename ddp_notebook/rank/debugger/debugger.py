@@ -18,10 +18,10 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
-from ddp_notebook.rank.debugger.code_swap import source_of
+from ddp_notebook.rank.debugger.code_swap import lines_of
 from ddp_notebook.rank.debugger.goals import Goal, has_line
 from ddp_notebook.rank.debugger.monitoring import Monitoring
-from ddp_notebook.rank.debugger.stops import Stop
+from ddp_notebook.rank.debugger.stops import Places, Stop
 from ddp_notebook.rank.debugger.tracing import Tracing
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -41,6 +41,9 @@ class Backend(Protocol):
 
     def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
+
+    def unseen(self) -> Mapping[tuple[str, int], str]:
+        """By file and line, which threads do not stop there yet."""
 
     def compiled(self, tree: Any, file: str) -> Any:
         """The module `tree` as it is to be compiled."""
@@ -92,6 +95,10 @@ class Debugger(Component):
         """By thread: the frame and the line where it stopped as its step was over, so that a
         breakpoint there does not stop it once more."""
         self._after_gate: Move | None = None
+        self._pauses_all = False
+        """A breakpoint is set on collectives."""
+        self.watch_values: Callable[[bool], None] = lambda wanted: None
+        """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         gate.on_leave = self._left_gate
 
     # -- moments of the rank ---------------------------------------------------------------
@@ -102,13 +109,14 @@ class Debugger(Component):
             os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def _leave_child_alone(self) -> None:
-        sys.settrace(None)
         self._run, self.enabled = 0, False
+        self.backend.forget()
 
     def run_begins(self, run: Run) -> None:
         """From now on lines are those of this run."""
         self._run = run.number
         self._passing.clear()
+        self._gate.paused |= self._pauses_all
 
     def run_ends(self) -> None:
         """A thread that outlives the run goes on; nothing is stepped any more."""
@@ -145,6 +153,33 @@ class Debugger(Component):
             self._stop(frame, why)
         return True
 
+    def occurred(self, on: str, frame: FrameType, what: str) -> None:
+        """`what` happened: stop in the user's innermost frame, if a breakpoint is set on it."""
+        users, _ = self._user_code.innermost(frames.frames_of(frame))
+        if users is None or not self._may_stop():
+            return
+        with self.aside():
+            reasons = self.breakpoints.occurred(on, users)
+        if reasons:
+            self._stop(users, f"{what}; {'; '.join(reasons)}")
+
+    def raised(self, error: BaseException) -> None:
+        """What runs ends with `error`: stop where it was raised, if a breakpoint is set on that.
+
+        An interrupt or an abort ends the stop, and what ran ends with its own error.
+        """
+        trace = error.__traceback__
+        places = frames.raised_in(trace, self._user_code.is_users)
+        if not places or not self._may_stop() or not isinstance(error, Exception):
+            return
+        if isinstance(error, Aborted):
+            return
+        with self.aside():
+            reasons = self.breakpoints.occurred("exception", places[0][0])
+        if reasons:
+            with contextlib.suppress(KeyboardInterrupt, Aborted):
+                self._stop(places[0][0], f"raised {type(error).__name__}", places)
+
     def _on_line(self, frame: FrameType, has_breakpoints: bool) -> None:
         """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
         if not self._may_stop():
@@ -167,14 +202,15 @@ class Debugger(Component):
             self._stop(frame, "; ".join(reasons))
 
     def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
-        with self._inside_here():
+        with self.aside():
             return self.breakpoints.hit(frame, line)
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and threading.get_ident() not in self._inside
 
     @contextlib.contextmanager
-    def _inside_here(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
+        """Within, this thread stops nowhere: it does not run what the user runs."""
         thread = threading.get_ident()
         self._inside.add(thread)
         try:
@@ -184,12 +220,12 @@ class Debugger(Component):
 
     # -- a stop ----------------------------------------------------------------------------
 
-    def _stop(self, frame: FrameType, why: str) -> None:
+    def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
         """Wait here until this thread is told to go on. Raises KeyboardInterrupt, Aborted."""
-        with self._inside_here():
+        with self.aside():
             while not self._turn.acquire(timeout=_POLL_S):
                 self._check()
-            stop = self.stopped = Stop(next(self._count), frame, why)
+            stop = self.stopped = Stop(next(self._count), frame, why, over)
             try:
                 order = self._wait(stop)
             except BaseException:
@@ -198,7 +234,8 @@ class Debugger(Component):
             finally:
                 self.stopped, self._main_thread.paused_at = None, ""
                 self._turn.release()
-        self._go_on(order, frame)
+        if not over:
+            self._go_on(order, frame)
 
     def _wait(self, stop: Stop) -> Move:
         self._main_thread.paused_at = self._user_code.describe(stop.frame)
@@ -212,9 +249,9 @@ class Debugger(Component):
 
     def _told(self, stop: Stop) -> dict[str, Any]:
         frame = stop.frame
-        code, line = frame.f_code, frame.f_lineno
+        code, line = frame.f_code, stop.line
         cell = frames.CELL_NAME.fullmatch(code.co_filename)
-        lines = source_of(code.co_filename).splitlines()
+        lines = lines_of(code.co_filename)
         first = max(1, line - _AROUND)
         main = threading.main_thread()
         return {
@@ -226,7 +263,9 @@ class Debugger(Component):
             "why": stop.why[:300],
             "thread": "" if stop.thread is main else stop.thread.name,
             "first": first,
-            "source": tuple(each[:_LONGEST_SOURCE] for each in lines[first - 1 : line + _AROUND]),
+            "source": tuple(
+                each.rstrip("\r\n")[:_LONGEST_SOURCE] for each in lines[first - 1 : line + _AROUND]
+            ),
         }
 
     def _go_on(self, order: Move, frame: FrameType) -> None:
@@ -250,10 +289,12 @@ class Debugger(Component):
             if frame is not None:
                 self._go_on(order, frame)
 
-    def users_frames(self, frame: FrameType) -> list[FrameType]:
-        """The user's frames from `frame` on outwards."""
+    def places(self, stop: Stop) -> Places:
+        """The user's frames where a thread stands, the innermost first."""
         is_users = self._user_code.is_users
-        return [each for each in frames.chain(frame) if is_users(each.f_code.co_filename)]
+        inner = frames.chain(stop.frame)
+        own = [(f, f.f_lineno) for f in inner if is_users(f.f_code.co_filename)]
+        return stop.over or own
 
     # -- questions -------------------------------------------------------------------------
 
@@ -264,6 +305,9 @@ class Debugger(Component):
             return self._move_from_gate(order)
         if stop.ordered:
             return calls.Moved(stop.number)
+        if stop.over and order.how not in (How.NEXT, How.END):
+            raised = "it stands where an error was raised, which ends what runs"
+            return calls.Moved(0, f"{raised}; it can go on with that: %ddp_step")
         if order.how is How.LINE and not has_line(stop.frame, order.line):
             return calls.Moved(0, f"line {order.line} is not in {stop.frame.f_code.co_qualname}")
         stop.go_on(order)
@@ -282,13 +326,18 @@ class Debugger(Component):
         self.enabled = wanted.enabled
         self.breakpoints.replace(wanted.breakpoints)
         self._watch()
-        return calls.Bounds(self.breakpoints.bounds(self._problems))
+        wants = self.breakpoints.wants
+        self.watch_values(wanted.enabled and wants("nan"))
+        pauses, self._pauses_all = self._pauses_all, wanted.enabled and wants("collective")
+        if pauses != self._pauses_all:
+            self._gate.paused = self._pauses_all and bool(self._run)
+        return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
 
     def bounds(self) -> calls.Bounds:
         """Where each breakpoint is, and how often it was passed. Any thread."""
         if self.breakpoints.has_pending and self.breakpoints.bind_pending():
             self._watch()
-        return calls.Bounds(self.breakpoints.bounds(self._problems))
+        return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
 
 
 def sys_stdout(text: str) -> None:

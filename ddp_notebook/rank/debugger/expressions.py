@@ -1,27 +1,64 @@
-"""Evaluates and assigns in the frames of a rank that stands at a line, in torch, or idle."""
+"""Evaluates and assigns in the frames of a rank that stands at a line, in torch, or idle.
+
+So it does in the frames that an error has left, until something runs again.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-from ddp_notebook.model import RankVariables, Scope
-from ddp_notebook.rank.calls import Evaluated, Expression
+import torch
+
+from ddp_notebook.model import Frame, RankVariables, Scope, Variable
+from ddp_notebook.rank.calls import (
+    Checksums,
+    Evaluated,
+    Expression,
+    Nothing,
+    Part,
+    Standing,
+)
+from ddp_notebook.rank.debugger.code_swap import lines_of
+from ddp_notebook.rank.debugger.collective_calls import issued_by
 from ddp_notebook.rank.debugger.debugger import Debugger
+from ddp_notebook.rank.debugger.stops import Places, Stop
+from ddp_notebook.rank.inspect.frames import CELL_NAME
 from ddp_notebook.rank.variables.described import describe
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.scopes import Variables
-from ddp_notebook.rank.variables.tensors import TensorReader
+from ddp_notebook.rank.variables.tensors import TensorReader, checksums
 
 _WITHIN_S = 1.5
+_LONGEST = 2000
+"""Characters of a value's own `repr`."""
+_MOST_FRAMES = 60
 _BUSY = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where the rank stands: at a stop, in frames of the user's, or nowhere in particular."""
+
+    stop: Stop | None
+    places: Places
+    busy: bool = False
+    """Nothing can be asked: it computes."""
 
 
 class Expressions:
-    """Answers in the thread that is paused; where none is, in the thread that asks."""
+    """Answers in the thread that is paused; where none is, in one that is made for it."""
 
     def __init__(
         self, rank: int, debugger: Debugger, variables: Variables, names: GlobalNames
@@ -30,43 +67,90 @@ class Expressions:
         self._debugger = debugger
         self._variables = variables
         self._names = names
+        self._last: weakref.ref[torch.Tensor] | None = None
+        """The tensor that was evaluated last, as long as somebody else has it."""
 
     def evaluate(self, wanted: Expression) -> Evaluated:
         """The value, or why there is none. Any thread."""
-        stop = self._debugger.stopped
-        if stop is None:
-            stack, busy = self._variables.standing()
-            if busy and stack:
-                return Evaluated(problem=_BUSY)
-            return self._guarded(wanted, stack)
-        users = self._debugger.users_frames(stop.frame)
+        where = self._where()
+        if where.busy:
+            return Evaluated(problem=_BUSY)
         try:
-            return stop.ask(lambda: self._guarded(wanted, users), _WITHIN_S)
+            refused = self._refused(wanted, where)
+            if refused:
+                return Evaluated(problem=refused)
+            if where.stop is None:
+                return _in_a_thread(lambda: self._aside(wanted, where.places))
+            return where.stop.ask(lambda: self._guarded(wanted, where.places), _WITHIN_S)
         except TimeoutError:
             return Evaluated(
                 problem=f"it did not answer within {_WITHIN_S:g} s and still evaluates, as a "
                 "collective does that other ranks have not called. Free it: %ddp_abort"
             )
 
-    def _guarded(self, wanted: Expression, stack: list[FrameType]) -> Evaluated:
-        """The value in one of these frames, the innermost first; without any, in a cell's."""
-        if wanted.up and wanted.up >= len(stack):
-            return Evaluated(problem=f"it has {len(stack)} frames of yours, none {wanted.up} up")
-        frame = stack[wanted.up] if stack else None
-        compute = self._assign if wanted.assign else self._value
-        try:
-            return compute(wanted.source, frame)
-        except Exception as error:  # noqa: BLE001  # the user's expression
-            return Evaluated(problem=f"raised {type(error).__name__}: {error}"[:500])
+    def standing(self, _: Nothing) -> Standing:
+        """The user's frames where the rank stands, the innermost first. Any thread."""
+        where = self._where()
+        places = where.places[:_MOST_FRAMES]
+        return Standing(tuple(_shown(*place) for place in places), where.busy)
 
-    def _value(self, source: str, frame: FrameType | None) -> Evaluated:
+    def checksums(self, part: Part) -> Checksums:
+        """What tells where in a tensor ranks differ. Any thread."""
+        tensor = self._last() if self._last is not None else None
+        return (
+            Checksums(*checksums(tensor, part.begin, part.end))
+            if tensor is not None
+            else Checksums()
+        )
+
+    def _where(self) -> _Where:
+        stop = self._debugger.stopped
+        if stop is not None:
+            return _Where(stop, self._debugger.places(stop))
+        places, busy = self._variables.standing()
+        return _Where(None, places, busy and bool(places))
+
+    def _refused(self, wanted: Expression, where: _Where) -> str:
+        """Why it is not evaluated: it would wait for ranks that do not evaluate it."""
+        if where.stop is not None and wanted.everywhere:
+            return ""
+        frame = _frame(where.places, wanted.up)
+        own = self._names.get()
+        scopes = [frame.f_locals, frame.f_globals, own] if frame is not None else [own]
+        issued = issued_by(wanted.source, scopes)
+        if not issued:
+            return ""
+        return (
+            f"not evaluated: it may issue a collective ({issued}), which ends only when every rank "
+            "of its group calls it. Do that in a %%ddp cell, or with all ranks paused at lines"
+        )
+
+    def _aside(self, wanted: Expression, places: Places) -> Evaluated:
+        with self._debugger.aside():
+            return self._guarded(wanted, places)
+
+    def _guarded(self, wanted: Expression, places: Places) -> Evaluated:
+        """The value in one of these frames, the innermost first; without any, in a cell's."""
+        if wanted.up and wanted.up >= len(places):
+            return Evaluated(problem=f"it has {len(places)} frames of yours, none {wanted.up} up")
+        frame = _frame(places, wanted.up)
+        try:
+            return (
+                self._assign(wanted.source, frame) if wanted.assign else self._value(wanted, frame)
+            )
+        except Exception as error:  # noqa: BLE001  # the user's expression
+            return Evaluated(problem=f"raised {_name(error)}"[:500])
+
+    def _value(self, wanted: Expression, frame: FrameType | None) -> Evaluated:
         own: Any = self._names.get()
-        if frame is None:
-            value = eval(compile(source, "<expression>", "eval"), own)  # noqa: S307
+        code = compile(wanted.source, "<expression>", "eval")
+        names = (own,) if frame is None else (frame.f_globals, frame.f_locals)
+        value = eval(code, *names)  # noqa: S307
+        if wanted.own_text:
+            variable = Variable(wanted.source, repr(value)[:_LONGEST])
         else:
-            code = compile(source, "<expression>", "eval")
-            value = eval(code, frame.f_globals, frame.f_locals)  # noqa: S307
-        variable = describe(source, value, TensorReader())
+            variable = describe(wanted.source, value, TensorReader())
+            self._last = weakref.ref(value) if type(value) in _TENSORS else None
         return Evaluated(RankVariables(self._rank, (Scope("", "", (variable,)),)))
 
     def _assign(self, source: str, frame: FrameType | None) -> Evaluated:
@@ -81,3 +165,37 @@ class Expressions:
             write_back: Callable[..., Any] = ctypes.pythonapi.PyFrame_LocalsToFast
             write_back(ctypes.py_object(frame), ctypes.c_int(0))
         return Evaluated()
+
+
+def _frame(places: Places, up: int) -> FrameType | None:
+    return places[up][0] if up < len(places) else None
+
+
+def _name(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # the user's own __str__
+        return type(error).__name__
+
+
+def _in_a_thread(compute: Callable[[], T]) -> T:
+    """What `compute` gives: who asks must be able to ask again when it never ends."""
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(compute())
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="ddp-expression", daemon=True).start()
+    return answer.result(_WITHIN_S)
+
+
+def _shown(frame: FrameType, line: int) -> Frame:
+    code = frame.f_code
+    cell = CELL_NAME.fullmatch(code.co_filename)
+    lines = lines_of(code.co_filename)
+    source = lines[line - 1].strip()[:160] if 0 < line <= len(lines) else ""
+    file = f"cell {cell[1]}" if cell else code.co_filename
+    return Frame(file, line, code.co_qualname.rpartition(".<locals>.")[2], source)

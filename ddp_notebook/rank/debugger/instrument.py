@@ -6,7 +6,12 @@ import ast
 from collections.abc import Callable, Collection, Sequence
 
 HOOK = "__ddp_line__"
-"""The built-in function that such a call calls."""
+"""The built-in function that such a call calls: with a number, and of a `for` loop where it is.
+
+A breakpoint at the head of a loop stops in every round, as Python's own tracing does: `for` calls
+before the loop and as each round begins, `while` in its test.
+"""
+BEFORE_LOOP, IN_ROUND = 1, 2
 _BODIES = ("body", "orelse", "finalbody")
 
 
@@ -49,6 +54,8 @@ class _Instrument:
                     setattr(node, name, self._with_calls(node, name, body))
             if isinstance(node, ast.Lambda):
                 self._lambda(node)
+            elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+                self._each_round(node)
         return self._any
 
     def _with_calls(self, owner: ast.AST, name: str, body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -58,9 +65,12 @@ class _Instrument:
         for statement in body[begin:]:
             line = _first_line(statement)
             number = self._number_of(line)
-            if number is not None and line not in placed:
+            in_test = isinstance(statement, ast.While)
+            if number is not None and line not in placed and not in_test:
                 placed.add(line)
-                made.append(_at(ast.Expr(_call(number)), statement, line))
+                loops = isinstance(statement, ast.For | ast.AsyncFor)
+                call = _call(number, *([BEFORE_LOOP] if loops else []))
+                made.append(_at(ast.Expr(call), statement, line))
                 self._any = True
             made.append(statement)
         return made
@@ -68,11 +78,18 @@ class _Instrument:
     def _lambda(self, node: ast.Lambda) -> None:
         number = self._number_of(node.body.lineno)
         if number is not None:
-            both = ast.Tuple([_call(number), node.body], ast.Load())
-            value = ast.Subscript(both, ast.Constant(1), ast.Load())
-            ast.copy_location(value, node.body)
-            node.body = ast.fix_missing_locations(value)
+            node.body = _after_call(number, node.body)
             self._any = True
+
+    def _each_round(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        number = self._number_of(node.lineno)
+        if number is None:
+            return
+        self._any = True
+        if isinstance(node, ast.While):
+            node.test = _after_call(number, node.test)
+        else:
+            node.body.insert(0, _at(ast.Expr(_call(number, IN_ROUND)), node, node.lineno))
 
 
 def _after_what_must_be_first(owner: ast.AST, body: Sequence[ast.stmt]) -> int:
@@ -97,8 +114,15 @@ def _first_line(statement: ast.stmt) -> int:
     return min([statement.lineno, *(each.lineno for each in decorators)])
 
 
-def _call(number: int) -> ast.Call:
-    return ast.Call(ast.Name(HOOK, ast.Load()), [ast.Constant(number)], [])
+def _call(*arguments: int) -> ast.Call:
+    return ast.Call(ast.Name(HOOK, ast.Load()), [ast.Constant(each) for each in arguments], [])
+
+
+def _after_call(number: int, value: ast.expr) -> ast.expr:
+    """``(call, value)[1]``: an expression that calls first."""
+    both = ast.Tuple([_call(number), value], ast.Load())
+    made = ast.Subscript(both, ast.Constant(1), ast.Load())
+    return ast.fix_missing_locations(ast.copy_location(made, value))
 
 
 def _at(made: ast.stmt, other: ast.stmt, line: int) -> ast.stmt:

@@ -49,6 +49,10 @@ class Monitoring:
         self._end_if_idle()
         return {}
 
+    def unseen(self) -> Mapping[tuple[str, int], str]:
+        """Where a thread does not stop: nowhere."""
+        return {}
+
     def compiled(self, tree: Any, file: str) -> Any:
         """A module that is compiled as `file` needs no calls of ours."""
         return tree
@@ -69,6 +73,8 @@ class Monitoring:
                 self._arm(each.f_code)
         if goal is not None or before is not None:
             self._set_events()
+        if goal is None:
+            self._end_if_idle()
 
     def goal(self) -> Goal | None:
         """This thread's goal."""

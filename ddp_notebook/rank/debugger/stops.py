@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar
@@ -17,13 +17,22 @@ _POLL_S = 0.05
 T = TypeVar("T")
 
 
-class Stop:
-    """A thread that stands before a line. `number` counts a rank's stops."""
+Places = Sequence[tuple[FrameType, int]]
+"""Frames of the user's and the line that each is at, the innermost first."""
 
-    def __init__(self, number: int, frame: FrameType, why: str) -> None:
+
+class Stop:
+    """A thread that stands before a line. `number` counts a rank's stops.
+
+    `over`: the frames that an error has left, when that is why it stands: there is no next line.
+    """
+
+    def __init__(self, number: int, frame: FrameType, why: str, over: Places = ()) -> None:
         self.number = number
         self.frame = frame
+        self.line = over[0][1] if over else frame.f_lineno
         self.why = why
+        self.over = over
         self.thread = threading.current_thread()
         self.ordered = False
         """It was told to go on, and is about to."""

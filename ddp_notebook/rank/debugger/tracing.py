@@ -38,6 +38,8 @@ class Tracing:
         self._swap = CodeSwap(on_call, canonical)
         self._followed: dict[int, set[FrameType]] = {}
         """By thread: frames with breakpoints that ran already when these were set."""
+        self._theirs: dict[int, Any] = {}
+        """By thread: what the user traces it with, and gets back."""
         self._pending = _PENDING_CALL(self._arm_main_thread)
 
     # -- breakpoints ---------------------------------------------------------------------
@@ -49,6 +51,22 @@ class Tracing:
         if lines and self._to_follow(sys._current_frames().get(threading.main_thread().ident or 0)):
             ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
         return problems
+
+    def unseen(self) -> Mapping[tuple[str, int], str]:
+        """By file and line, where a thread does not stop: it was in that function already."""
+        names = {each.ident: each.name for each in threading.enumerate()}
+        names.pop(threading.main_thread().ident, None)
+        notes = {}
+        for thread, innermost in sys._current_frames().items():
+            for frame in self._to_follow(innermost) if thread in names else ():
+                file = self._canonical(frame.f_code.co_filename)
+                for _, _, line in frame.f_code.co_lines():
+                    if line in self._lines[file]:
+                        notes[file, line] = (
+                            f"thread {names[thread]} is in this function already, and stops there "
+                            "from its next call on"
+                        )
+        return notes
 
     def compiled(self, tree: Any, file: str) -> Any:
         """The module `tree` with our calls before its breakpoints; to be compiled as `file`."""
@@ -80,9 +98,9 @@ class Tracing:
             each.f_trace = self._local
         if frames:
             self._followed[thread] = frames
-            sys.settrace(self._global)
+            self._trace(thread)
         elif self._followed.pop(thread, None) is not None and thread not in self._goals:
-            sys.settrace(None)
+            self._untrace()
 
     # -- stepping ------------------------------------------------------------------------
 
@@ -94,10 +112,21 @@ class Tracing:
             self._goals[thread] = goal
             for each in goal.frames:
                 each.f_trace = self._local
-            sys.settrace(self._global)
+            self._trace(thread)
         self._follow(thread, frame)
         if goal is None and thread not in self._followed:
-            sys.settrace(None)
+            self._untrace()
+
+    def _trace(self, thread: int) -> None:
+        before = sys.gettrace()
+        if before != self._global:
+            self._theirs[thread] = before
+            sys.settrace(self._global)
+
+    def _untrace(self) -> None:
+        """Trace this thread no more."""
+        if sys.gettrace() == self._global:
+            sys.settrace(self._theirs.pop(threading.get_ident(), None))
 
     def goal(self) -> Goal | None:
         """This thread's goal."""
@@ -107,7 +136,7 @@ class Tracing:
         """This thread is stepped no more, and no goal of others counts."""
         self._goals.clear()
         self._followed.clear()
-        sys.settrace(None)
+        self._untrace()
 
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
         goal = self._goals.get(threading.get_ident())
@@ -120,7 +149,7 @@ class Tracing:
         elif event == "return":
             self._left(thread, frame, yielded=_yields(frame))
         if thread not in self._goals and thread not in self._followed:
-            sys.settrace(None)
+            self._untrace()
             return None
         return self._local
 

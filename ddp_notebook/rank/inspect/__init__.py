@@ -5,7 +5,7 @@ case.py          What this rank knows about itself and its set-up, gathered when
 data_workers.py  The workers of the DataLoader that the main thread waits for.
 facts.py         Versions, backends and the environment, for `%ddp_doctor`.
 frames.py        Frames told apart and described in words a user knows.
-host.py          On which host, and in which network, the main thread is.
+host.py          On which host, and in which network, this rank is.
 polling.py       What the user's code waits for in a loop: a file, a key, a collective.
 process.py       This process as the system sees it.
 reachability.py  Whom this rank can reach, and what names resolve to.

@@ -91,7 +91,7 @@ class Reporter:
         inside = wait.inside
         calls, error = self._init_calls.calls, self._main_thread.error
         arguments, exchanges = calls.arguments, self._observer.exchanges
-        probe, addresses = host.as_main(lambda: self._store_and_name(arguments, calls.entered > 0))
+        probe, addresses = self._store_and_name(arguments, calls.entered > 0)
         return RankReport(
             rank=self._rank,
             activity=self._waiting.activity(inside),

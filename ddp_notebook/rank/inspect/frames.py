@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 IsUsers = Callable[[str], bool]
@@ -99,6 +99,16 @@ def chain(frame: FrameType | None) -> Iterator[FrameType]:
 def frames_of(frame: FrameType | None) -> list[FrameType]:
     """A thread's frames, innermost first, without those that observe a collective."""
     return [each for each in chain(frame) if each.f_code.co_filename not in _OBSERVING]
+
+
+def raised_in(trace: TracebackType | None, is_users: IsUsers) -> list[tuple[FrameType, int]]:
+    """The user's frames that an error has left, each with its line, the innermost first."""
+    lines: dict[FrameType, int] = {}
+    while trace is not None:
+        if is_users(trace.tb_frame.f_code.co_filename):
+            lines[trace.tb_frame] = trace.tb_lineno
+        trace = trace.tb_next
+    return list(lines.items())[::-1]
 
 
 def _line_of(filename: str, line: int) -> str:

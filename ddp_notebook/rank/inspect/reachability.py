@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 
 from ddp_notebook.model import Probe
-from ddp_notebook.rank.inspect import host as lab_host
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
 PROBE_TIMEOUT_S = 0.3
@@ -90,7 +89,7 @@ class Reachability:
         """Try to connect to where other ranks listen, but not to where this one does."""
         own = set(self._sockets.listening())
         others = [target for target in targets if target not in own][:_MOST_TARGETS]
-        return tuple(lab_host.as_main(lambda: reach(others)))
+        return tuple(reach(others))
 
 
 def reach(targets: Sequence[str]) -> list[Probe]:

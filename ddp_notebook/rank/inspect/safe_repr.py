@@ -1,8 +1,8 @@
 """Values as short texts, made while the main thread goes on: nothing of theirs is run.
 
 A `__repr__` of the user's may block, raise, or start a copy from a GPU. So only values of
-Python's own types are written out; of a tensor its shape, type and device, of all else the
-name of its class.
+Python's own types are written out; of a tensor its shape, type and device, or its number if it
+has no dimensions and is in this host's memory; of all else the name of its class.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def _text(value: Any, depth: int) -> str:
     if kind in (str, bytes):
         return _string(value)
     if kind in _TENSORS:
-        return _array("tensor" if kind is torch.Tensor else "Parameter", value, value.device)
+        word = "tensor" if kind is torch.Tensor else "Parameter"
+        if not value.dim() and value.is_cpu:
+            return _array(f"{word} {_number(value)}", value).replace("() ", " ")
+        return _array(word, value, value.device)
     if kind in _FOLDED:
         return _folded(value, kind, depth)
     if kind is slice or kind is range:
@@ -90,6 +93,12 @@ def _array(word: str, value: Any, device: object = "") -> str:
     shape = ", ".join(str(size) for size in tuple(value.shape)[:8])
     kind = str(value.dtype).removeprefix("torch.")
     return " ".join(f"{word}({shape}) {kind} {device}".split())
+
+
+def _number(value: torch.Tensor) -> str:
+    """The number in a tensor without dimensions."""
+    number = value.item()
+    return f"{number:.6g}" if isinstance(number, float) else repr(number)
 
 
 def _string(value: str | bytes) -> str:

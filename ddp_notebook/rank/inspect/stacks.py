@@ -22,7 +22,7 @@ from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.process import is_runnable
 from ddp_notebook.rank.inspect.waiting import Awaited, Waiting
-from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.main_thread import Failure, MainThread
 from ddp_notebook.rank.rank_process import RankProcess
 
 MOST_BYTES = 16_000
@@ -76,11 +76,24 @@ class Stacks:
             frames.insert(_HALF, Frame("", 0, "", f"{left_out:,} frames left out"))
             values.insert(_HALF, ())
         doing = self._doing(awaited, operation, bool(frames))
-        error = self._main_thread.error
-        if doing.activity is Activity.FAILED and error is not None:
+        error = self._error(doing, frames)
+        if error is not None:
             frames = list(error.frames)
-            values = [()] * len(frames)
+            values = self._left(error, request.with_locals)
         return RankStack(self._rank, doing, _fit(frames, values))
+
+    def _error(self, doing: Doing, frames: Sequence[Frame]) -> Failure | None:
+        """The error whose frames are shown: the rank has failed, or is paused where it did."""
+        failed = doing.activity is Activity.FAILED
+        paused = doing.activity is Activity.HELD and not frames
+        return self._main_thread.error if failed or paused else None
+
+    def _left(self, error: Failure, with_locals: bool) -> list[tuple[Local, ...]]:
+        """The variables in the frames that an error has left, as they were."""
+        places = stack_frames.raised_in(error.trace, self._user_code.is_users)
+        at = {(line, frame.f_code.co_name): frame for frame, line in places if with_locals}
+        left = [at.get((each.line, each.function or "<module>")) for each in error.frames]
+        return [variables_of(each, keep=True) if each is not None else () for each in left]
 
     def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:
         """What the main thread is at; `runs` is true when it has frames to show."""

@@ -21,7 +21,7 @@ from torch.distributed import TCPStore
 
 from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect import data_workers, frames, host
+from ddp_notebook.rank.inspect import data_workers, frames
 from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.listening import listen
@@ -67,7 +67,7 @@ class Rescue(Component):
         data_workers.end(frames.frames_of(frames.main_frame()))
         closed = self._sockets.shut_down()
         calls = self._init_calls.calls
-        stood_in = calls.inside and not closed and host.as_main(self._stand_in)
+        stood_in = calls.inside and not closed and self._stand_in()
         return Freed(closed, stood_in)
 
     def _stand_in(self) -> bool:

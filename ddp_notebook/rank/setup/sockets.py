@@ -65,6 +65,19 @@ class TorchSockets(Component):
                 closed += _shut_down(fd)
         return closed
 
+    def end(self, *, groups: bool) -> None:
+        """Have no TCP any more, as when the process had ended; but for that of groups, if not.
+
+        A listener is replaced: a store's thread that fails to accept aborts the process.
+        """
+        null = os.open(os.devnull, os.O_RDWR)
+        for inode, fd in sorted(_inodes().items()):
+            if _listening_at(fd):
+                os.dup2(null, fd)
+            elif groups or inode not in self._torchs:
+                _shut_down(fd)
+        os.close(null)
+
 
 def _inodes() -> dict[int, int]:
     """The sockets of this process, inode to fd; empty where /proc is missing."""

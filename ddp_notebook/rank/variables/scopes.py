@@ -69,13 +69,20 @@ class Variables:
         scopes.append(self._scope("", file, self._global(names), request, reader, room))
         return RankVariables(self._rank, tuple(scopes), busy)
 
-    def standing(self) -> tuple[list[FrameType], bool]:
-        """The user's frames where the rank is, the innermost first; whether it computes there."""
+    def standing(self) -> tuple[list[tuple[FrameType, int]], bool]:
+        """The user's frames where the rank is, the innermost first; whether it computes there.
+
+        Of a rank that does nothing and has raised: those that the error has left.
+        """
         awaited = self._waiting.awaited()
         inside = self._waiting.wait(awaited, is_runnable()).inside
         busy = self._waiting.activity(inside) is Activity.BUSY
         is_users = self._user_code.is_users
-        return [f for f in awaited.stack if is_users(f.f_code.co_filename)], busy
+        stack = [(f, f.f_lineno) for f in awaited.stack if is_users(f.f_code.co_filename)]
+        error = self._main_thread.error
+        if not stack and error is not None:
+            return stack_frames.raised_in(error.trace, is_users), False
+        return stack, busy
 
     def _innermost(self, stack: list[FrameType]) -> FrameType | None:
         """The user's innermost frame; None when none of the user's code runs."""

@@ -20,8 +20,24 @@ class CollectiveLogs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lent: dict[int, Path] = {}
         self._maps: dict[int, memoryview] = {}
         self._known: dict[int, collective_log.LogTail] = {}
+
+    def lend(self, ranks: Ranks, folder: Path) -> None:
+        """Read the logs of other processes in the places of `ranks`: those of a script."""
+        self._forget(ranks)
+        self._lent = dict.fromkeys(ranks, folder)
+
+    def take_back(self, ranks: Ranks) -> None:
+        """Read the logs of the ranks' own processes again."""
+        self._lent = {}
+        self._forget(ranks)
+
+    def _forget(self, ranks: Ranks) -> None:
+        for rank in ranks:  # another thread may be reading: it keeps what it has
+            self._maps.pop(rank, None)
+            self._known.pop(rank, None)
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
         """Per rank its run and how many collectives it has issued in it. Takes microseconds."""
@@ -75,10 +91,10 @@ class CollectiveLogs:
             words.release()
 
     def _map(self, rank: int) -> memoryview | None:
-        words = self._maps.get(rank)
+        words, folder = self._maps.get(rank), self._lent.get(rank, self._folder)
         if words is None:
             with contextlib.suppress(OSError, ValueError):
-                descriptor = os.open(self._folder / f"ring-{rank}", os.O_RDONLY)
+                descriptor = os.open(folder / f"ring-{rank}", os.O_RDONLY)
                 try:
                     if os.fstat(descriptor).st_size == collective_log.FILE_BYTES:
                         mapped = mmap.mmap(

@@ -37,6 +37,7 @@ from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
+from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.processes.store import StoreProcess
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
@@ -66,6 +67,8 @@ class Processes:
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
+        self.script: ScriptProcesses | None = None
+        """The processes of the last script, until something else runs."""
         self._store: StoreProcess | None = None
         self._script_store: StoreProcess | None = None
         self._lab: LabHosts | None = None
@@ -79,7 +82,7 @@ class Processes:
         self.output_folder.mkdir(mode=0o700)
         self.logs = CollectiveLogs(self.output_folder)
         """The collective logs of the ranks."""
-        self.receiver = EventReceiver(self.folder, record.add)
+        self.receiver = EventReceiver(self.folder, record.hear)
         self.orders = OrderSender(self.folder, self.receiver.key)
         self.cluster: RankCluster = IPyParallelCluster(
             fork_server, self.folder, self.orders, self._exited
@@ -146,7 +149,9 @@ class Processes:
 
     def replace(self, ranks: Ranks) -> None:
         """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
-        if ranks:
+        if self.script is not None:
+            self.script.kill(ranks)
+        elif ranks:
             with self.record.restarting(ranks):
                 self.stop(ranks)
                 self.launch(ranks)
@@ -177,11 +182,7 @@ class Processes:
 
     def _launch_one(self, rank: int) -> None:
         options = self.options
-        extra = dict(self.devices.environment[rank])
-        if options.master_addr in ("127.0.0.1", "localhost", "::1"):
-            interface = loopback_interface()
-            if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-                extra["GLOO_SOCKET_IFNAME"] = interface
+        extra = {**self.devices.environment[rank], **self._network()}
         environment = rank_environment(rank, options.world_size, options.threads, extra)
         light = {
             "rank": rank,
@@ -196,6 +197,24 @@ class Processes:
         pid = self.cluster.launch(rank, environment, [["ddp_notebook.rank.boot:start", light]])
         label = self.devices.labels[rank]
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
+
+    def _network(self) -> dict[str, str]:
+        """What has gloo use the loopback interface where the ranks meet there."""
+        if self.options.master_addr in ("127.0.0.1", "localhost", "::1"):
+            interface = loopback_interface()
+            if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+                return {"GLOO_SOCKET_IFNAME": interface}
+        return {}
+
+    def environment(self, ranks: Ranks) -> dict[str, str]:
+        """What a script's processes have beside the notebook's environment and torchrun's.
+
+        They see the GPUs of all their ranks: each takes its own by LOCAL_RANK.
+        """
+        pinned = (self.devices.environment[rank].get("CUDA_VISIBLE_DEVICES") for rank in ranks)
+        gpus = ",".join(dict.fromkeys(gpu for gpu in pinned if gpu is not None))
+        visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     def _why_not_up(self, missing: Ranks) -> str:
         """Which rank did not get launched, and why."""
@@ -253,11 +272,27 @@ class Processes:
         self._script_store = self._store_process(0)
         return self._script_store.address(self.options.timeout_s)
 
+    # -- scripts -----------------------------------------------------------------------
+
+    def open_script(self, cell: int, ranks: Ranks) -> ScriptProcesses:
+        """Processes for a script, in the places of `ranks`; those of the last one were ended."""
+        places = Places(self.record, self.cluster, self.logs, self.receiver)
+        folder = self.folder / f"script-{cell}"
+        self.script = ScriptProcesses(self.fork_server, places, folder, self.output_folder, ranks)
+        return self.script
+
+    def end_script(self) -> None:
+        """End what is left of the last script, if there is anything, and the lab's hosts."""
+        script, self.script = self.script, None
+        if script is not None:
+            script.end()
+        self.close_lab()
+
     # -- the lab's hosts ---------------------------------------------------------------
 
     def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
         """Put the ranks of the next script on two hosts. Raises UsageMistake."""
-        self.close_lab()
+        self.end_script()
         self._lab = LabHosts(self.fork_server, self.folder, names, drops, port)
         return self._lab.place(self.options.world_size)
 
@@ -285,6 +320,7 @@ class Processes:
                 "it, perhaps one that cleans temporary files. No rank was ended. Start again: "
                 "%ddp_init --replace"
             )
+        self.end_script()
         for rank in ranks:
             self.cluster.stop(rank)
 
@@ -313,7 +349,7 @@ class Processes:
         sweep_stale_folders()
 
     def _say(self, event: Event) -> None:
-        self.record.add((event,))
+        self.record.hear((event,))
 
     def _exited(self, rank: int, pid: int, code: int) -> None:
         """A process ended (on the fork server client's thread)."""

@@ -20,6 +20,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, How
+from ddp_notebook.session.processes.collective_logs import READ_LAST
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state import collective_table
 from ddp_notebook.state.line_table import line_table, places_of
@@ -61,6 +62,8 @@ class Settling:
     def done(self) -> bool:
         """True when no rank can make progress without being stepped."""
         pending = self._run.pending
+        if self._run.stops.keys() >= set(pending):
+            return True
         tails = self._logs.read(pending, self._run.cell, last=1).of
         free = tuple(rank for rank in pending if not self._stands(rank, tails.get(rank, ())))
         if not free:
@@ -90,9 +93,11 @@ class Settling:
 
 def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
     """Where the ranks of a run stand."""
-    collectives = logs.read(run.ranks, run.cell)
-    made = collective_table.step_table(collectives, run.ranks, run.pending, time.monotonic_ns())
     stops = dict(run.stops)
+    # Who stands at a line is shown there: of its collectives only their number is.
+    last = 1 if stops.keys() >= set(run.pending) else READ_LAST
+    collectives = logs.read(run.ranks, run.cell, last)
+    made = collective_table.step_table(collectives, run.ranks, run.pending, time.monotonic_ns())
     return line_table(stops, made, _partings(run, stops)) if stops else made
 
 
@@ -191,7 +196,8 @@ def _let_go(
         run.pausing = True
     left = _move(run, cluster, at_lines, wanted.move) if at_lines else {}
     question = calls.RESUME if wanted.to == END else calls.STEP
-    for rank, paused in cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S).items():
+    asked = cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
+    for rank, paused in asked.items():
         if not isinstance(paused, CannotAnswer):
             left[rank] = paused.collective
     return left
@@ -213,13 +219,11 @@ def _move(
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:
     """Those of `ranks` (all by default) that are paused, at a line or before a collective."""
-    tails = logs.read(run.pending, run.cell, last=1).of
-    return tuple(
-        rank
-        for rank in run.pending
-        if (ranks is None or rank in ranks)
-        and (rank in run.stops or any(map(collective_table.is_paused, tails.get(rank, ()))))
-    )
+    among = tuple(rank for rank in run.pending if ranks is None or rank in ranks)
+    others = tuple(rank for rank in among if rank not in run.stops)
+    tails = logs.read(others, run.cell, last=1).of if others else {}
+    held = {rank for rank, tail in tails.items() if any(map(collective_table.is_paused, tail))}
+    return tuple(rank for rank in among if rank in held or rank in run.stops)
 
 
 def _why_not(run: CellRun, logs: CollectiveLogs) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
-from ddp_notebook.session.findings import Found
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs.collective_steps import Settling, table
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
@@ -108,8 +107,7 @@ class RunController:
         self.work: Work | None = None
         """None until it is known what to run."""
         self._patient = False
-        self.found = Found(run.title, run.number, lambda: run.done or self.lost)
-        """What is wrong with it."""
+        self.found = run.found
         self._record = record
         self._lock = threading.Lock()
         self.watched = False
@@ -265,7 +263,10 @@ class RunController:
         elif result.error is None and run.done:
             self.found.nothing()
         elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
-            own = (*deaths.died(run.died), *failures.raised(run.finished.values(), run.ranks))
+            own = (
+                *deaths.died(run.died, script=bool(run.script)),
+                *failures.raised(run.finished.values(), run.ranks),
+            )
             if own:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 

@@ -37,6 +37,8 @@ class LaunchParameters:
     values: Mapping[str, str] = field(default_factory=dict)
     store_host: int | None = None
     store_alive: Callable[[], bool] = lambda: True
+    script: bool = False
+    """The ranks are a script's own processes."""
 
 
 def gather(
@@ -65,6 +67,7 @@ def gather(
         store_alive=launch.store_alive(),
         collectives=collectives(),
         sources=sources,
+        script=launch.script,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Event, Ranks, StepTable, name_ranks
+from ddp_notebook.rank.calls import Breakpoints
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
 from ddp_notebook.session.runs.collective_steps import Settling, paused_ranks, table
@@ -45,8 +46,10 @@ class RunRegistry:
         self.past = PastRuns()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-        self.before_run: Callable[[], None] = lambda: None
+        self.before_run: Callable[[CellRun], None] = lambda run: None
         """Called before ranks are sent something to run."""
+        self.breakpoints_of: Callable[[int], Breakpoints] = lambda _: Breakpoints(())
+        """Those of a rank, for a process that is about to be it."""
         pool.before_close(self.lose_all)
         record.subscribe(self._take)
 
@@ -78,6 +81,7 @@ class RunRegistry:
 
     def idle(self, ranks: Ranks | None, verb: str) -> Ranks:
         """The ranks a verb is for, all by default. Raises UsageMistake when one is not free."""
+        self._end_script_that_was_left()
         claimed = {
             rank: controller.run.title
             for controller in self.controllers
@@ -85,6 +89,30 @@ class RunRegistry:
             for rank in controller.run.pending
         }
         return idle_ranks(ranks, verb, self._record.snapshot, claimed, self._paused)
+
+    @property
+    def script(self) -> RunController | None:
+        """The script whose processes have the ranks' places, also when it is over."""
+        processes = self._pool.processes
+        if processes is None or processes.script is None:
+            return None
+        return next((c for c in reversed(self.controllers) if c.run.script), None)
+
+    @property
+    def in_script(self) -> bool:
+        """True while ranks are in a script."""
+        return any(c.run.script and not c.run.done for c in self.controllers)
+
+    @property
+    def script_left(self) -> bool:
+        """True of a script that no thread waits for: it is over, or stuck."""
+        return not any(c.run.script and c.state.claimed for c in self.controllers)
+
+    def _end_script_that_was_left(self) -> None:
+        """Somebody else wants the ranks' places: what stayed of it ends."""
+        processes = self._pool.processes
+        if processes is not None and processes.script is not None and self.script_left:
+            processes.end_script()
 
     def _paused(self) -> Ranks:
         """The ranks that are paused in the run that ranks are in."""
@@ -133,13 +161,13 @@ class RunRegistry:
     def _check_beside(self, run: CellRun, other: RunController, *, detach: bool) -> None:
         """Raises UsageMistake when `run` cannot be while `other` is, on other ranks.
 
-        When a script ends, all ranks get a new group: none may be in another run meanwhile.
+        A script's processes have the ranks' places: nothing else may run on others meanwhile.
         """
         heading, on = other.run.heading, name_ranks(other.run.ranks)
         if run.script or other.run.script:
             raise UsageMistake(
                 f"{heading} is not over on {on}, and {run.script or other.run.script} needs every "
-                "rank: it ends with a new group for all. Wait: %ddp_wait. Or abort it: %ddp_abort"
+                "rank: a script runs by itself. Wait: %ddp_wait. Or abort it: %ddp_abort"
             )
         if detach and self.detached is not None and other is self.detached.controller:
             raise UsageMistake(
@@ -181,7 +209,7 @@ class RunRegistry:
         started: Callable[[CellRun], None] | None,
     ) -> CellResult:
         """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
-        self.before_run()
+        self.before_run(controller.run)
         controller.carry_out(work, patient=patient)
         self._findings.begin(controller.found)
         self.past.begin(controller.run, controller.found)

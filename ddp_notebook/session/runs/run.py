@@ -30,6 +30,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
+from ddp_notebook.session.findings import Found
 from ddp_notebook.state.descriptions import exit_text
 from ddp_notebook.state.fold import MISMATCH
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
@@ -101,6 +102,8 @@ class CellRun:
         """Ranks that are paused at a line, and where."""
         self.changes = 0
         """Grows with every piece of output."""
+        self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
+        """What is wrong with it."""
 
     def take(self, events: Sequence[Event]) -> None:
         """Take in what concerns this cell."""
@@ -299,6 +302,8 @@ class CellRun:
             last = f" (it last wrote: {own[0].strip()})" if own else ""
             last = f" (its log ends: {logged[0].strip()})" if logged else last
             lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
+        if self.script:
+            return lines
         if dead := self.died.keys() - self._replaced:
             lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
         if self._replaced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake, named_file
 from ddp_notebook.launch.addresses import free_port
-from ddp_notebook.launch.environment import torchrun_variables
+from ddp_notebook.launch.environment import (
+    child_environment,
+    torchrun_agents_variables,
+    torchrun_variables,
+)
 from ddp_notebook.model import Diagnosis, Ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import noted
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.setup.set_up import SetUp
 
 _SOURCE_BYTES = 1 << 20
 _MOST_SOURCES = 100
@@ -37,12 +40,11 @@ _MOST_SOURCES = 100
 class Scripts:
     """The scripts of a session."""
 
-    def __init__(self, pool: RankPool, runs: RunRegistry, set_up: SetUp) -> None:
+    def __init__(self, pool: RankPool, runs: RunRegistry) -> None:
         self.seen_late: Diagnosis | None = None
         """What the last script's ranks waited for when one was only late; None when none was."""
         self._pool = pool
         self._runs = runs
-        self._set_up = set_up
 
     def run(
         self,
@@ -85,9 +87,10 @@ class Scripts:
                 settings or {},
                 placed,
                 self._ended,
+                self._runs.breakpoints_of,
                 package,
+                leaves=wait == "forever" and not hold,
             )
-            self._set_up.script = controller
             return self._runs.carry_out(
                 controller,
                 work,
@@ -98,10 +101,9 @@ class Scripts:
             )
 
     def _ended(self, controller: RunController) -> None:
-        """Give the ranks of a script that is over the session's group again."""
+        """No rank is in a script any more."""
         detector = controller.run.detector
         self.seen_late = detector.seen_late if detector is not None else None
-        self._set_up.after_script(controller)
 
 
 class ScriptWork:
@@ -120,13 +122,18 @@ class ScriptWork:
         settings: Settings,
         placed: Placed | None,
         ended: Callable[[RunController], None],
+        breakpoints_of: Callable[[int], calls.Breakpoints],
         package: str | None = None,
+        *,
+        leaves: bool = False,
     ) -> None:
         self._run = run
+        self._leaves = leaves
+        self._breakpoints_of = breakpoints_of
         self._package = package
         self._processes = processes
         self._path, *self._arguments = command
-        self._folder = str(Path.cwd())
+        self._placed = placed is not None
         self._hosts = placed.hosts if placed is not None else {}
         self._ended = ended
         host = processes.options.master_addr
@@ -136,7 +143,7 @@ class ScriptWork:
             address = processes.fresh_store()
         else:
             address = (host, free_port(host))
-        self._environments = environments(run.ranks, address, store, settings)
+        self._environments = environments(processes, run.ranks, address, store, settings)
         self.launch = LaunchParameters(
             {
                 "MASTER_ADDR": address[0],
@@ -145,29 +152,36 @@ class ScriptWork:
             },
             run.ranks[0] if store == "rank0" else None,
             lambda: store == "rank0" or processes.script_store_alive,
+            script=True,
         )
 
     def send(self, ranks: Ranks) -> Ranks:
-        """Send the script to `ranks`; those that could not be reached."""
-        request = calls.Script(
-            cell=self._run.cell,
-            number=self._run.number,
-            path=self._path,
-            folder=self._folder,
-            arguments=tuple(self._arguments),
-            environments=self._environments,
-            hosts=self._hosts,
-            paused=self._run.pausing,
-            package=self._package,
-        )
-        return self._processes.cluster.tell(ranks, calls.RUN_SCRIPT, request)
+        """Start the script's processes; none can fail to be reached."""
+        scripts = {
+            rank: calls.Script(
+                cell=self._run.cell,
+                number=self._run.number,
+                path=self._path,
+                arguments=tuple(self._arguments),
+                threads=self._processes.options.threads,
+                breakpoints=self._breakpoints_of(rank),
+                paused=self._run.pausing,
+                leaves=self._leaves,
+                package=self._package,
+            )
+            for rank in ranks
+        }
+        started = self._processes.open_script(self._run.cell, ranks)
+        started.start(scripts, self._environments, self._hosts)
+        return ()
 
     def end(self, controller: RunController) -> CellResult:
-        """How the script ended, with a diagnosis; its ranks have the session's group again."""
+        """How the script ended, with a diagnosis; its processes stay."""
         run = self._run
         result = run.result()
         diagnosis = Diagnosis() if controller.aborted else diagnose_run(controller.look())
         if diagnosis.wrong:
+            diagnosis = run.with_tracebacks(diagnosis)
             result = replace(result, diagnosis=diagnosis)
             if isinstance(result.error, CellFailed):
                 result.error.diagnosis = diagnosis
@@ -175,6 +189,8 @@ class ScriptWork:
             checked = post_run.examine(run, controller.cluster, controller.logs)
             result = replace(result, diagnosis=checked)
         self._ended(controller)
+        if self._placed:
+            self._processes.end_script()  # and the hosts with it
         return result
 
 
@@ -222,17 +238,22 @@ def sources_of(script: Path) -> dict[str, str]:
 
 
 def environments(
-    ranks: Ranks, address: tuple[str, int], store: str, settings: Mapping[int, Mapping[str, str]]
+    processes: Processes, ranks: Ranks, address: tuple[str, int], store: str, settings: Settings
 ) -> dict[int, dict[str, str]]:
-    """What torchrun would set for each rank of a run, and `settings`.
+    """The environment of each rank: this process's, what torchrun sets, and `settings`.
 
-    The ranks of a run are counted from 0, whatever their numbers in the session are.
+    The ranks of a run are counted from 0, whatever their numbers in the session are. A value that
+    is empty is unset.
     """
-    agent_store = store == "session"
-    return {
-        rank: {
-            **torchrun_variables(index, len(ranks), address, agent_store=agent_store),
-            **settings.get(rank, {}),
+    common = processes.environment(ranks)
+    made = {}
+    for index, rank in enumerate(ranks):
+        torchruns = {
+            **torchrun_variables(index, len(ranks), address, agent_store=store == "session"),
+            **torchrun_agents_variables(index, len(ranks)),
         }
-        for index, rank in enumerate(ranks)
-    }
+        changed = {**torchruns, **settings.get(rank, {})}
+        unset = {name for name, value in changed.items() if not value}
+        whole = child_environment({**common, **changed})
+        made[rank] = {name: value for name, value in whole.items() if name not in unset}
+    return made

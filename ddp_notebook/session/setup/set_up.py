@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.registry import RunRegistry
 
 _BEGUN_WITHIN_S = 0.5
@@ -48,8 +47,6 @@ class SetUp:
     ) -> None:
         self.bring_up: BringUp | None = None
         """The stages of the ranks that there are; None before the first start."""
-        self.script: RunController | None = None
-        """The script whose group the ranks have in place of the session's; None for none."""
         self._record = record
         self._pool = pool
         self._runs = runs
@@ -117,13 +114,12 @@ class SetUp:
             if states[rank].status is not Status.DEAD and device_of[rank] == environment
         }
         ended = tuple(state.rank for state in states if state.rank not in kept)
+        processes.end_script()
         with self._unless_lost("%ddp_init"), self._record.restarting(ended):
             processes.stop(ended)
             blocked = self.free(tuple(sorted(kept)))
             self._runs.await_released()
             self._runs.reset()
-            self.script = None
-            processes.close_lab()
             processes.adopt(options)
             processes.resize(tuple(kept), devices)
         fate = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
@@ -134,7 +130,6 @@ class SetUp:
         """Start the processes. When that fails nothing is left of them."""
         self._pool.lost_reason = ""
         self._runs.reset()
-        self.script = None
         notes = (*devices.notes, *options.notes(), *more)
         self._record.begin(options.world_size, backend=devices.backend, notes=notes)
         mode = launch_mode(options.launcher)
@@ -167,7 +162,7 @@ class SetUp:
     def make_ready(self) -> None:
         """Free every rank and bring back the dead, so that all of them take calls."""
         bring_up = self.need("%ddp_fault")
-        self.script = None
+        bring_up.processes.end_script()
         blocked = self.free(bring_up.everyone)
         self._runs.await_released()
         unblocked = [_not_unblocked(blocked)] if blocked else []
@@ -232,22 +227,6 @@ class SetUp:
                 time.sleep(pause_s * random.random())  # noqa: S311
         return bring_up.run(options.settings, options.store, interrupted)
 
-    def after_script(self, controller: RunController) -> None:
-        """Give the ranks of a script that is over the session's group, which it took the place of.
-
-        Not when another verb, which has taken `script` away, sets the ranks up itself.
-        """
-        with self._freeing:
-            if self.script is not controller:
-                return
-            self.script = None
-        processes = self._pool.processes
-        if processes is None or self._record.snapshot.ended:
-            return
-        processes.close_lab()
-        if not self._record.snapshot.with_status(Status.DEAD, Status.RUNNING):
-            self._set_up(self.as_before())
-
     # -- freeing -------------------------------------------------------------------------
 
     def free(self, ranks: Ranks) -> Ranks:
@@ -275,8 +254,6 @@ class SetUp:
             controller.signal_started()
         blocked = bring_up.free(ranks)
         bring_up.processes.replace(blocked)
-        if set(bring_up.everyone) <= set(ranks):
-            bring_up.processes.close_lab()
         return blocked
 
     def abort(self, ranks: Ranks | None = None) -> Board:
@@ -284,16 +261,19 @@ class SetUp:
         bring_up = self.need("%ddp_abort")
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
+        script = bring_up.processes.script
+        if script is not None and self._runs.in_script:
+            self._unblock(bring_up, script.ranks)  # it is one job: it ends on all its ranks
+            self._runs.await_released()
+            bring_up.processes.end_script()
+            return self.status()
+        bring_up.processes.end_script()
         had_group = not self.half_way
-        script = next((c for c in self._runs.controllers if c.run.script and c.state.claimed), None)
         self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
         if self._record.snapshot.ended:
             raise SessionLost(f"{self._record.snapshot.ended} Start again: %ddp_init")
         self._runs.await_released()
-        if script is not None and (script.state.claimed or not self.half_way):
-            return self.status()  # who waits for the script sets the ranks up when it is over
         if had_group and not self._record.snapshot.with_status(Status.DEAD, Status.RUNNING):
-            self.script = None
             return self._set_up(self.as_before())
         return self.status()
 
@@ -333,6 +313,7 @@ class SetUp:
         everyone = tuple(range(self._record.snapshot.world_size))
         members = ranks if ranks is not None else everyone
         check_ranks(members, self._record.snapshot)
+        processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
         with self._unless_lost("%ddp_restart"), self._record.restarting(members):
@@ -340,7 +321,6 @@ class SetUp:
             if in_set_up:  # they wait for the old group, and nothing else ends that
                 self.free(in_set_up)
             self._await_survivors(survivors, members)
-            self.script = None
             self._runs.await_released()
             processes.launch(members)
         return self._set_up(self.as_before())

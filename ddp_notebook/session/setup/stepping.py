@@ -11,7 +11,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_ranks
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
-from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.runs import collective_steps
 from ddp_notebook.session.runs.collective_steps import END, Step
 from ddp_notebook.session.setup.bring_up import BringUp
@@ -66,7 +66,7 @@ class Stepping:
         return _step_stage(bring_up, ranks, to)
 
     def _step_run(self, current: RunController, wanted: Step) -> StepTable:
-        with noted() as interrupted:
+        with quick_switches(), noted() as interrupted:
             made = collective_steps.step(
                 current.run, current.cluster, current.logs, self._record, wanted, interrupted
             )
@@ -180,8 +180,10 @@ def _why_not(bring_up: BringUp, ranks: Ranks | None) -> str:
     if not paused:
         if snapshot.ready:
             return (
-                "Set-up is complete: there is nothing to step. Begin again: %ddp_shutdown, "
-                "then %ddp_init --step"
+                "There is nothing to step: no rank is paused at a line, no cell runs, and set-up "
+                "is complete. To stop at a line: %ddp_break 2 for line 2 of the last cell, or "
+                "breakpoint() in the code. To step through set-up: %ddp_shutdown, then "
+                "%ddp_init --step"
             )
         return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
     asked = ranks or ()

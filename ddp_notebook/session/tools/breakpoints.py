@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Status, name_ranks
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import Bound, Breakpoint, CannotAnswer
+from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.state.line_table import place
 
@@ -20,11 +20,20 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.runs.run import CellRun
 
 _ASK_TIMEOUT_S = 3.0
 _AT = re.compile(r"(.+):(\d+)")
 _CELL = re.compile(r"<ddp cell (\d+)>")
 _HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
+
+
+EXCEPTION, NAN, COLLECTIVE = ON
+_EVENTS = {
+    EXCEPTION: "an error that ends the cell or script",
+    NAN: "the first loss or gradient that is not finite",
+    COLLECTIVE: "every collective",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,8 @@ class BreakpointRow:
     def _where(self) -> str:
         bound = next((each for each in self.bounds.values() if each.line), None)
         spec = self.breakpoint
+        if spec.on:
+            return _EVENTS[spec.on]
         if bound is None:
             return spec.function or place(_shown(spec.file), spec.line)
         where = place(_shown(bound.file), bound.line)
@@ -59,21 +70,24 @@ class BreakpointRow:
     def _state(self) -> str:
         states: dict[str, list[int]] = {}
         for rank, bound in self.bounds.items():
-            states.setdefault(_state_of(bound), []).append(rank)
+            states.setdefault(_state_of(bound, self.breakpoint), []).append(rank)
         if len(states) == 1:
             return f"{next(iter(states))[:1].upper()}{next(iter(states))[1:]}"
         text = "; ".join(f"{name_ranks(tuple(ranks))}: {s}" for s, ranks in states.items())
         return f"{text[:1].upper()}{text[1:]}"
 
 
-def _state_of(bound: Bound) -> str:
+def _state_of(bound: Bound, spec: Breakpoint) -> str:
     if bound.problem:
         return f"cannot stop: {bound.problem}"
-    if not bound.line or not bound.loaded:
+    if spec.on == COLLECTIVE:
+        return "each collective pauses; %ddp_step --to end passes those of the run"
+    if not spec.on and not (bound.line and bound.loaded):
         return "pending: not imported yet; it stops once it is"
     hits = "not reached yet" if not bound.passes else f"{bound.passes:,} hits"
     hits = "1 hit" if bound.passes == 1 else hits
-    return f"{hits}, over" if bound.done else hits
+    hits = f"{hits}, over" if bound.done else hits
+    return f"{hits}; {bound.note}" if bound.note else hits
 
 
 def _shown(file: str) -> str:
@@ -93,17 +107,25 @@ class Breakpoints:
         self.enabled = True
         self._sent: dict[int, int] = {}
         """By rank, the process that has them."""
-        runs.before_run = self.renew
+        runs.before_run = self._run_begins
+        runs.breakpoints_of = self._of_rank
 
     def add(self, where: str, wanted: Breakpoint) -> BreakpointRow:
-        """`Session.set_breakpoint`."""
+        """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
+
+        Of `wanted`, its place and number are left out. Also code that runs already stops, and
+        files that are imported later. Raises UsageMistake when no rank can ever stop there.
+        """
         self._pool.need("%ddp_break")
         if wanted.ranks is not None:
             check_ranks(wanted.ranks, self._record.snapshot)
-        spec = replace(self._placed(where, wanted), number=next(self._numbers))
-        _check_code(spec)
+        placed = _on_event(wanted) if wanted.on else self._placed(where, wanted)
+        _check_code(placed)
+        spec = replace(placed, number=next(self._numbers))
         self._all[spec.number] = spec
         self.enabled = True
+        if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
+            current.run.pausing |= not current.run.done
         row = next(row for row in self._send() if row.breakpoint.number == spec.number)
         if problem := _why_never(row, where):
             del self._all[spec.number]
@@ -112,7 +134,7 @@ class Breakpoints:
         return row
 
     def rows(self) -> tuple[BreakpointRow, ...]:
-        """`Session.breakpoints`."""
+        """All breakpoints, and how often each rank came by."""
         cluster = self._pool.need("%ddp_break").cluster
         if not self._all:
             return ()
@@ -121,7 +143,7 @@ class Breakpoints:
         return self._rows(answers)
 
     def clear(self, number: int | None = None) -> int:
-        """`Session.clear_breakpoints`."""
+        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
         self._pool.need("%ddp_break")
         if number is not None and number not in self._all:
             known = ", ".join(map(str, self._all)) or "none"
@@ -133,7 +155,7 @@ class Breakpoints:
         return len(gone)
 
     def enable(self, on: bool) -> None:
-        """`Session.enable_breakpoints`."""
+        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
         self._pool.need("%ddp_break")
         self.enabled = on
         self._send()
@@ -143,6 +165,12 @@ class Breakpoints:
         new = [rank for rank in self._alive() if self._sent.get(rank) != self._pid(rank)]
         if new and (self._all or not self.enabled):
             self._send()
+
+    def _run_begins(self, run: CellRun) -> None:
+        """`run` is about to be sent to the ranks."""
+        if self.enabled and any(spec.on == COLLECTIVE for spec in self._all.values()):
+            run.pausing = True
+        self.renew()
 
     # -- where they are --------------------------------------------------------------------
 
@@ -186,16 +214,18 @@ class Breakpoints:
     def _pid(self, rank: int) -> int:
         return self._record.snapshot.ranks[rank].pid
 
+    def _of_rank(self, rank: int) -> calls.Breakpoints:
+        mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
+        return calls.Breakpoints(tuple(mine), self.enabled)
+
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Have all ranks know all of them, each its own; where they are."""
         cluster = self._pool.need("%ddp_break").cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
-        own: dict[tuple[Breakpoint, ...], list[int]] = {}
+        own: dict[calls.Breakpoints, list[int]] = {}
         for rank in self._alive():
-            mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
-            own.setdefault(tuple(mine), []).append(rank)
-        for specs, ranks in own.items():
-            request = calls.Breakpoints(specs, self.enabled)
+            own.setdefault(self._of_rank(rank), []).append(rank)
+        for request, ranks in own.items():
             members = tuple(ranks)
             told = cluster.ask(members, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
             answers.update(told)
@@ -215,6 +245,17 @@ class Breakpoints:
             for bound in answer.bounds:
                 bounds[bound.number][rank] = bound
         return tuple(BreakpointRow(spec, bounds[number]) for number, spec in self._all.items())
+
+
+def _on_event(wanted: Breakpoint) -> Breakpoint:
+    """Raises UsageMistake for what a collective, an error or a value cannot be told."""
+    options = (wanted.ranks, wanted.condition, wanted.once, wanted.log, wanted.count > 1)
+    if wanted.on == COLLECTIVE and any(options):
+        raise UsageMistake(
+            "--on collective pauses every rank before each collective, and takes no other options. "
+            "Some ranks alone can then go on: %ddp_step --ranks 1"
+        )
+    return replace(wanted, once=True) if wanted.on == NAN else wanted
 
 
 def _check_code(spec: Breakpoint) -> None:
@@ -246,7 +287,7 @@ def _why_never(row: BreakpointRow, where: str) -> str:
     if all(each.problem for each in bounds):
         problems = "; ".join(sorted({each.problem for each in bounds}))
         return f"{where}: {problems}."
-    if any(each.line or each.problem for each in bounds):
+    if row.breakpoint.on or any(each.line or each.problem for each in bounds):
         return ""
     if row.breakpoint.function:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import pickle
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,17 @@ from ddp_notebook.model import Ranks, Status, Unread, VariableTable, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.session.guards import check_name, check_ranks
+from ddp_notebook.session.tools import differences
 from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
+    from ddp_notebook.session.tools.looking import Looking
 
 _TIMEOUT_S = 60.0
 _QUICK_S = 0.3
@@ -33,7 +37,8 @@ _BUSY = "busy: the values of its tensors are read when it stands"
 class Values:
     """Values and output of the ranks of a session."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry, looking: Looking) -> None:
+        self._looking = looking
         self._record = record
         self._pool = pool
         self._runs = runs
@@ -58,15 +63,10 @@ class Values:
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """`Session.pull`."""
-        cluster = self._pool.need("%ddp_pull").cluster
-        members = self._runs.idle(ranks, "%ddp_pull")
-        check_name(name)
         request = calls.Variable(name, keep_tensors)
-        answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
         values: dict[int, Any] = {}
         problems: dict[str, list[int]] = {}
-        for rank, answer in answers.items():
-            reply = cluster.value_of(answer, _TIMEOUT_S)
+        for rank, reply in self._values(request, ranks).items():
             if reply.error:
                 problems.setdefault(reply.error, []).append(rank)
             else:
@@ -74,6 +74,34 @@ class Values:
         if problems:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
+        return values
+
+    def _values(self, request: calls.Variable, ranks: Ranks | None) -> dict[int, calls.Value]:
+        """The values on `ranks`: those of the last script while its processes stay."""
+        processes = self._pool.need("%ddp_pull")
+        cluster, script = processes.cluster, processes.script
+        check_name(request.name)
+        if script is not None and self._runs.script_left:
+            return self._of_script(cluster, script.ranks if ranks is None else ranks, request)
+        members = self._runs.idle(ranks, "%ddp_pull")
+        answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
+        return {rank: cluster.value_of(each, _TIMEOUT_S) for rank, each in answers.items()}
+
+    def _of_script(
+        self, cluster: RankCluster, ranks: Ranks, request: calls.Variable
+    ) -> dict[int, calls.Value]:
+        """The values in the processes of a script that is over, or stuck."""
+        check_ranks(ranks, self._record.snapshot)
+        answers = cluster.ask(ranks, calls.PULL, request, _TIMEOUT_S)
+        values = {}
+        for rank in ranks:
+            answer = answers.get(rank)
+            if not isinstance(answer, calls.Pickled):
+                values[rank] = calls.Value(error="its process has ended")
+            elif answer.error:
+                values[rank] = calls.Value(error=answer.error)
+            else:
+                values[rank] = calls.Value(_unpickled(answer.pickle))
         return values
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
@@ -127,7 +155,13 @@ class Values:
         return table
 
     def evaluate(
-        self, source: str, ranks: Ranks | None = None, up: int = 0, *, assign: bool = False
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        up: int | None = None,
+        *,
+        assign: bool = False,
+        own_text: bool = False,
     ) -> VariableTable:
         """`Session.evaluate`."""
         cluster = self._pool.need("%ddp_print").cluster
@@ -136,21 +170,22 @@ class Values:
         check_ranks(members, snapshot)
         _check_source(source, assign=assign)
         alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
-        request = calls.Expression(source, up, assign)
+        paused = {rank for controller in self._runs.controllers for rank in controller.run.stops}
+        everywhere = paused >= set(range(snapshot.world_size)) == set(members)
+        up = self._looking.up if up is None else up
+        request = calls.Expression(source, up, assign, own_text, everywhere)
         answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
         values = []
         reasons: dict[str, list[int]] = {}
         for rank in members:
             answer = answers.get(rank)
-            if isinstance(answer, calls.Evaluated) and not answer.problem:
-                values += [answer.value] if answer.value is not None else []
-                continue
-            why = "dead" if rank not in alive else "does not answer"
-            if answer is not None:
-                why = answer.why if isinstance(answer, CannotAnswer) else answer.problem
-            reasons.setdefault(why, []).append(rank)
+            if isinstance(answer, calls.Evaluated) and answer.value is not None:
+                values.append(answer.value)
+            elif why := _why_none(answer, alive=rank in alive):
+                reasons.setdefault(why, []).append(rank)
         unread = [Unread(tuple(of), why) for why, of in reasons.items()]
-        return variable_table.fold(values, unread, snapshot.world_size)
+        table = variable_table.fold(values, unread, snapshot.world_size, sparks=True)
+        return differences.placed(table, values, cluster)
 
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""
@@ -159,11 +194,31 @@ class Values:
         runs = (controller.run for controller in reversed(self._runs.controllers))
         run = next((run for run in runs if rank in run.ranks), None)
         cell = run.cell if run is not None else 0
+        if log and processes.script is not None and rank in processes.script.ranks:
+            return processes.script.log(rank)
         path = processes.log_file(rank) if log else processes.output_file(rank, cell)
         text = path.read_text("utf-8", "replace") if path.exists() else None
         if log or run is None:
             return text or ""
         return with_tracebacks(run.written(rank) if text is None else text, run, rank)
+
+
+def _unpickled(text: str) -> Any:
+    """Raises UsageMistake: the class of a value may be known to the script alone."""
+    try:
+        return pickle.loads(base64.b64decode(text))  # noqa: S301  # of a process of our own
+    except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+        raise UsageMistake(
+            f"What the rank sent cannot be read here: {error}. A class of its own must be known to "
+            "the notebook too."
+        ) from None
+
+
+def _why_none(answer: calls.Evaluated | CannotAnswer | None, *, alive: bool) -> str:
+    """Why a rank gave no value; empty where none was asked for."""
+    if answer is None:
+        return "does not answer" if alive else "dead"
+    return answer.why if isinstance(answer, CannotAnswer) else answer.problem
 
 
 def _check_source(source: str, *, assign: bool) -> None:

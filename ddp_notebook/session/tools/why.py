@@ -38,7 +38,7 @@ class Why:
         case = self.case("%ddp_why")
         now = diagnose_run(case)
         current = self._runs.current
-        if self._set_up.half_way and self._set_up.script is None:
+        if self._set_up.half_way and self._runs.script is None:
             return self._of_set_up(case, now)
         if current is not None and not current.run.done:
             return self._of_run(current, case, now)
@@ -58,7 +58,7 @@ class Why:
         Raises NoSession, SessionLost.
         """
         bring_up = self._set_up.need(verb)
-        script, current = self._set_up.script, self._runs.current
+        script, current = self._runs.script, self._runs.current
         if script is not None:
             return script.look()
         if current is not None and not self._set_up.half_way:

@@ -1,0 +1,80 @@
+"""Says how a cell or a script ended on this rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ddp_notebook.model import CellFinished, Frame
+from ddp_notebook.rank.cells import raised
+from ddp_notebook.rank.cells.output import OutputForwarder
+from ddp_notebook.rank.core import RankCore
+from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.main_thread import Failure
+
+
+class Ending:
+    """Tells the session, and keeps it for a report."""
+
+    def __init__(self, core: RankCore, events: EventSender, forwarder: OutputForwarder) -> None:
+        self._core = core
+        self._events = events
+        self._forwarder = forwarder
+
+    def say(
+        self, run: int, error: BaseException | None, file: str, run_ends: Callable[[], None]
+    ) -> None:
+        """The run of `file` ended, with `error` or well; first call `run_ends`.
+
+        Where that cannot be said any more, the process ends.
+        """
+        try:
+            run_ends()
+            how = self._how(error, file)
+        except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
+            how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
+        try:
+            self._events.emit_now(CellFinished, cell=run, **how)
+        except Exception:  # noqa: BLE001  # silent, the session would wait for this rank for ever
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+
+    def stop_at(self, error: BaseException | None) -> None:
+        """What runs is about to end with `error`: the debugger may stop here before."""
+        if error is not None and not raised.is_interrupt(error):
+            self._keep(error)
+            self._core.debugger.raised(error)
+
+    def _how(self, error: BaseException | None, file: str) -> dict[str, Any]:
+        """How it ended, as fields of `CellFinished`."""
+        outcome, name, text = "ok", "", ""
+        frames: tuple[Frame, ...] = ()
+        if error is not None:
+            outcome = "interrupted" if raised.is_interrupt(error) else "error"
+            failure = self._keep(error)
+            name, text, frames = failure.type, failure.text, failure.frames
+        return {
+            "outcome": outcome,
+            "ename": name,
+            "evalue": text,
+            "line": raised.line_of(error, file) if error is not None else 0,
+            "path": tuple(map(raised.place_of, frames)),
+            "withheld_bytes": self._forwarder.withheld_bytes,
+            "trained": self._core.hooks.trained(),
+        }
+
+    def _keep(self, error: BaseException) -> Failure:
+        """How what runs failed, for whoever asks before something runs again."""
+        core = self._core
+        failure = Failure(
+            type(error).__name__,
+            raised.message_of(error),
+            *core.data_parallel.cause_of(error),
+            frames=raised.frames_of(error, core.user_code),
+            trace=error.__traceback__,
+        )
+        core.main_thread.error = failure
+        return failure

@@ -1,0 +1,220 @@
+"""The processes of a script: started, heard, asked in the ranks' places, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_notebook.launch import out_of_memory
+from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExited, Ranks, codec
+from ddp_notebook.rank.calls import Script
+from ddp_notebook.rank.rank_process import questions_of, streams_of
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.event_receiver import EventReceiver
+    from ddp_notebook.launch.client import ForkServerClient
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.record import Record
+
+_ENDED_WITHIN_S = 5.0
+_LAST_WORDS_BYTES = 4000
+_LAST_OUTPUT_BYTES = 16_000
+_STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Who knows ranks by their processes: all of them are told when a script takes their places."""
+
+    record: Record
+    cluster: RankCluster
+    logs: CollectiveLogs
+    receiver: EventReceiver
+
+    def lend(self, ranks: Ranks, folder: Path) -> None:
+        """From now on a script's processes, which have their files in `folder`, are the ranks."""
+        self.record.lend(ranks)
+        self.logs.lend(ranks, folder)
+
+    def is_process(self, rank: int, pid: int, folder: Path) -> None:
+        """The process that has the place of `rank`."""
+        self.cluster.lend(rank, pid, questions_of(folder, rank))
+        self.record.lent_to(rank, pid)
+
+    def take_back(self, ranks: Ranks) -> None:
+        """The session's own processes are the ranks again."""
+        self.cluster.take_back()
+        self.logs.take_back(ranks)
+        self.record.take_back()
+
+
+class ScriptProcesses:
+    """One process for each rank of a script. They stay when it is over, until `end`.
+
+    `folder` is the run's own, and made here; `output_folder` is for output that is too long to
+    send.
+    """
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        places: Places,
+        folder: Path,
+        output_folder: Path,
+        ranks: Ranks,
+    ) -> None:
+        self.ranks = ranks
+        self._fork_server = fork_server
+        self._places = places
+        self._folder = folder
+        self._output_folder = output_folder
+        self._cell = 0
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._gone = threading.Condition(self._lock)
+        self._read: set[int] = set()
+        """Ranks whose processes have ended, and what they wrote was read from their files."""
+        self._finished: set[int] = set()
+        """Ranks whose script is over: that their processes end, too, is no news."""
+        self._oom_kills = out_of_memory.kills()
+        folder.mkdir(mode=0o700)
+        self._sent: dict[tuple[int, OutputKind], int] = {}
+        """Bytes of each stream that were sent here."""
+        self._key = places.receiver.add_source(self._hear)
+        places.lend(ranks, folder)
+
+    def start(
+        self,
+        scripts: Mapping[int, Script],
+        environments: Mapping[int, Mapping[str, str]],
+        hosts: Mapping[int, Mapping[str, str]],
+    ) -> None:
+        """Start the script on every rank. Raises SessionLost, OSError."""
+        receiver = self._places.receiver
+        for rank, script in scripts.items():
+            self._cell = script.cell
+            out, errors = streams_of(self._folder, rank)
+            arguments = {
+                "rank": rank,
+                "events": receiver.url,
+                "key": self._key,
+                "folder": str(self._folder),
+                "output_folder": str(self._output_folder),
+                "script": codec.encode(script),
+            }
+            spec = {
+                "calls": [["ddp_notebook.rank.cells.scripts:main", arguments]],
+                "env": dict(environments[rank]),
+                "cwd": os.getcwd(),  # noqa: PTH109
+                "log": str(out),
+                "errors": str(errors),
+                "host": dict(hosts.get(rank, {})),
+            }
+            pid = self._fork_server.spawn(spec, partial(self._exited, rank))
+            self._places.is_process(rank, pid, self._folder)
+            with self._lock:
+                self._pids[rank] = pid
+                code = self._exits.get(rank)
+            if code is not None:  # it ended before this was known
+                self._tell(rank, code)
+
+    def kill(self, ranks: Ranks) -> None:
+        """End the processes of `ranks`."""
+        with self._lock:
+            alive = [r for r in ranks if r in self._pids and r not in self._exits]
+        for rank in alive:
+            self._fork_server.signal(self._pids[rank], signal.SIGKILL)
+
+    def end(self) -> None:
+        """End what is left of it; the session's own processes are the ranks again."""
+        self.kill(self.ranks)
+        with self._gone:
+            self._gone.wait_for(lambda: self._exits.keys() >= self._pids.keys(), _ENDED_WITHIN_S)
+        self._places.receiver.remove_source(self._key)
+        self._places.take_back(self.ranks)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hear(self, events: Sequence[Event]) -> None:
+        """What the processes tell; of one that has died its files have told already."""
+        with self._lock:
+            kept = [e for e in events if not isinstance(e, Output) or e.rank not in self._read]
+            for event in kept:
+                if isinstance(event, CellFinished):
+                    self._finished.add(event.rank)
+                elif isinstance(event, Output) and event.what in _STREAMS:
+                    key = (event.rank, event.what)
+                    self._sent[key] = self._sent.get(key, 0) + len(event.text.encode())
+        if kept:
+            self._places.record.add(kept)
+
+    def _unsent(self, rank: int) -> list[Output]:
+        """What a process wrote and could not send any more."""
+        with self._lock:
+            self._read.add(rank)
+            sent = {what: self._sent.get((rank, what), 0) for what in _STREAMS}
+        found = []
+        for what, path in zip(_STREAMS, streams_of(self._folder, rank), strict=True):
+            with contextlib.suppress(OSError), path.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(max(sent[what], size - _LAST_OUTPUT_BYTES))
+                if text := stream.read().decode("utf-8", "replace"):
+                    found.append(Output(rank=rank, cell=self._cell, what=what, text=text))
+        return found
+
+    def _exited(self, rank: int, code: int) -> None:
+        """A process ended (on the fork server client's thread, or where it is started)."""
+        with self._gone:
+            known = rank in self._pids
+            self._exits[rank] = code
+            self._gone.notify_all()
+        if known:
+            self._tell(rank, code)
+
+    def _tell(self, rank: int, code: int) -> None:
+        if rank in self._finished:
+            return
+        now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
+        if code == 0:  # it left by itself, past Python's own end
+            events.append(CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns))
+        before, now = self._oom_kills, out_of_memory.kills()
+        pid = self._pids[rank]
+        events.append(
+            RankExited(
+                rank=rank,
+                pid=pid,
+                exit_code=code,
+                last_words=self._last_words(rank),
+                peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
+                oom_kills=now - before if now is not None and before is not None else -1,
+                heard_ns=now_ns,
+            )
+        )
+        self._places.record.add(events)
+
+    def log(self, rank: int) -> str:
+        """All that a process wrote: to stdout, then to stderr."""
+        return "".join(map(_text, streams_of(self._folder, rank)))
+
+    def _last_words(self, rank: int) -> str:
+        """The end of what it wrote: to stderr, or else to stdout."""
+        texts = (_text(path, _LAST_WORDS_BYTES) for path in streams_of(self._folder, rank)[::-1])
+        return next((text for text in texts if text.strip()), "")
+
+
+def _text(path: Path, last_bytes: int = 0) -> str:
+    """A file, or its end; empty where it is not there."""
+    try:
+        return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
+    except OSError:
+        return ""

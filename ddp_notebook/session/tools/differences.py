@@ -1,0 +1,96 @@
+"""The first index at which a tensor of some ranks differs: by checksums of ever smaller parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddp_notebook.model import RankVariables, TensorFacts, VariableCell, VariableRow, VariableTable
+from ddp_notebook.rank import calls
+
+if TYPE_CHECKING:
+    from ddp_notebook.cluster.cluster import RankCluster
+
+_ASK_TIMEOUT_S = 1.0
+_MOST_CELLS = 3
+"""Of a row are looked into: more than so many are different everywhere."""
+LARGEST = 2**24
+"""Values of a tensor that is looked into."""
+
+
+def placed(
+    table: VariableTable, values: Sequence[RankVariables], cluster: RankCluster
+) -> VariableTable:
+    """`table`, of one expression, with where its tensors differ from those of most ranks."""
+    facts = {
+        each.rank: variable.tensor
+        for each in values
+        for scope in each.scopes
+        for variable in scope.variables
+        if variable.tensor is not None
+    }
+    sections = tuple(
+        replace(section, rows=tuple(_row(row, facts, cluster) for row in section.rows))
+        for section in table.sections
+    )
+    return replace(table, sections=sections)
+
+
+def _row(row: VariableRow, facts: Mapping[int, TensorFacts], cluster: RankCluster) -> VariableRow:
+    base = next((cell for cell in row.cells if not cell.note and not cell.odd), None)
+    if base is None or len(row.cells) < 2:
+        return row
+    cells = [
+        _cell(cell, base.ranks[0], facts, cluster) if number <= _MOST_CELLS else cell
+        for number, cell in enumerate(row.cells)
+    ]
+    return replace(row, cells=tuple(cells))
+
+
+def _cell(
+    cell: VariableCell, base: int, facts: Mapping[int, TensorFacts], cluster: RankCluster
+) -> VariableCell:
+    rank = cell.ranks[0]
+    own, other = facts.get(rank), facts.get(base)
+    if rank == base or own is None or other is None or not _comparable(own, other):
+        return cell
+    index = _first((base, rank), own.size, cluster)
+    if index is None:
+        return cell
+    note = f"first at {unravelled(index, own.shape)}"
+    return replace(cell, note=f"{cell.note}, {note}" if cell.note else note)
+
+
+def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
+    was_read = bool(own.read and other.read)
+    return was_read and own.shape == other.shape and 1 < own.size <= LARGEST
+
+
+def _first(ranks: tuple[int, int], size: int, cluster: RankCluster) -> int | None:
+    """The first of the `size` values that is not the same on both; None where that is not told."""
+    begin, end = 0, size
+    while True:
+        request = calls.Part(begin, end)
+        answers = cluster.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
+        told = [each for each in answers.values() if isinstance(each, calls.Checksums)]
+        if len(told) < len(ranks) or not all(each.step for each in told):
+            return None
+        one, other = told
+        pairs = zip(one.of, other.of, strict=False)
+        number = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        if number is None:
+            return None
+        begin, step = begin + number * one.step, one.step
+        if step == 1:
+            return begin
+        end = min(begin + step, end)
+
+
+def unravelled(index: int, shape: Sequence[int]) -> list[int]:
+    """An index into the values of a tensor as one into the tensor."""
+    found = []
+    for size in reversed(shape):
+        index, at = divmod(index, size)
+        found.append(at)
+    return found[::-1]

@@ -1,0 +1,120 @@
+"""Where a user looks: the frames in which ranks stand, the one chosen, and expressions watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Frame, Ranks, Status, StepTable, VariableTable
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import Standing
+from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.state import line_table
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
+
+_ASK_TIMEOUT_S = 2.0
+_MOST_WATCHED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Ranks that stand in the same frames of the user's, the innermost first; or why in none."""
+
+    ranks: Ranks
+    frames: tuple[Frame, ...]
+    why: str = ""
+
+
+def _told(answer: object) -> tuple[tuple[Frame, ...], str]:
+    """The frames that a rank told; or why there are none."""
+    if not isinstance(answer, Standing):
+        return (), "does not answer"
+    if answer.busy:
+        return (), "computes; its frames change"
+    return answer.frames, "" if answer.frames else "is in no code of yours"
+
+
+class Looking:
+    """Holds until ranks move; what is watched stays."""
+
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+        self._record = record
+        self._pool = pool
+        self._runs = runs
+        self._chosen: tuple[object, int] = (None, 0)
+        self.watched: tuple[str, ...] = ()
+        """Expressions whose values are shown after each step."""
+
+    @property
+    def up(self) -> int:
+        """The chosen frame: so many of the user's above the innermost."""
+        at, up = self._chosen
+        return up if at == self._moment() else 0
+
+    def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
+        """Where `ranks` (all by default) stand. Raises UsageMistake for an unknown rank."""
+        cluster = self._pool.need("%ddp_frame").cluster
+        states = self._record.snapshot.ranks
+        members = ranks if ranks is not None else tuple(range(len(states)))
+        check_ranks(members, self._record.snapshot)
+        alive = tuple(rank for rank in members if states[rank].status is not Status.DEAD)
+        answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
+        groups: dict[tuple[tuple[Frame, ...], str], list[int]] = {}
+        for rank in members:
+            groups.setdefault(_told(answers.get(rank)), []).append(rank)
+        return tuple(Stand(tuple(of), *key) for key, of in groups.items())
+
+    def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
+        """Look at this frame: ``up``, ``down``, a number, or empty for the one that is chosen.
+
+        Raises UsageMistake where there is none.
+        """
+        stands = self.stands(ranks)
+        deepest = max((len(each.frames) for each in stands), default=0)
+        steps = {"": 0, "up": 1, "down": -1}
+        up = self.up + steps[frame] if frame in steps else int(frame)
+        if not deepest:
+            raise UsageMistake(
+                "No rank stands in code of yours. It does at a breakpoint (%ddp_break), in a "
+                "collective, and after a cell that raised."
+            )
+        if not 0 <= up < deepest:
+            raise UsageMistake(f"There is no frame {up}: they are 0 (innermost) to {deepest - 1}.")
+        self._chosen = (self._moment(), up)
+        return stands
+
+    def watch(self, source: str) -> None:
+        """Show this expression after each step. Raises UsageMistake for one too many."""
+        if source not in self.watched and len(self.watched) >= _MOST_WATCHED:
+            raise UsageMistake(f"{_MOST_WATCHED} expressions are watched. %ddp_print --unwatch")
+        self.watched = tuple(dict.fromkeys((*self.watched, source)))
+
+    def unwatch(self, source: str) -> None:
+        """Watch this expression no more, or with an empty one none. Raises UsageMistake."""
+        if source and source not in self.watched:
+            known = ", ".join(self.watched) or "none"
+            raise UsageMistake(f"{source!r} is not watched; watched: {known}.")
+        self.watched = tuple(each for each in self.watched if source and each != source)
+
+    def with_watched(
+        self, table: StepTable, evaluate: Callable[[str, Ranks], VariableTable]
+    ) -> StepTable:
+        """`table` with what is watched, on the ranks that stand at lines."""
+        paused = tuple(sorted(rank for c in self._runs.controllers for rank in c.run.stops))
+        if not paused or not self.watched:
+            return table
+        lines = [line_table.watched(each, evaluate(each, paused)) for each in self.watched]
+        return replace(table, details=(*table.details, *lines))
+
+    def _moment(self) -> object:
+        """Another value whenever ranks have moved."""
+        return tuple(
+            (c.run.cell, c.run.pending, tuple((r, s.stop) for r, s in sorted(c.run.stops.items())))
+            for c in self._runs.controllers
+        )

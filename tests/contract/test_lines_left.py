@@ -1,0 +1,84 @@
+"""Ranks that are paused at lines, and everything that ends that: nobody is stranded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from kernels import Kernel
+from support import GONE_WITHIN_S, eventually, is_alive
+
+from ddp_notebook.errors import NoSession
+from ddp_notebook.session import InitOptions, Session
+
+PAUSED = "kept = 5\nbreakpoint()\nfor i in range(100):\n    j = i\n"
+
+
+@pytest.fixture
+def own() -> Iterator[Session]:
+    """Two ranks that a test may end."""
+    session = Session()
+    session.init(InitOptions(world_size=2, device="cpu"))
+    yield session
+    session.shutdown()
+
+
+def pids(session: Session) -> list[int]:
+    return [state.pid for state in session.record.snapshot.ranks]
+
+
+def test_a_restart_and_a_shutdown_end_paused_ranks(own: Session) -> None:
+    """One rank alone is refused while others are in the cell; all of them, and the end, are not."""
+    own.run_cell(PAUSED)
+    own.step()
+    before = pids(own)
+    own.abort((0,))
+    own.restart((0,))
+    assert pids(own)[0] != before[0]
+    own.abort()
+    assert own.run_cell("print(kept)", ranks=(1,)).error is None
+    assert own.run_cell("dist.barrier()").error is None
+    own.run_cell(PAUSED)
+    paused = pids(own)
+    began_s = time.monotonic()
+    own.shutdown()
+    assert time.monotonic() - began_s < GONE_WITHIN_S
+    assert not any(map(is_alive, paused))
+    with pytest.raises(NoSession):
+        own.step()
+
+
+def test_an_interrupt_of_a_step_leaves_ranks_where_they_are(ranks2: Session) -> None:
+    """A step over a long line: the interrupt ends the wait, and an abort the line."""
+    ranks2.run_cell("kept = 6\nimport time\nbreakpoint()\ntime.sleep(600)\ny = 1\n")
+    ranks2.step()
+
+    def interrupt() -> None:
+        eventually(lambda: not ranks2.runs[-1].run.stops)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    ranks2.step()
+    interrupting.join()
+    ranks2.abort()
+    result = ranks2.run_cell("print(kept)")
+    assert "".join(item.text for group in result.outputs for item in group.items) == "6\n"
+    assert ranks2.run_cell("dist.barrier()").error is None
+
+
+def test_an_abort_frees_a_shells_ranks_and_nothing_outlives_its_kernel() -> None:
+    with Kernel() as kernel:
+        kernel.init(2)
+        kernel.run_well(f"%%ddp\n{PAUSED}")
+        kernel.run_well("%ddp_abort")
+        assert "5" in kernel.run_well("%%ddp\nprint(kept)").text
+        kernel.run_well(f"%%ddp\n{PAUSED}")
+        kernel.run_well("%ddp_step")
+        left = kernel.pids().all
+        kernel.kill()
+        eventually(lambda: not any(map(is_alive, left)), GONE_WITHIN_S)

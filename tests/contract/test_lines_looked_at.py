@@ -1,0 +1,179 @@
+"""What a user sees of ranks that stand: after an error, at a NaN, in other frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import StepTable, VariableTable
+from ddp_notebook.rank.calls import Breakpoint
+from ddp_notebook.session import Session
+from ddp_notebook.session.runs.run import CellResult
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(ranks2: Session) -> Iterator[None]:
+    """Each test begins without breakpoints and with idle ranks."""
+    yield
+    ranks2.breakpoints.clear()
+    ranks2.looking.unwatch("")
+    if any(not controller.run.done for controller in ranks2.runs):
+        ranks2.abort()
+
+
+def values(table: VariableTable) -> dict[tuple[int, ...], str]:
+    """By ranks, a value; or why there is none."""
+    cells = [cell for part in table.sections for row in part.rows for cell in row.cells]
+    return {cell.ranks: cell.text for cell in cells} | {u.ranks: u.why for u in table.unread}
+
+
+def rows(table: StepTable | None) -> dict[tuple[int, ...], str]:
+    """By ranks, where they are."""
+    assert table is not None
+    return {row.ranks: row.text for row in table.rows}
+
+
+def texts(result: CellResult) -> str:
+    """What the ranks printed."""
+    return "".join(item.text for group in result.outputs for item in group.items)
+
+
+RAISES = (
+    "import torch\ndef inner(x):\n    here = x * 2\n    if rank == 1:\n"
+    "        raise ValueError('bad')\n    dist.barrier()\n    return here\n"
+    "def outer(n):\n    above = n + rank\n    return inner(n)\nouter(3)\n"
+)
+
+
+def test_after_an_error_the_frames_of_all_ranks_can_be_looked_into(ranks2: Session) -> None:
+    """Rank 1 raised, rank 0 waits for it: both are looked into; then both have ended."""
+    result = ranks2.run_cell(RAISES)
+    assert result.pending == (0,)
+    assert values(ranks2.evaluate("here")) == {(0, 1): "6"}
+    assert values(ranks2.evaluate("above", up=1)) == {(0,): "3", (1,): "4"}
+    tree = ranks2.where((1,), locals=True)
+    assert "here" in str(tree)
+    stands = {each.ranks: [f.function for f in each.frames] for each in ranks2.looking.stands(None)}
+    assert set(map(tuple, stands.values())) == {("inner", "outer", "<module>")}
+    ranks2.looking.choose("up", None)
+    assert values(ranks2.evaluate("above")) == {(0,): "3", (1,): "4"}
+    with pytest.raises(UsageMistake, match=r"There is no frame 3: they are 0 \(innermost\) to 2"):
+        ranks2.looking.choose("3", None)
+    ranks2.abort()
+    ranks2.run_cell("x = 1")
+    assert ranks2.looking.up == 0
+    with pytest.raises(UsageMistake, match="No rank stands in code of yours"):
+        ranks2.looking.choose("", None)
+    assert values(ranks2.evaluate("x")) == {(0, 1): "1"}
+
+
+def test_it_stops_where_an_error_ends_a_cell_and_nowhere_else(ranks2: Session) -> None:
+    row = ranks2.breakpoints.add("", Breakpoint(0, on="exception"))
+    assert row.text.endswith(": an error that ends the cell or script. Not reached yet")
+    caught = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    print('caught')\n"
+    assert ranks2.run_cell(caught).steps is None
+    stopped = ranks2.run_cell(RAISES)
+    table = rows(stopped.steps)
+    assert "line 6, in inner: raise ValueError('bad')" in table[(1,)]
+    assert "raised ValueError" in table[(1,)]
+    assert values(ranks2.evaluate("here", (1,))) == {(1,): "6"}
+    assert values(ranks2.evaluate("above", (1,), up=1)) == {(1,): "4"}
+    with pytest.raises(UsageMistake, match="an error was raised"):
+        ranks2.step((1,), to="4")
+    ranks2.step((1,))
+    assert any(f.ename == "ValueError" for f in ranks2.runs[-1].run.finished.values())
+    ranks2.abort()
+    ranks2.run_cell(RAISES)
+    ranks2.abort()
+    assert ranks2.run_cell("dist.barrier()").error is None
+
+
+TRAINS = (
+    "import torch\nnet = DDP(torch.nn.Linear(2, 1))\n"
+    "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    "def train(steps):\n    for i in range(steps):\n        optimizer.zero_grad()\n"
+    "        loss = net(torch.ones(4, 2)).sum()\n"
+    "        if i == 2 and rank == bad:\n            loss = loss * float('nan')\n"
+    "        loss.backward()\n        optimizer.step()\n    return i\n"
+)
+
+
+def test_it_stops_at_the_first_loss_or_gradient_that_is_not_finite(ranks2: Session) -> None:
+    ranks2.breakpoints.add("", Breakpoint(0, on="nan"))
+    assert ranks2.run_cell(f"{TRAINS}bad = 7\ntrain(4)\nprint('trained')").steps is None
+    stopped = ranks2.run_cell("bad = 1\ntrain(4)\nprint('through')\n")
+    at = rows(stopped.steps)
+    assert "loss.backward()" in at[(1,)]
+    assert "the loss is not finite: NaN" in at[(1,)]
+    assert values(ranks2.evaluate("i", (1,))) == {(1,): "2"}
+    spread = ranks2.step((1,), to="end")
+    assert "optimizer.step()" in rows(spread)[(0,)]
+    assert "the gradient of parameter 1 of 2 is not finite" in rows(spread)[(0,)]
+    ranks2.step(to="end")
+    ranks2.wait(10)
+    assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints.rows()] == ["1 hit, over"]
+    ranks2.breakpoints.clear()
+    assert ranks2.run_cell("train(4)\nprint(torch.autograd.backward.__module__)").error is None
+
+
+def test_every_collective_pauses_while_that_is_set(ranks2: Session) -> None:
+    ranks2.breakpoints.add("", Breakpoint(0, on="collective"))
+    with pytest.raises(UsageMistake, match="pauses every rank"):
+        ranks2.breakpoints.add("", Breakpoint(0, on="collective", ranks=(1,)))
+    result = ranks2.run_cell("dist.barrier()\ndist.barrier()\nprint('over')\n")
+    assert {text[:7] for text in rows(result.steps).values()} == {"barrier"}
+    ranks2.step(to="end")
+    assert "over" in texts(ranks2.wait(10))
+    ranks2.breakpoints.clear()
+    assert ranks2.run_cell("dist.barrier()").steps is None
+
+
+def test_collectives_are_not_issued_by_expressions_of_some_ranks(ranks2: Session) -> None:
+    source = "import torch\nt = torch.ones(1)\ndef total():\n    dist.all_reduce(t)\n    return t\n"
+    source += "from functools import reduce\ndef reduced(of):\n    return reduce(int.__add__, of)\n"
+    ranks2.run_cell(f"{source}breakpoint()\nx = 1\n")
+    for expression in ("dist.barrier()", "total()", "[total() for i in range(2)]"):
+        (why,) = values(ranks2.evaluate(expression, (1,))).values()
+        assert "it may issue a collective" in why
+    assert values(ranks2.evaluate("total().item()")) == {(0, 1): "2.0"}
+    for harmless in ("reduced([1, 2])", "t.reshape(1).gather(0, torch.tensor([0])).item() * 0 + 3"):
+        assert values(ranks2.evaluate(harmless, (0,))).keys() == {(0,)}
+        assert next(iter(values(ranks2.evaluate(harmless, (0,))).values())) in ("3", "3.0")
+    ranks2.step(to="end")
+    ranks2.wait(10)
+    (why,) = values(ranks2.evaluate("dist.barrier()")).values()
+    assert "%%ddp cell" in why
+    assert ranks2.run_cell("dist.barrier()").error is None
+
+
+def test_values_are_compared_and_watched(ranks2: Session) -> None:
+    ranks2.run_cell(
+        "import torch\nbig = torch.zeros(300, 700)\nif rank == 1:\n    big[123, 456] = 1\n"
+        "class Odd:\n    calls = []\n    def __repr__(self):\n        self.calls.append(1)\n"
+        "        return f'odd {rank}'\n    @property\n    def costly(self):\n"
+        "        raise RuntimeError('no')\nclass Broken:\n    def __repr__(self):\n"
+        "        raise OSError('no')\nodd, broken = Odd(), Broken()\nbreakpoint()\n"
+        "for i in range(3):\n    j = i * (rank + 1)\n"
+    )
+    (section,) = ranks2.evaluate("big").sections
+    assert "first at [123, 456]" in "".join(cell.note for cell in section.rows[0].cells)
+    assert values(ranks2.evaluate("odd")) == {(0, 1): "<Odd>"}
+    assert values(ranks2.evaluate("len(odd.calls)")) == {(0, 1): "0"}
+    assert values(ranks2.evaluate("odd", own_text=True)) == {(0,): "odd 0", (1,): "odd 1"}
+    assert values(ranks2.evaluate("broken")) == {(0, 1): "<Broken>"}
+    assert values(ranks2.evaluate("broken", own_text=True)) == {(0, 1): "raised OSError: no"}
+    assert values(ranks2.evaluate("odd.costly")) == {(0, 1): "raised RuntimeError: no"}
+    ranks2.looking.watch("j")
+    ranks2.looking.watch("i")
+    ranks2.step()
+    ranks2.step()
+    ranks2.step()
+    table = ranks2.step()
+    assert table.details[-2].startswith("j = 0 (")
+    assert table.details[-1].startswith("i = 1 (")
+    ranks2.looking.unwatch("j")
+    with pytest.raises(UsageMistake, match="watched: i"):
+        ranks2.looking.unwatch("k")
+    ranks2.step(to="end")

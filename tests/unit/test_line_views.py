@@ -1,0 +1,46 @@
+"""Frames, watched expressions and numbers of ranks that stand at lines, as lines of text."""
+
+from __future__ import annotations
+
+import math
+
+from ddp_notebook.model import Frame, RankVariables, Scope, Unread, Variable
+from ddp_notebook.session.tools.differences import unravelled
+from ddp_notebook.state.line_table import frames_text, watched
+from ddp_notebook.state.variable_table import fold, spark
+
+FRAMES = (
+    Frame("cell 3", 4, "inner", "y = x"),
+    Frame("/home/me/train.py", 7, "<module>", "inner(2)"),
+)
+
+
+def test_frames_are_numbered_and_the_chosen_one_is_marked() -> None:
+    assert frames_text((0, 2, 3), FRAMES, 1) == (
+        "ranks 0,2-3:",
+        "   0  cell 3, line 4, in inner: y = x",
+        "→  1  train.py:7: inner(2)",
+    )
+    assert frames_text((1,), (), 0, "does not answer") == ("rank 1: does not answer",)
+
+
+def test_a_watched_expression_is_one_line_with_who_has_what() -> None:
+    answers = [
+        RankVariables(rank, (Scope("", "", (Variable("j", str(rank), float(rank)),)),))
+        for rank in range(3)
+    ]
+    line = watched("j", fold(answers, [Unread((3,), "dead")], 4, sparks=True))
+    assert line.startswith("j = 0 (rank 0), 1 (rank 1), 2 (rank 2), rank 3: dead; min 0, ")
+    assert line.endswith("▁▅█")
+
+
+def test_a_bar_for_each_number_and_a_dot_for_what_is_none() -> None:
+    assert spark([0.0, 1.0]) == "▁█"
+    assert spark([5.0, 5.0, math.nan]) == "▁▁·"
+    assert spark([math.inf, -1.0]) == "·▁"
+
+
+def test_an_index_into_values_is_one_into_the_tensor() -> None:
+    assert unravelled(0, (2, 3)) == [0, 0]
+    assert unravelled(5, (2, 3)) == [1, 2]
+    assert unravelled(123 * 700 + 456, (300, 700)) == [123, 456]

@@ -1,0 +1,120 @@
+"""A script's processes in the ranks' places: who is heard meanwhile, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support import eventually
+
+from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.model import (
+    CellStarted,
+    Event,
+    Pulse,
+    RankExited,
+    RankSpawned,
+    Stage,
+    StageFinished,
+    Status,
+)
+from ddp_notebook.rank.cells.output import whole_characters
+from ddp_notebook.rank.events import EventSender
+from ddp_notebook.session.record import Record
+
+
+@pytest.fixture
+def record() -> Record:
+    record = Record()
+    record.begin(2)
+    for rank in range(2):
+        record.hear(
+            (
+                RankSpawned(rank=rank, pid=10 + rank, device="cpu", heard_ns=1),
+                StageFinished(rank=rank, stage=Stage.VERIFIED, heard_ns=2),
+            )
+        )
+    return record
+
+
+def test_a_scripts_processes_have_the_ranks_places_until_they_are_taken_back(
+    record: Record,
+) -> None:
+    record.lend((1,))
+    record.lent_to(1, 77)
+    record.add((CellStarted(rank=1, cell=3, heard_ns=3),))
+    record.hear((Pulse(rank=1, doing="idle in the engine", heard_ns=4),))
+    mine, lent = record.snapshot.ranks
+    assert (mine.pid, mine.status) == (10, Status.READY)
+    assert (lent.pid, lent.status, lent.doing) == (77, Status.RUNNING, "")
+    record.add((RankExited(rank=1, pid=77, exit_code=-9, heard_ns=5),))
+    assert record.snapshot.ranks[1].status is Status.DEAD
+    record.take_back()
+    assert (record.snapshot.ranks[1].pid, record.snapshot.ranks[1].status) == (11, Status.READY)
+
+
+def test_what_becomes_of_the_sessions_own_process_meanwhile_is_known_afterwards(
+    record: Record,
+) -> None:
+    record.lend((0, 1))
+    record.hear((RankExited(rank=0, pid=10, exit_code=-11, heard_ns=3),))
+    assert record.snapshot.ranks[0].status is Status.READY
+    record.take_back()
+    assert [each.status for each in record.snapshot.ranks] == [Status.DEAD, Status.READY]
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[tuple[EventReceiver, list[Event]]]:
+    heard: list[Event] = []
+    receiver = EventReceiver(tmp_path, heard.extend)
+    yield receiver, heard
+    receiver.close()
+
+
+def test_two_processes_of_one_rank_count_their_events_apart(
+    receiver: tuple[EventReceiver, list[Event]],
+) -> None:
+    listening, of_session = receiver
+    of_script: list[Event] = []
+
+    def take(events: Sequence[Event]) -> None:
+        of_script.extend(each for each in events if isinstance(each, CellStarted))
+
+    key = listening.add_source(take)
+    own = EventSender(0, listening.url, listening.key)
+    other = EventSender(0, listening.url, key)
+    stranger = EventSender(0, listening.url, "00" * 32)
+    for sender, cells in (
+        (own, (1, 2)),
+        (other, (7,)),
+        (own, (3,)),
+        (stranger, (9,)),
+        (other, (8,)),
+    ):
+        for cell in cells:
+            sender.emit_now(CellStarted, cell=cell)
+    eventually(lambda: len(of_script) == 2, 10, "the script's events")
+    eventually(lambda: len(_cells(of_session)) == 3, 10, "the session's events")
+    assert _cells(of_session) == [1, 2, 3] and _cells(of_script) == [7, 8]
+    assert {each.kind for each in of_session} <= {"cell_started", "pulse"}, "none counts as lost"
+    listening.remove_source(key)
+    other.emit_now(CellStarted, cell=10)
+    own.emit_now(CellStarted, cell=4)
+    eventually(lambda: 4 in _cells(of_session), 10, "an event of the session")
+    assert 10 not in _cells(of_script)
+    for sender in (own, other, stranger):
+        sender.close()
+
+
+def _cells(events: Sequence[Event]) -> list[int]:
+    return [each.cell for each in events if isinstance(each, CellStarted)]
+
+
+@pytest.mark.parametrize("text", ["a", "ä", "€", "😀", "ab€"])
+def test_a_character_is_not_cut_in_two(text: str) -> None:
+    data = text.encode()
+    for end in range(len(data) + 1):
+        whole = whole_characters(data[:end])
+        assert whole.decode() == text[: len(whole.decode())]
+    assert whole_characters(data) == data
