@@ -5,15 +5,14 @@ context.py    What the rules look at: all ranks' reports, and what is derived fr
 deaths.py     Ranks whose process ended: how, what is known of why, and how to get them back.
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
 failures.py   What ranks failed with, or wait in, where no rule says more.
-groups.py     Rules about groups of some ranks: made of others, or used in another order.
+files.py      Rules about files: paths that ranks change under each other, a store's file.
 majority.py   Which of several values is the right one, and which ranks have another.
 names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
 pages.py      A page of help for each category: what torch prints, what it means, how it is mended.
 progress.py   What a rank is doing: which call it is in, and whether it makes progress by itself.
-splits.py     The rule for ranks that send each other other amounts in an all_to_all than expected.
 setup/        Rules for set-up.
-sharding.py   Rules for models that FSDP2 shards: wrapped in another way, or not reduced alike.
 collectives/  Rules for collectives: who diverged from the others, and how.
+parallel/     Rules for programs that part a model or its data over ranks.
 training/     Rules for training that ends well and is wrong.
 steps/        What the ranks' training steps tell, side by side: who is slow.
 

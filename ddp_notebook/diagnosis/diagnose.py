@@ -16,11 +16,14 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures, groups, sharding, splits
+from ddp_notebook.diagnosis import failures, files
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.parallel import groups, schedules, sharding, splits
+from ddp_notebook.diagnosis.parallel.meshes import mesh_of
+from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
 from ddp_notebook.diagnosis.training import (
@@ -101,14 +104,17 @@ RULES: tuple[Rule, ...] = (
     Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
     # Collectives that met and do not match are proof, whether ranks are stuck or not.
     Rule(hang.unreduced_gradients, When.RUN),
+    Rule(files.lost_store_file, When.RUN_BLOCKED),
     Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
     Rule(threads.concurrent_use, When.RUN),
     Rule(sharding.other_wrapping, When.RUN_BLOCKED),
     Rule(sharding.other_sync, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
+    Rule(schedules.other_schedules, When.RUN_BLOCKED),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
+    Rule(files.raced_paths, When.RUN_BLOCKED),
     Rule(exits.ended, When.RUN),
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
@@ -159,6 +165,8 @@ RULES: tuple[Rule, ...] = (
 
 _MOST_RANKS = 1 << 20
 _LONGEST_ERROR = 200
+_MOST_PLACED = 4
+"""Of so many culprits the coordinates in the mesh are told."""
 
 _VAGUE = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
 """That a rank is missing is how many mistakes look: in a run, a more exact finding replaces it."""
@@ -173,6 +181,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
     """
     if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
         return diagnose_setup(case)
+    case = with_purposes(case)
     context = Context(case, Sources(case.sources if sources is None else sources))
     findings, notes = _findings(context, _of_run(context))
     if any(not finding.passing and finding.category not in _VAGUE for finding in findings):
@@ -266,6 +275,7 @@ def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> boo
 def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Diagnosis:
     """The diagnosis, with what passes by itself after what does not."""
     findings = folded(sorted(findings, key=lambda finding: finding.passing))
+    findings = [_with_coordinates(case, finding) for finding in findings]
     return Diagnosis(
         tuple(findings),
         {e.rank: doing(e) for e in case.ranks},
@@ -273,6 +283,15 @@ def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Dia
         unsure="" if findings else failures.unsure(case, {}, "", ()),
         notes=tuple(notes),
     )
+
+
+def _with_coordinates(case: Case, finding: Finding) -> Finding:
+    """`finding`, with where its culprits are in the mesh, if they are few."""
+    few = finding.ranks if len(finding.ranks) <= _MOST_PLACED else ()
+    mesh = mesh_of(case) if few and finding.category is not Category.MESH_MISMATCH else None
+    if mesh is None:
+        return finding
+    return replace(finding, evidence=(*finding.evidence, *mesh.lines(few)))
 
 
 def folded(findings: Iterable[Finding]) -> list[Finding]:

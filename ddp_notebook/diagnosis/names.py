@@ -98,6 +98,13 @@ class Names:
         just_so = all((value is test.wanted) is reached[rank] for rank, value in values.items())
         return Varies.JUST_SO if just_so else Varies.IN_PART
 
+    def lets(self, test: Test, rank: int, size: int) -> bool:
+        """False when the test keeps this rank away; True also where that is not known."""
+        try:
+            return bool(self._on(test.test, rank, size)) is test.wanted
+        except (ValueError, TypeError, ArithmeticError):
+            return True
+
     def _on(self, test: ast.expr, rank: int, size: int, depth: int = 0) -> Any:
         """What this is on a rank. Raises ValueError where that is not known."""
         known = _rank_or_size(test, rank, size)

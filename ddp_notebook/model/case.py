@@ -73,6 +73,8 @@ class StoreFile:
     exists: bool = False
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
+    lost: bool = False
+    """The rank has a default group, and nothing of it is in the file, or there is no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,25 @@ class ShardedUnit:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelinePart:
+    """What a rank is in a pipeline of torch's: the stages that it runs, and how.
+
+    `meant` are the stages that torch expects on it; `members` are ranks of the default group.
+    `forward` and `backward` are the micro-batches that it is at, None for none, or not known.
+    """
+
+    schedule: str
+    """GPipe, 1F1B, Interleaved1F1B, …"""
+    stages: tuple[int, ...]
+    num_stages: int
+    micro_batches: int
+    meant: tuple[int, ...]
+    members: Ranks
+    forward: int | None = None
+    backward: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What is known of one rank. Only `rank` and `activity` always are.
 
@@ -239,6 +260,10 @@ class RankReport:
     """What it brought to its last all_to_all."""
     sharded: tuple[ShardedUnit, ...] = ()
     """The units of the models that FSDP2 shards, of those that it used in this run."""
+    pipelines: tuple[PipelinePart, ...] = ()
+    """What it is in the pipelines of torch's that ran in this run."""
+    purpose: str = ""
+    """What torch does with the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
     model: Fingerprint | None = None
     """What the model is made of whose DDP it is constructing."""
     path: tuple[Place, ...] = ()

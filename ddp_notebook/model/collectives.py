@@ -75,8 +75,9 @@ class Collective:
     `held_ns` is how long it was paused before it was issued (while it is paused, `issued_ns` is
     when that began). With `freed` it failed because its rank was freed or interrupted.
     The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
-    rank apart, 0 is the main thread. The `peer` of a recv from any
-    rank is known once it has got a message.
+    rank apart, 0 is the main thread. The `peer` of a recv from any rank is known once it has got a
+    message. `purpose` is what torch does with what the rank waits in, where that is known:
+    ``layers.5 (FSDP2, forward)``.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class Collective:
     waited: bool = False
     thread: int = 0
     called: str = ""
+    purpose: str = ""
 
     @property
     def is_point_to_point(self) -> bool:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.plan import Plan
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
+    from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
@@ -384,6 +385,10 @@ class Session:
     def why_now(self) -> Diagnosis:
         """What the rules find wrong with the ranks as they are, and nothing of what was before."""
         return self._why.diagnose_now()
+
+    def mesh(self) -> Mesh | None:
+        """The mesh that the ranks have made; None for none. Raises NoSession, SessionLost."""
+        return self._why.mesh()
 
     def rank_facts(self) -> dict[int, dict[str, Any]]:
         """Versions and environment of each rank that answers, for `%ddp_doctor`."""

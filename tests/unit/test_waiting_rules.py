@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from collective_cases import found, the_one
 from traces import BUSY, DONE, all_reduce, barrier, died, message, op, play
 
@@ -176,7 +177,23 @@ def test_one_sender_who_still_works_is_enough_for_a_recv_from_anybody() -> None:
     working = replace(BUSY, rank=2)
     assert wait_graph(case_of(of, waits, IDLE[1], working)).stuck == ()
     over = case_of(of, waits, IDLE[1], IDLE[2])
-    assert found(over) == [("p2p-mismatch", (1, 2))]
+    assert found(over) == [("p2p-mismatch", (2,))], "rank 1 has sent one, rank 2 none"
+
+
+@pytest.mark.parametrize(
+    ("sent_by_1", "sent_by_2", "culprits"), [(1, 0, (2,)), (2, 1, (2,)), (1, 1, (0,)), (0, 3, (1,))]
+)
+def test_of_messages_from_any_rank_who_sent_fewer_lacks_one(
+    sent_by_1: int, sent_by_2: int, culprits: tuple[int, ...]
+) -> None:
+    case = play(
+        {
+            0: [*(from_anybody(r) for r in (1,) * sent_by_1 + (2,) * sent_by_2), from_anybody()],
+            1: [*[message("send", 0, 9)] * sent_by_1, barrier(12)],
+            2: [*[message("send", 0, 9)] * sent_by_2, barrier(12)],
+        }
+    )
+    assert found(case) == [("p2p-mismatch", culprits)]
 
 
 def test_a_message_with_another_tag_is_not_the_one_that_is_waited_for() -> None:

@@ -285,6 +285,7 @@ class _Numbering:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
+        self._paths: dict[object, int] = {}
 
     def sequence(
         self,
@@ -295,14 +296,14 @@ class _Numbering:
         """The records of a rank, with their keys; those of other `groups`, if given, differ."""
         records = _consecutive(records)
         numbers = self._numbers
-        paths: dict[int, object] = {}  # a loop's records mostly share one path
+        paths: dict[int, int] = {}  # a loop's records mostly share one path
         keys = []
         for record in records:
             path = record.path
             lines = paths.get(id(path))
             if lines is None:
-                lines = tuple([(place.file, place.line) for place in path])
-                paths[id(path)] = lines
+                where = tuple([(place.file, place.line) for place in path])
+                lines = paths[id(path)] = self._paths.setdefault(where, len(self._paths))
             what: tuple[object, ...] = (
                 record.operation,
                 record.api,

@@ -38,6 +38,7 @@ class Difference(Enum):
     REDUCE_OP = "ReduceOp"
     ROOT = "root"
     LABEL = "label"
+    GROUP = "group"
 
 
 def difference(one: Collective, other: Collective) -> Difference | None:
@@ -48,6 +49,8 @@ def difference(one: Collective, other: Collective) -> Difference | None:
     """
     if one.operation != other.operation:
         return Difference.OPERATION
+    if _differ(one.called, other.called):
+        return Difference.GROUP
     if one.operation in _SAME_SHAPE and one.dtype and other.dtype:
         if one.dtype != other.dtype:
             return Difference.DTYPE

@@ -22,7 +22,8 @@ def called(record: Collective) -> str:
     if record.api and record.api.rpartition(".")[2] != record.operation:
         api = record.api.removesuffix(".__init__")
         name = f"{api} ({record.operation})"
-    return f"{name} of {record.label!r}" if record.label else name
+    what = record.purpose or (repr(record.label) if record.label else "")
+    return f"{name} of {what}" if what else name
 
 
 def named(record: Collective) -> str:

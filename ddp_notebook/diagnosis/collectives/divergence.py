@@ -132,6 +132,12 @@ class Divergence:
             return otherwise.ranks
         return tuple(sorted({*self.deviation.ranks, *self.deviation.others}))
 
+    def goes_on(self, branch: Branch) -> bool:
+        """False when what the branch has here never came next, and something else did before."""
+        keys = branch.earlier_keys
+        after = {b for a, b in pairwise(keys) if a == keys[-1]}
+        return not after or branch.key in after
+
     def against_habit(self) -> Branch | None:
         """The branch that does not do what always came next until then, if one does."""
         keys = self.own.earlier_keys
@@ -230,7 +236,9 @@ def _renamed(divergence: Divergence) -> tuple[Collective, Collective] | None:
     own, other = divergence.own.here, divergence.other.here
     if own is None or other is None or not divergence.fault.in_step:
         return None
-    if difference(own, other) is not Difference.LABEL:
+    if not (own.label and other.label) or own.label == other.label:
+        return None  # another thing may well have another shape: the name is what counts
+    if call_site(own) != call_site(other) or own.operation == "barrier":
         return None
     return (own, other) if labels_are_shared(divergence.deviation, own) else None
 
@@ -307,7 +315,8 @@ def _one_sided(divergence: Divergence) -> Classified:
     if new is not None:
         return _one_branch_only(divergence, full, short, new, short.here)
     there, record = short.here, records[0]
-    if there is not None and _is_a_step(full, records) and full.repeats(record, since=there):
+    loops = _is_a_step(full, records) and divergence.goes_on(full)
+    if there is not None and loops and full.repeats(record, since=there):
         return _past_the_loop(divergence, short, full, record)
     culprits = divergence.culprits(divergence.against_habit())
     return Classified(Kind.MORE_OFTEN, culprits, full, short, sides, records)
@@ -421,9 +430,9 @@ def _in_one_loop(divergence: Divergence) -> Classified:
     """Both branches have called both before: one is past the loop, or went another way."""
     own, other = divergence.fault.own[0], divergence.fault.other[0]
     mine, theirs = divergence.own, divergence.other
-    if theirs.repeats(other, since=own):
+    if divergence.goes_on(theirs) and theirs.repeats(other, since=own):
         return _past_the_loop(divergence, mine, theirs, other)
-    if mine.repeats(own, since=other):
+    if divergence.goes_on(mine) and mine.repeats(own, since=other):
         return _past_the_loop(divergence, theirs, mine, own)
     culprits = divergence.culprits(divergence.against_habit())
     return Classified(Kind.ANOTHER_WAY, culprits, mine, theirs, (mine, theirs), (own,), other)

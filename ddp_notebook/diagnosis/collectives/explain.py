@@ -99,6 +99,10 @@ MISMATCHES = {
         Category.OP_MISMATCH,
         "Name the same rank as src= or dst= on all ranks.",
     ),
+    Difference.GROUP: (
+        Category.MESH_MISMATCH,
+        "Use the group of the same mesh dimension on every rank.",
+    ),
     Difference.LABEL: (
         Category.MISMATCHED_ORDER,
         "Use the same names in the same order on every rank.",
@@ -125,6 +129,8 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     # Under two names the tensors themselves may have been combined: then nobody waits.
     met = difference(own, other) is Difference.LABEL
     category, remedy = MISMATCHES[what]
+    if what is Difference.GROUP and not _is_of_mesh(context, own.called):
+        category, remedy = Category.SUBGROUP_MISUSE, "Give it the same group on every rank."
     return Finding(
         category,
         culprits,
@@ -134,6 +140,11 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
         (fact(ranks, own), fact(others, other)),
         sides=(side(ranks, own), side(others, other)),
     )
+
+
+def _is_of_mesh(context: Context, called: str) -> bool:
+    made = (each for e in context.case.ranks for each in e.groups_made)
+    return any(each.of_mesh and each.called == called for each in made)
 
 
 def value_of(record: Collective, other: Collective, what: Difference) -> str:
@@ -153,6 +164,8 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
             return f"root {record.root}"
         case Difference.LABEL:
             return repr(record.label)
+        case Difference.GROUP:
+            return f"group {record.called}"
 
 
 # -- one branch only ---------------------------------------------------------------------

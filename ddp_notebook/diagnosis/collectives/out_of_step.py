@@ -157,9 +157,13 @@ def stragglers(context: Context) -> Iterator[Finding]:
     graph = context.graph
     # Who waits for a rank itself says what lacks; who waits for others first, only if nobody does.
     for others in (graph.waits.get, graph.reach):
+        seen: set[int] = set()
         for rank, record in sorted(graph.at.items()):
-            if context.reports[rank].activity is Activity.WAITING:
-                for other in others(rank) or ():
+            those = others(rank) or ()
+            # Many ranks wait for the same ones, which are one object of the graph's.
+            if context.reports[rank].activity is Activity.WAITING and id(those) not in seen:
+                seen.add(id(those))
+                for other in those:
                     late.setdefault(other, record)
     same: dict[tuple[str, bool], list[RankReport]] = {}
     for rank, record in sorted(late.items()):

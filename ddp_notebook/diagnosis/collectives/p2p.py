@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
+from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, verb
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -64,8 +66,14 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
     astray = _astray(records)
     if astray is not None:
         return astray
+    from_any = next((r for r in records.values() if r.operation == "recv" and r.peer is None), None)
+    if from_any is not None:
+        return _unsent(context, from_any)
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
+    blamed = _left_loop(context, records) or _unequal_sender(context, records)
+    if blamed is not None:
+        return blamed
     both = ", or use dist.batch_isend_irecv (isend and irecv)."
     if operations == {"send"}:
         cause = "each sends first and waits for the other's recv"
@@ -99,6 +107,75 @@ def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
     return None
 
 
+def _left_loop(
+    context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    """A rank that is past the loop in which several others still wait for its messages."""
+    at, graph = context.graph.at, context.graph
+    for rank, record in records.items():
+        others = {
+            other: at[other]
+            for other in graph.stuck
+            if other in at and at[other].peer == rank and graph.waits[other] == (rank,)
+        }
+        past = [context.sources.in_one_loop(record, each) is False for each in others.values()]
+        if len(others) > 1 and all(past):
+            those = tuple(others)
+            return (
+                f"rank {rank} is past the loop in which {name_ranks(those)} wait for it once more",
+                "Send and receive as many messages on every rank: take the number of "
+                "micro-batches from one place.",
+                (rank,),
+            )
+    return None
+
+
+def _unequal_sender(
+    context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    """A rank that has sent one receiver fewer messages than another, at one line of both."""
+    for rank, record in records.items():
+        sender = record.peer if record.peer is not None else -1
+        elsewhere = records.get(sender)
+        if record.operation != "recv" or elsewhere is None or elsewhere.is_point_to_point:
+            continue
+        here = call_site(record)
+        got = {
+            other: sum(
+                r.operation == "recv" and r.peer == sender and call_site(r) == here for r in of
+            )
+            for other, of in context.collectives.of.items()
+        }
+        equal = tuple(r for r, count in got.items() if r != rank and count >= got[rank] > 1)
+        if equal:
+            return (
+                f"rank {sender} has sent rank {rank} one message less than {name_ranks(equal)}",
+                "Send every receiver as many messages as it receives.",
+                (sender,),
+            )
+    return None
+
+
+def _unsent(context: Context, record: Collective) -> tuple[str, str, Ranks]:
+    """Of a recv from any rank: who has sent fewer messages than others have.
+
+    Where all have sent as many, the receiver waits for one too many itself.
+    """
+    rank = record.rank
+    sent = {
+        other: len(wait_graph.between(context.collectives, other, "send", rank, record))
+        for other in wait_graph.members(context.case, record.group)
+        if other != rank
+    }
+    few = tuple(other for other, count in sent.items() if count < max(sent.values()))
+    told = ", ".join(f"{name_ranks(who)} {count}" for who, count in alike(sent))
+    return (
+        f"rank {rank} waits for one message more from any rank, and nobody sends it (sent: {told})",
+        "Have each rank send as many messages as are received, or tell the receiver how many.",
+        few or (rank,),
+    )
+
+
 def _answers(record: Collective, rank: int, operation: str) -> bool:
     """True of a recv from `rank`, which sends, and of a send to it, which receives."""
     return record.peer == rank and {record.operation, operation} == {"send", "recv"}
@@ -123,7 +200,10 @@ def _message(record: Collective) -> str:
 
 def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> Finding:
     those = name_ranks(gone)
-    if all(context.destroyed(peer) for peer in gone):
+    lacks = "recv" if record.operation == "send" else "send"
+    # Who has done it before has left a loop; else it went without caring who needs it.
+    before = all(_has_done(context, peer, lacks, rank, record) for peer in gone)
+    if all(context.destroyed(peer) for peer in gone) and not before:
         return Finding(
             Category.MISSING_DESTROY,
             gone,
@@ -132,7 +212,10 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
             context.victims,
             (f"rank {rank}, {_message(record)}", f"{those}: no process group any more"),
         )
-    lacks = "recv" if record.operation == "send" else "send"
+    if record.peer is None:
+        cause, remedy, culprits = _unsent(context, record)
+        message = f"rank {rank}, {_message(record)}"
+        return Finding(Category.P2P_MISMATCH, culprits, cause, remedy, context.victims, (message,))
     return Finding(
         Category.P2P_MISMATCH,
         gone,
@@ -142,6 +225,10 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
         context.victims,
         (f"rank {rank}, {_message(record)}",),
     )
+
+
+def _has_done(context: Context, peer: int, operation: str, rank: int, record: Collective) -> bool:
+    return bool(wait_graph.between(context.collectives, peer, operation, rank, record))
 
 
 def unequal_messages(context: Context) -> Iterator[Finding]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ddp_notebook.diagnosis.conditions import Test, shallow, tests_around
+from ddp_notebook.diagnosis.conditions import Test, last_name, shallow, tests_around
 from ddp_notebook.diagnosis.names import Names, Varies
 from ddp_notebook.model import Collective, Place, Ranks
 
@@ -77,6 +77,30 @@ class Sources:
         place, test = tests[weights.index(heaviest)]
         return self._as_condition(place, test.test, test.line, test.shown)
 
+    def is_for_some(self, path: Sequence[Place], called: str) -> bool:
+        """True when a test of the rank, or no known code, stands before the end of `path`."""
+        record = Collective(0, 0, called, api=called, path=tuple(path))
+        condition = self.condition(record)
+        return not self.knows(record) or (condition is not None and condition.on_rank)
+
+    def who_calls(
+        self, names: Collection[str], files: Collection[str], ranks: Ranks
+    ) -> tuple[Ranks, Place | None]:
+        """Which ranks call one of these functions, and where, if one line of the files does so."""
+        calls = [
+            (file, node.lineno, last_name(node.func))
+            for file in files
+            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], []))
+            if isinstance(node, ast.Call) and last_name(node.func) in names
+        ]
+        if len(calls) != 1:
+            return (), None
+        file, line, name = calls[0]
+        tests = list(tests_around(self._trees[file] or ast.Module([], []), line, name))
+        lets = self._names[file].lets
+        those = tuple(rank for rank in ranks if all(lets(t, rank, len(ranks)) for t in tests))
+        return those, Place(file, line)
+
     def way_around(self, record: Collective) -> Condition | None:
         """How an iteration of the innermost loop around `record` can go without it, if it can.
 
@@ -90,7 +114,8 @@ class Sources:
                 return self._as_condition(place, each.test, each.line, each.shown)
         for place in reversed(record.path):
             loops = self._loops(place)
-            if not loops:
+            # A lambda runs where it is called: the loop around its line need not be the next one.
+            if not loops or place.function == "<lambda>":
                 continue
             own = {name for loop in loops for name in _targets(loop)}
             ways = [*_ways_around(loops[0], place.line)]

@@ -82,6 +82,8 @@ def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
     ahead = tuple(r for r, s in sorted(alignment.sequences.items()) if _issued(s, record))
     full = Branch(ahead, alignment.sequences[record.rank], record.slot)
     short = Branch(ranks, sequence, sequence.end)
+    if all(context.reports[rank].activity is Activity.DEAD for rank in ranks):
+        return _left_early(context, ranks, ahead, record)
     condition = context.sources.condition(record)
     if short.knows(record) or (condition is None and _is_backward(context, record)):
         if missing_from(full, short) is MissingBuckets.SOME:

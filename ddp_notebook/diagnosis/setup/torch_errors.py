@@ -117,6 +117,19 @@ MEANINGS = (
         "leave static_graph=True out",
     ),
     _meaning(
+        r"expect_autograd_hooks_ INTERNAL ASSERT",
+        Category.NO_SYNC_MISUSE,
+        "a backward under no_sync() came before the first one that reduces, and "
+        "static_graph=True learns the graph in the first",
+        "Leave static_graph=True out, or begin with a step outside of no_sync()",
+    ),
+    _meaning(
+        r"Split sizes (?:doesn't|does not|do not) match total dim 0 size",
+        Category.SPLIT_MISMATCH,
+        "the split sizes that it gives to all_to_all do not add up to the rows of its tensor",
+        "Make the splits of the very tensor that is sent: sum(input_split_sizes) == len(input)",
+    ),
+    _meaning(
         r"No backend type associated with device type (\w+)",
         Category.BACKEND_DEVICE_MISMATCH,
         "a tensor is on {0}, for which the group has no backend",

@@ -34,6 +34,7 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
+from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.sharded import Sharded
 
@@ -82,6 +83,8 @@ class Observer(Component):
         """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
         self.sharded = Sharded()
         """The models that FSDP2 shards, known by their collectives."""
+        self.pipelines = Pipelines()
+        """The pipelines that this rank has stages of, known by their messages."""
         self.exchanges: Exchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
@@ -108,6 +111,7 @@ class Observer(Component):
         """The records of the last run are forgotten."""
         self.run, self.exchanges = run.number, None
         self.sharded.run_begins(run)
+        self.pipelines.run_begins(run)
         self.pending.clear()
         self.works.begin()
         if self._file is not None:
@@ -458,6 +462,7 @@ def _recorder(
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
             observer.sharded.see(frame)
+            observer.pipelines.see(frame)
         rest, alike, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)

@@ -40,10 +40,12 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training import ddp, fsdp_private
 from ddp_notebook.rank.training.facts import RunSummary
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
+_DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
+"""Keys of the default group itself; those of a further group have its number there."""
 
 
 class Reporter:
@@ -111,7 +113,7 @@ class Reporter:
             in_threads=self._thread_errors.of_run,
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
-            file=_store_file(arguments.path),
+            file=_store_file(arguments.path, dist.is_initialized()),
             host=calls.host or host.host(),
             network=calls.network or host.network(),
             versions=versions(),
@@ -121,6 +123,8 @@ class Reporter:
             main_cpu_s=main_cpu_s(),
             groups_made=tuple(self._observer.subgroups.made),
             sharded=self._observer.sharded.units(),
+            pipelines=self._observer.pipelines.parts(stack),
+            purpose=fsdp_private.purpose(stack) if inside == "collective" else "",
             splits=exchanges.latest if exchanges is not None else None,
             model=_wrapped_model(stack),
             path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
@@ -166,16 +170,16 @@ def _holder(error: Failure | None, port: int | None) -> str:
     return listening.holder(port) if in_use else ""
 
 
-def _store_file(path: str) -> StoreFile:
+def _store_file(path: str, initialized: bool) -> StoreFile:
     """What is in the file of a ``file://`` rendezvous: an address per rank, or more."""
     if not path:
         return StoreFile()
     try:
         data = Path(path).read_bytes()[: 1 << 20]
     except OSError:
-        return StoreFile(path)
+        return StoreFile(path, lost=initialized)
     keys = Counter((match[0], match[1].decode()) for match in _KEY.finditer(data))
     claims: dict[str, int] = {}
     for (_, rank), count in keys.items():  # a group of its own has keys of its own
         claims[rank] = max(count, claims.get(rank, 0))
-    return StoreFile(path, True, claims)
+    return StoreFile(path, True, claims, initialized and not _DEFAULT_GROUP.search(data))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from ddp_notebook.model import Ranks
 PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _ALL_STATES_MODULE = "torch.distributed._composable_state"
+_REDISTRIBUTE_MODULE = "torch.distributed.tensor._redistribute"
 _MOST_FRAMES = 24
 
 
@@ -73,6 +74,36 @@ def units(context: Any) -> tuple[Unit, ...]:
             for group in state._fsdp_param_groups
         )
     return ()
+
+
+def purpose(frames: Iterable[FrameType]) -> str:
+    """What FSDP2 or DTensor communicates in these frames, innermost first; empty for neither."""
+    for frame in frames:
+        module, known = frame.f_globals.get("__name__"), ""
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError, KeyError):
+            if module == PARAM_GROUP_MODULE:
+                known = _of_unit(frame.f_locals["self"])
+            elif module == _REDISTRIBUTE_MODULE:
+                known = _of_placements(frame.f_locals)
+        if known:
+            return known
+    return ""
+
+
+def _of_unit(group: Any) -> str:
+    phase = str(group._training_state.name).rpartition("_")[2].lower()
+    name = group._module_fqn or "the root"
+    return f"{name} (FSDP2, {phase})" if phase in ("forward", "backward") else f"{name} (FSDP2)"
+
+
+def _of_placements(values: Mapping[str, Any]) -> str:
+    before, after = values["current_spec"].placements, values["target_spec"].placements
+    return f"{_placements(before)} to {_placements(after)} (DTensor)"
+
+
+def _placements(placements: Iterable[Any]) -> str:
+    names = [repr(each).removesuffix("()") for each in placements]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def in_use() -> bool:

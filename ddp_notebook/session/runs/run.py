@@ -104,7 +104,7 @@ class CellRun:
         """Ranks that are paused at a line, and where."""
         self.changes = 0
         """Grows with every piece of output."""
-        self.found = Found(self.title, self.number, lambda: self.done)
+        self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
         """What is wrong with it."""
 
     def take(self, events: Sequence[Event]) -> None:

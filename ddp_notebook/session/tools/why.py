@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
 from ddp_notebook.model import Activity, Case, Diagnosis, Finding, JudgedRun, Status
 from ddp_notebook.session.findings import SET_UP
 from ddp_notebook.session.runs import post_run
@@ -46,6 +47,10 @@ class Why:
     def diagnose_now(self) -> Diagnosis:
         """`Session.why_now`."""
         return self._with_wrong_results(diagnose_run(self.case("%ddp_why")))
+
+    def mesh(self) -> Mesh | None:
+        """`Session.mesh`."""
+        return mesh_of(self.case("--ranks"))
 
     def case(self, verb: str) -> Case:
         """What is known of the ranks, and of what they run or ran last, as it is now.

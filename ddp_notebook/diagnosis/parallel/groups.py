@@ -37,21 +37,21 @@ def other_groups(context: Context) -> Iterator[Finding]:
     numbers = sorted({number for of_rank in calls.values() for number in of_rank})
     for number in numbers:
         there = {rank: of_rank[number] for rank, of_rank in calls.items() if number in of_rank}
-        if len({made.members for made in there.values()}) > 1:
+        if len({_what(made) for made in there.values()}) > 1:
             yield _differ(context, number, there)
             return  # later groups are counted wrongly for the same reason
 
 
 def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
-    members = {rank: made.members for rank, made in there.items()}
+    members = {rank: _what(made) for rank, made in there.items()}
     sides = sorted(alike(members), key=lambda side: len(side[0]))
     culprits = outvoted(members)
     if len(culprits) == len(there):
         culprits = _under_a_condition(context, there) or culprits
     mesh = all(made.of_mesh for made in there.values())
     gave = [
-        f"{verb(ranks, 'makes', 'make')} it of {_of(context, ranks_in_it, there[ranks[0]])}"
-        for ranks, ranks_in_it in sides
+        f"{verb(ranks, 'makes', 'make')} it of {_of(context, there[ranks[0]])}"
+        for ranks, _ in sides
     ]
     reports = {e.rank: e for e in context.case.ranks}
     return Finding(
@@ -64,11 +64,16 @@ def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Fi
     )
 
 
-def _of(context: Context, members: Ranks, made: GroupMade) -> str:
+def _what(made: GroupMade) -> tuple[Ranks, str]:
+    """What must be the same on all ranks: what users call a group may be each rank's own."""
+    return made.members, made.called if made.of_mesh else ""
+
+
+def _of(context: Context, made: GroupMade) -> str:
     """``ranks 0,2 (dp) at train.py:12``."""
     called = f" ({made.called})" if made.called else ""
     place = f" at {made.path[-1]}" if made.path else ""
-    return f"{name_ranks(_ranks(context, members))}{called}{place}"
+    return f"{name_ranks(_ranks(context, made.members))}{called}{place}"
 
 
 def _lists(context: Context, report: RankReport) -> str:
@@ -99,7 +104,7 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     """Ranks that wait in `new_group` for ranks that will not call it."""
     inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
     stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
-    if not stuck:
+    if not stuck or any(e.file.lost for e in context.case.ranks):
         return
     absent = context.graph.waits[stuck[0]]
     elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))

@@ -1,0 +1,44 @@
+"""The pipelines in which this rank has stages, by what is seen in their sends and receives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from types import FrameType
+
+from ddp_notebook.model import PipelinePart
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.training import pipelining_private
+
+_MOST_PARTS = 8
+
+
+class Pipelines(Component):
+    """What this rank is in the pipelines that ran in this run, in the order in which they did."""
+
+    def __init__(self) -> None:
+        self._parts: list[PipelinePart] = []
+
+    def run_begins(self, run: Run) -> None:
+        """Those of the last run do not count."""
+        self._parts.clear()
+
+    def see(self, frame: FrameType | None) -> None:
+        """Remember the pipeline whose schedule issues a message of a new kind on these frames."""
+        if pipelining_private.SCHEDULES_MODULE not in sys.modules:
+            return
+        if len(self._parts) < _MOST_PARTS:
+            part = pipelining_private.part_of(frame)
+            if part is not None and part not in self._parts:
+                self._parts.append(part)
+
+    def parts(self, stack: Iterable[FrameType]) -> tuple[PipelinePart, ...]:
+        """All of them; with `stack` in one of them, it has the micro-batches that it is at."""
+        frames = list(stack)
+        now = next((p for p in map(pipelining_private.part_of, frames[:1]) if p is not None), None)
+        forward, backward = pipelining_private.micro_batches(frames)
+        return tuple(
+            replace(part, forward=forward, backward=backward) if part == now else part
+            for part in self._parts
+        )
