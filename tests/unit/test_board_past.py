@@ -76,6 +76,7 @@ def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> N
         logs=None,
         running=True,
         measuring=None,
+        runs=(),
         store="",
     )
     facts, _ = BoardSource(cast(Session, session)).look()
