@@ -40,7 +40,8 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.training import ddp, fsdp_private
+from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.training.facts import RunSummary
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")

@@ -6,13 +6,10 @@ ddp_stage.py      The stages of `%ddp_wrap` on a rank.
 digests.py        Tensors in a few bytes, to be compared across ranks.
 evaluations.py    The first evaluations of a replica, and its random numbers.
 facts.py          The summary of a run: what was trained, and on what.
-fsdp_private.py   The one place for the private API of FSDP2 and DTensor.
 gradients.py      What becomes of an optimizer's gradients between two steps.
 hooks.py          Hooks in torch that count what happens to replicas, optimizers and samplers.
-pipelines.py      The pipelines in which this rank has stages.
-pipelining_private.py  The one place for the private API of torch's pipelining.
+parallel/         Models in parts: FSDP2, DTensor, pipelines.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
-sharded.py        The models that FSDP2 shards on this rank, and their units.
 samplers.py       What the batches of this rank come from.
 step_marks.py     Marks of when the parts of each training step begin.
 step_times.py     What the newest training steps were made of.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.rank.training import fsdp_private
+from ddp_notebook.rank.training.parallel import fsdp_private
 
 WATCHED_STEPS = 8
 _PARAMETERS, _VALUES = 4, 8

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_notebook.model import ShardedUnit
 from ddp_notebook.rank.component import Component, Run
-from ddp_notebook.rank.training import fsdp_private
+from ddp_notebook.rank.training.parallel import fsdp_private
 
 _MOST_MODELS = 8
 _MOST_UNITS = 512

@@ -9,7 +9,7 @@ from types import FrameType
 
 from ddp_notebook.model import PipelinePart
 from ddp_notebook.rank.component import Component, Run
-from ddp_notebook.rank.training import pipelining_private
+from ddp_notebook.rank.training.parallel import pipelining_private
 
 _MOST_PARTS = 8
 
