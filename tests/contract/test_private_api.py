@@ -321,3 +321,45 @@ assert p.hook_names(object()) == []
 
 def test_ddps_logger_still_tells_of_each_step(tmp_path: Path) -> None:
     run_with_torch(LOGGED, tmp_path)
+
+
+IN_PARTS = """
+import importlib
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
+from ddp_notebook.rank.training.parallel import fsdp_private, pipelining_private
+
+store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+named = lambda function: set(function.__code__.co_varnames)
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
+fully_shard(model[0])
+fully_shard(model)
+model(torch.ones(1, 4)).sum().backward()
+units = {unit.name: unit for unit in fsdp_private.units(model._get_fsdp_state()._state_ctx)}
+assert {name: unit.parameters for name, unit in units.items()} == {"0": 10, "": 6}, units
+assert units["0"].syncs and units["0"].mesh == fsdp_private.mesh_of(model.parameters()) == (0,)
+module = importlib.import_module(fsdp_private.PARAM_GROUP_MODULE)
+(group,) = model[0]._get_fsdp_state()._fsdp_param_groups
+assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private._of_unit(group)
+redistribute = importlib.import_module(fsdp_private._REDISTRIBUTE_MODULE)
+assert {"current_spec", "target_spec"} <= named(redistribute.redistribute_local_tensor)
+
+schedule = ScheduleGPipe(PipelineStage(torch.nn.Linear(2, 2), 0, 1, torch.device("cpu")), 3)
+part = pipelining_private._part(schedule)
+assert (part.schedule, part.stages, part.num_stages) == ("GPipe", (0,), 1), part
+assert (part.micro_batches, part.meant, part.members) == (3, (0,), (0,)), part
+assert schedules.__name__ == pipelining_private.SCHEDULES_MODULE
+assert {"i", "bwd_sends_to_wait"} <= named(ScheduleGPipe._step_microbatches)
+assert {"fwd_mb_index", "bwd_mb_index"} <= named(Schedule1F1B._step_microbatches)
+listed = schedules._PipelineScheduleRuntime._step_microbatches.__code__.co_consts
+(perform,) = (c for c in listed if getattr(c, "co_name", "") == "_perform_action")
+assert "action" in perform.co_varnames
+dist.destroy_process_group()
+"""
+
+
+def test_torch_still_has_what_telling_of_models_in_parts_needs(tmp_path: Path) -> None:
+    run_with_torch(IN_PARTS, tmp_path)

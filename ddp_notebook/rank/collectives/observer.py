@@ -35,8 +35,8 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
 from ddp_notebook.rank.training.parallel.pipelines import Pipelines
-from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.parallel.sharded import Sharded
+from ddp_notebook.rank.training.replicas import Tracker
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}

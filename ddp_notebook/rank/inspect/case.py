@@ -41,8 +41,8 @@ from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.training import ddp
-from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.parallel import fsdp_private
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
