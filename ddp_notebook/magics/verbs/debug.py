@@ -65,7 +65,7 @@ _BEHIND = re.compile(r"(?P<source>.*\S)\s+--(?:ranks\s+(?P<ranks>[\d,-]+)|up\s+(
 """An option behind the Python text, of which none ends so."""
 
 
-def _source(words: Sequence[str], args: argparse.Namespace) -> str:
+def source_of(words: Sequence[str], args: argparse.Namespace) -> str:
     """The Python text of a line; options behind it count as those before it."""
     source = " ".join(words)
     while (behind := _BEHIND.fullmatch(source)) is not None:
@@ -78,7 +78,7 @@ def _source(words: Sequence[str], args: argparse.Namespace) -> str:
 
 
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
-    source = _source(args.expression, args)
+    source = source_of(args.expression, args)
     looking = ui.session.looking
     if args.unwatch or (args.watch and not source):
         if args.unwatch:
@@ -142,7 +142,7 @@ FRAME = Verb(
 
 
 def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
-    source = _source(args.assignment, args)
+    source = source_of(args.assignment, args)
     table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, assign=True)
     failed = {rank for unread in table.unread for rank in unread.ranks}
     ranks = chosen_ranks(ui.session, args) or tuple(range(ui.session.record.snapshot.world_size))
