@@ -315,10 +315,13 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
         (0, 1, 2),
         """
         import threading
+        both = threading.Barrier(2)  # or a rank may be refused when one thread has begun alone
         def reduce():
+            both.wait()
             for _ in range(50):
                 dist.all_reduce(torch.ones(4))
         def meet():
+            both.wait()
             for _ in range(50):
                 dist.barrier()
         threads = [threading.Thread(target=work) for work in (reduce, meet)]

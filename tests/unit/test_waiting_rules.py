@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, the_one
-from traces import BUSY, DONE, all_reduce, barrier, died, message, op, play
+from traces import BUSY, DESTROYED, DONE, all_reduce, barrier, died, message, op, play
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
@@ -178,6 +178,20 @@ def test_one_sender_who_still_works_is_enough_for_a_recv_from_anybody() -> None:
     assert wait_graph(case_of(of, waits, IDLE[1], working)).stuck == ()
     over = case_of(of, waits, IDLE[1], IDLE[2])
     assert found(over) == [("p2p-mismatch", (2,))], "rank 1 has sent one, rank 2 none"
+
+
+def test_a_peer_that_left_is_named_also_where_its_last_message_was_small_enough_to_pass() -> None:
+    """The system takes a small message; who sent it then waits for the next one."""
+    waits = RankReport(1, Activity.WAITING, "collective", initialized=True)
+    sends = message("send", 1, 13, phase=Phase.DONE)
+    gets, answers = (
+        message("recv", 0, 17, phase=Phase.DONE),
+        message("send", 0, 19, phase=Phase.DONE),
+    )
+    of = {0: [sends], 1: [gets, answers, message("recv", 0, 20)]}
+    assert found(case_of(of, DESTROYED, waits)) == [("missing-destroy", (0,))]
+    of = {0: [sends], 1: [gets, message("recv", 0, 20)]}
+    assert found(case_of(of, DESTROYED, waits)) == [("p2p-mismatch", (0,))], "it owes nothing"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,8 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
     lacks = "recv" if record.operation == "send" else "send"
     # Who has done it before has left a loop; else it went without caring who needs it.
     before = all(_has_done(context, peer, lacks, rank, record) for peer in gone)
-    if all(context.destroyed(peer) for peer in gone) and not before:
+    left = not before or any(_owes_a_recv(context, peer, rank, record) for peer in gone)
+    if left and all(context.destroyed(peer) for peer in gone):
         return Finding(
             Category.MISSING_DESTROY,
             gone,
@@ -225,6 +226,16 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
         context.victims,
         (f"rank {rank}, {_message(record)}",),
     )
+
+
+def _owes_a_recv(context: Context, peer: int, rank: int, record: Collective) -> bool:
+    """True when `rank` has sent `peer` more than that received: it left before its time.
+
+    A small message is taken by the system, and its sender waits only at what comes next.
+    """
+    sent = wait_graph.between(context.collectives, rank, "send", peer, record)
+    received = wait_graph.between(context.collectives, peer, "recv", rank, record)
+    return len(sent) > len(received)
 
 
 def _has_done(context: Context, peer: int, operation: str, rank: int, record: Collective) -> bool:
