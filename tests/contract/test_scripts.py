@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.errors import CellFailed, Stuck
+from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 
@@ -261,3 +262,42 @@ def test_a_script_that_is_stuck_is_looked_at_and_does_not_hold_the_sessions_rank
     assert [state.pid for state in ranks2.record.snapshot.ranks] == own
     assert ranks2.pull("mine") == {0: 1, 1: 2}
     assert ranks2.why().findings == ()
+
+
+SPAWNING = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+
+def work(rank, world_size, port):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(f"child {rank} of {world_size}: {int(total)}, {os.environ['DDP_NOTEBOOK']}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if int(os.environ["WORLD_SIZE"]) == 1:
+        mp.spawn(work, args=(2, int(sys.argv[1])), nprocs=2)
+    else:
+        mp.start_processes(print, nprocs=1, start_method="fork")
+"""
+
+
+def test_a_script_that_starts_its_ranks_itself_runs_on_one_rank_and_says_so_on_several(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    """By torchrun's variables they would wait for a store that nobody has started."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    path, port = str(tmp_path / "spawning.py"), free_port("127.0.0.1")
+    alone = ranks2.run_script(path, [str(port)], ranks=(0,))
+    alone.raise_for_error()
+    written = ranks2.output(0)
+    assert "child 0 of 2: 2, 1" in written and "child 1 of 2: 2, 1" in written, written
+    assert "by itself" not in written
+    ranks2.run_script(path).raise_for_error()
+    for rank in (0, 1):
+        assert "spawning.py starts a process by itself, on each of 2 ranks" in ranks2.output(rank)
+        assert "%ddp_run --ranks 0 spawning.py" in ranks2.output(rank)

@@ -34,6 +34,7 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.prepared import children
 from ddp_notebook.rank.rank_process import RankProcess, questions_of, streams_of
 
 _LOOK_EVERY_S = 0.03
@@ -86,6 +87,7 @@ class ScriptProcess:
         core.user_code.add_script(script.path)
         main = _as_main(script)
         core.handlers.on_question(calls.PULL, lambda of: values.pickled(of, vars(main)))
+        children.expect(Path(script.path).name, int(os.environ.get("WORLD_SIZE", "1")))
         self._life.attach()
         self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
         core.debugger.set_breakpoints(script.breakpoints)
