@@ -272,6 +272,18 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
                 model(torch.ones(2, 8))
         """,
     ),
+    "FSDP2, a backward on rank 0 alone": (
+        "conditional-collective",
+        (0,),
+        """
+        from torch.distributed.fsdp import fully_shard
+        model = torch.nn.Linear(8, 4)
+        fully_shard(model)
+        loss = model(torch.ones(2, 8)).sum()
+        if rank == 0:
+            loss.backward()
+        """,
+    ),
     "work.wait under another name": (
         "conditional-collective",
         (2,),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 
 import pytest
 
-from ddp_notebook.errors import Stuck
+from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.magics.ui import chosen_ranks
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
 
@@ -87,3 +89,30 @@ def test_new_group_that_not_every_rank_calls_is_named(ranks: Session) -> None:
     board = ranks.abort()
     assert [state.pid for state in board.snapshot.ranks] == pids
     ranks.run_cell(WORK).raise_for_error()
+
+
+MESH = """
+from torch.distributed.device_mesh import init_device_mesh
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+"""
+END_MESH = """
+for name in ("dp", "tp"):
+    dist.destroy_process_group(mesh.get_group(name))
+del mesh, name
+"""
+
+
+def test_ranks_are_chosen_by_their_places_in_a_mesh(ranks4: Session) -> None:
+    with pytest.raises(UsageMistake, match="the ranks have no mesh"):
+        chosen_ranks(ranks4, Namespace(ranks="dp=0"))
+    ranks4.run_cell(MESH).raise_for_error()
+    for places, of_mesh in (("dp=0", "dp == 0"), ("tp=1", "tp == 1"), ("dp=1,tp=0", "rank == 2")):
+        ranks = chosen_ranks(ranks4, Namespace(ranks=places))
+        ranks4.run_cell(f"chosen = {places!r}", ranks=ranks).raise_for_error()
+        ranks4.run_cell(
+            "dp, tp = mesh.get_coordinate()\n"
+            f"assert (globals().get('chosen') == {places!r}) == ({of_mesh})"
+        ).raise_for_error()
+    with pytest.raises(UsageMistake, match="dp is 0 to 1"):
+        chosen_ranks(ranks4, Namespace(ranks="dp=2"))
+    ranks4.run_cell(END_MESH + "del dp, tp\nglobals().pop('chosen', None)").raise_for_error()

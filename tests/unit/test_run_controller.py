@@ -26,6 +26,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.rank import calls
+from ddp_notebook.session.findings import Found, LastFindings
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs import controller as controlling
@@ -177,6 +178,20 @@ def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
     assert isinstance(result.error, CellFailed)
     assert result.diagnosis is None
     assert setting.controller.state is RunState.ENDED
+
+
+def test_what_was_found_in_a_run_is_not_told_of_the_first_run_of_the_next_session(
+    setting: Setting,
+) -> None:
+    kept, stuck = LastFindings(), setting.controller.found
+    kept.begin(stuck)
+    setting.ranks_do(lambda rank: [started(rank)])  # and no more: they are in it for ever
+    stuck.take(Diagnosis((Finding(Category.UNDECIDED, (0,), "why", "what"),)))
+    assert not stuck.run.over
+    setting.controller.lose("%ddp_shutdown.")
+    following = Found("cell 2", 2)
+    kept.begin(following)
+    assert kept.last is following
 
 
 def test_a_session_that_ends_under_a_run_is_its_end(setting: Setting) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -9,11 +10,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from types import FunctionType
 
 import pytest
+import torch
 import torch.distributed as dist
 from support import eventually
 
+from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.inspect import blocked, frames, store_keys, waiting
 
 
@@ -132,3 +137,64 @@ def test_what_is_seen_of_a_thread_that_goes_on_meanwhile_is_of_another_moment() 
         first.set()
         eventually(lambda: seen.has_moved, 10, "it goes on")
         second.set()
+
+
+def test_every_function_of_torch_that_may_wait_for_others_is_known_by_its_name() -> None:
+    """torch adds names: reduce_scatter_single is what FSDP2 calls from 2.13 on."""
+    functions = vars(dist.distributed_c10d).items()
+    public = [(name, f) for name, f in functions if type(f) is FunctionType and name[0] != "_"]
+    may_wait = {name for name, f in public if "async_op" in inspect.signature(f).parameters}
+    assert may_wait
+    assert may_wait <= set(frames.WAITING_IN)
+
+
+OBSERVED: dict[str, Callable[[Callable[[], object]], None]] = {}
+exec(  # a frame that is known by its file: the observer's
+    compile("def observed(wait):\n    number = 7\n    wait()", observer.__file__, "exec"), OBSERVED
+)
+
+
+def in_backward(hook: Callable[[], object], deep: int) -> None:
+    """`hook` runs in a backward; nested so deep that a thread of the engine's does, from 60 on."""
+    x = torch.ones(1, requires_grad=True)
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor, deep: int) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+            nonlocal deep
+            deep -= 1
+            if deep:
+                with torch.enable_grad():
+                    Nested.apply(x, deep).backward()
+            else:
+                hook()
+            return gradients[0], None
+
+    Nested.apply(x, deep).backward()
+
+
+def record_of_engine(thread: threading.Thread) -> int | None:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return waiting._record_of_engine(waiting.Awaited(thread, frame))
+
+
+def test_who_waits_for_a_thread_of_autograds_waits_for_its_collective() -> None:
+    ended = threading.Event()
+    work = partial(in_backward, partial(OBSERVED["observed"], ended.wait), deep=70)
+    with running(work) as thread:
+        eventually(lambda: record_of_engine(thread) == 7, 10, "it waits")
+        ended.set()
+
+
+def test_who_waits_for_a_computation_of_autograds_does_not() -> None:
+    ended = threading.Event()
+    with running(partial(in_backward, ended.wait, deep=70)) as thread:
+        eventually(lambda: blocked.in_torch(thread.native_id or 0), 10, "it waits")
+        with running(partial(OBSERVED["observed"], ended.wait)) as other:
+            eventually(lambda: frames_in(other, "observed"), 10, "a thread of the user's waits")
+            assert record_of_engine(thread) is None
+            ended.set()

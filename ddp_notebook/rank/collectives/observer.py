@@ -301,13 +301,18 @@ def unobserved(group: Any) -> Any:
     return getattr(group, "ddp_notebook_inner", group)
 
 
+def is_call(frame: FrameType) -> bool:
+    """True of the frame in which an observed collective is called, and waited for."""
+    return frame.f_code.co_name == "observed" and frame.f_code.co_filename == __file__
+
+
 def record_of(frames: Iterable[FrameType]) -> int | None:
     """The number of the record whose call is in progress in the first of these frames that has one.
 
     None where torch waits for it, or the user does, after the call.
     """
     for frame in frames:
-        if frame.f_code.co_name == "observed" and frame.f_code.co_filename == __file__:
+        if is_call(frame):
             number = frame.f_locals.get("number")
             return number if isinstance(number, int) else None
     return None

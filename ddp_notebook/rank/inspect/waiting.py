@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -25,6 +25,8 @@ from ddp_notebook.rank.inspect.polling import Polled, polled
 from ddp_notebook.rank.main_thread import MainThread
 
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
+_PYTHONS_THREAD = "_bootstrap"
+"""The function of `threading` that each thread of Python's begins with."""
 _MOST_THREADS = 8
 """As many are followed, each of which waits for the next."""
 
@@ -124,7 +126,7 @@ class Waiting:
             return None
         others = _at_work(current)
         stuck = all(
-            self._inside_torch(frames.frames_of(current.get(each.ident or 0))) for each in others
+            self._inside_torch(frames.chain(current.get(each.ident or 0))) for each in others
         )
         return others[0] if others and stuck else None
 
@@ -140,9 +142,12 @@ class Waiting:
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """What it waits in; `runnable` when it uses the CPU."""
         stack = awaited.stack
-        inside = self._main_thread.waiting_in or self._inside_torch(stack)
+        inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
+        record = _record_of_engine(awaited)
+        if record is not None:
+            return Wait("collective", record)
         asked = polled(awaited.frame, self._user_code) if awaited.is_main else Polled()
         if asked.key:
             return Wait("key", key=asked.key, test=asked.test, polls=True)
@@ -156,8 +161,11 @@ class Waiting:
         waits = self._awaits_work(awaited, stack) and not awaited.has_moved
         return Wait("collective") if waits else Wait()
 
-    def _inside_torch(self, stack: Sequence[FrameType]) -> str:
-        """The part of set-up that these frames are in, by the names of torch's functions."""
+    def _inside_torch(self, stack: Iterable[FrameType]) -> str:
+        """The part of set-up that these frames are in, by the names of torch's functions.
+
+        A collective also by the method that observes it: torch adds names for its functions.
+        """
         collective = ""
         for frame in stack:
             module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
@@ -168,6 +176,8 @@ class Waiting:
                     return "process-group"
                 if not collective and name in frames.WAITING_IN and name != "init_process_group":
                     collective = "collective"
+            elif observer.is_call(frame):
+                collective = "collective"
             if is_ddp_constructor(frame):
                 return "ddp"
             if self._is_users(frame.f_code.co_filename):
@@ -197,6 +207,24 @@ def is_ddp_constructor(frame: FrameType) -> bool:
     """True for the frame of ``DistributedDataParallel.__init__``."""
     module = frame.f_globals.get("__name__", "")
     return module == "torch.nn.parallel.distributed" and frame.f_code.co_name == "__init__"
+
+
+def _record_of_engine(awaited: Awaited) -> int | None:
+    """The number of the collective that a thread of autograd's engine is in, if `awaited` waits.
+
+    The engine computes a GPU's part of a backward on a thread of its own, which is none of
+    Python's; a hook there calls the collective.
+    """
+    stack = awaited.stack
+    module = str(stack[0].f_globals.get("__name__", "")) if stack else ""
+    if not module.startswith("torch.autograd") or not blocked.in_torch(awaited.native_id):
+        return None
+    for frame in sys._current_frames().values():
+        *_, outermost = frames.chain(frame)
+        number = observer.record_of(frames.chain(frame))
+        if number is not None and outermost.f_code.co_name != _PYTHONS_THREAD:
+            return number
+    return None
 
 
 # -- threads that wait for threads ---------------------------------------------------------
