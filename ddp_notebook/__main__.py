@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import shutil
 import sys
 import time
@@ -49,13 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "demo":
             return _demo(args, unknown)
         code: int = args.run(args)
+        sys.stdout.flush()
         return code
     except UsageMistake as mistake:
         print(f"ddp-notebook: {mistake}", file=sys.stderr)
         return WRONG_USAGE
+    except BrokenPipeError:  # who reads has enough, as `head` has; Python flushes once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
+
+
+_READER_GONE = 128 + 13
+"""As of a program that SIGPIPE ends."""
 
 
 def _parser() -> argparse.ArgumentParser:

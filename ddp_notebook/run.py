@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
             _run_file(rest[0])
     except Exception as error:  # noqa: BLE001  # Python, too, shows whatever ends a script
         # As Python shows it: without the lines that led to the script.
-        sys.excepthook(type(error), error, _of_script(error.__traceback__))
+        trace = _of_script(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     return 0
 
@@ -56,12 +57,13 @@ def _prepare() -> None:
 
 def _run_file(name: str) -> None:
     """Run a file as the main module, which it stays until Python ends."""
+    path = Path(name).absolute()  # as Python names it: a script may change its folder
     if not sys.flags.safe_path:
-        sys.path[0] = str(Path(name).resolve().parent)
+        sys.path[0] = str(path.resolve().parent)
     main_module = ModuleType("__main__")
-    vars(main_module).update(__file__=name, __builtins__=builtins, __cached__=None)
+    vars(main_module).update(__file__=str(path), __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = main_module
-    code = compile(Path(name).read_bytes(), name, "exec")
+    code = compile(path.read_bytes(), str(path), "exec")
     exec(code, vars(main_module))  # noqa: S102  # it is what was asked for
 
 

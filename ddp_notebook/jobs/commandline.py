@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ddp_notebook.jobs import listing, targets
 from ddp_notebook.jobs.verdict import VERSION, Verdict
-from ddp_notebook.model import Place, codec
+from ddp_notebook.model import Place, codec, name_ranks
 from ddp_notebook.views import findings as view
 
 _TARGET = (
@@ -51,8 +51,9 @@ def _add_save(commands: Any) -> None:
 
 def _add_run(commands: Any) -> None:
     about = "run a script as a rank that can be asked, where DDP_NOTEBOOK=1 does nothing"
+    # No word is an option of ours: all are the script's, and the first may be -m.
     run = commands.add_parser(
-        "run", help=about, description=about, allow_abbrev=False, add_help=False
+        "run", help=about, description=about, prefix_chars="\0", add_help=False
     )
     run.add_argument("words", nargs=argparse.REMAINDER, help="[-m] train.py [args]")
     run.set_defaults(run=_run)
@@ -83,8 +84,9 @@ def _why(args: argparse.Namespace) -> int:
 
 
 def _where(args: argparse.Namespace) -> int:
-    places = targets.named(args.target).places()
-    _print(_places_json(places) if args.json else _places_text(places))
+    target = targets.named(args.target)
+    places = target.places()
+    _print(_places_json(places) if args.json else _places_text(places, target.world_size))
     return 0
 
 
@@ -93,14 +95,17 @@ def _as_text(verdict: Verdict) -> str:
     return "\n".join([*lines, *(f"Note: {note}" for note in verdict.unread)])
 
 
-def _places_text(paths: Mapping[int, tuple[Place, ...]]) -> str:
+def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int) -> str:
     if not paths:
         return "No line of the user's code is known of any rank."
-    return "\n".join(
+    lines = [
         f"rank {rank}: {' → '.join(map(str, path))}"
         + (f": {path[-1].text}" if path[-1].text else "")
         for rank, path in paths.items()
-    )
+    ]
+    if unknown := tuple(rank for rank in range(world_size) if rank not in paths):
+        lines.append(f"{name_ranks(unknown)}: no line is known; why: ddp-notebook why")
+    return "\n".join(lines)
 
 
 def _places_json(paths: Mapping[int, tuple[Place, ...]]) -> dict[str, Any]:

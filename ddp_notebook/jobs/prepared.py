@@ -16,7 +16,7 @@ from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.records import Process
-from ddp_notebook.jobs.unprepared import how_to_see
+from ddp_notebook.jobs.unprepared import how_to_see, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -131,10 +131,19 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         mine = False
     if not mine:
         return f"Process {pid} is another user's: only that user can ask it."
+    how = _WAS_SET if was_set(pid) else HOW_TO_PREPARE
     return (
-        f"Process {pid} is not prepared, and cannot be asked. {HOW_TO_PREPARE} Its stacks, if it "
+        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
         f"runs Python and py-spy is installed: {how_to_see(pid)}"
     )
+
+
+_WAS_SET = (
+    "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
+    "again. Or torch called nobody: it is older than 2.5, TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or "
+    "its Python has no ddp_notebook installed. Then start it so: torchrun … -m ddp_notebook.run "
+    "train.py"
+)
 
 
 # -- asked and judged ------------------------------------------------------------------------
@@ -161,10 +170,10 @@ def where(job: Job) -> dict[int, tuple[Place, ...]]:
 
 def case_of(job: Job) -> Case:
     """All that is known of a job now."""
-    sockets = {rank: job.processes[rank].folder / "ask" for rank in job.alive}
-    answers = ask(sockets, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+    answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     reports = tuple(
-        _report(rank, job.processes.get(rank), answers.get(rank)) for rank in range(job.world_size)
+        _report(rank, job.processes.get(rank), answers.get(rank), bool(job.alive))
+        for rank in range(job.world_size)
     )
     first = job.first
     return Case(
@@ -176,8 +185,17 @@ def case_of(job: Job) -> Case:
     )
 
 
+def sockets_of(job: Job) -> dict[int, Path]:
+    """Where ranks can be asked: those that run, without the ones that were stopped."""
+    running = {rank: job.processes[rank] for rank in job.alive}
+    return {r: p.folder / "ask" for r, p in running.items() if _state(p.about.pid) != _STOPPED}
+
+
 def _report(
-    rank: int, process: Process | None, answer: RankReport | CannotAnswer | None
+    rank: int,
+    process: Process | None,
+    answer: RankReport | CannotAnswer | None,
+    others_run: bool,
 ) -> RankReport:
     """What a rank answered; of one that does not, what it wrote."""
     if process is None:
@@ -187,8 +205,10 @@ def _report(
     if process.about.alive:
         why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
         pid = process.about.pid
-        return RankReport(rank, doing=f"process {pid} runs{why_not}", process=_state(pid))
-    return process.last_report(rank)
+        state = _state(pid)
+        how = "is stopped" if state == _STOPPED else f"runs{why_not}"
+        return RankReport(rank, doing=f"process {pid} {how}", process=state)
+    return process.last_report(rank, others_run)
 
 
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
@@ -221,7 +241,10 @@ def _state(pid: int) -> str:
     except OSError:
         return ""
     letter = status.partition("State:")[2].strip()[:1]
-    return {"T": "stopped", "t": "stopped", "R": "running"}.get(letter, "sleeping")
+    return {"T": _STOPPED, "t": _STOPPED, "R": "running"}.get(letter, "sleeping")
+
+
+_STOPPED = "stopped"
 
 
 def _collectives(job: Job) -> Collectives:
@@ -290,7 +313,10 @@ def _unsure(job: Job, case: Case, why: str) -> str:
     """Why no findings prove nothing; `why` is what the rules say."""
     silent = case.where(Activity.SILENT)
     if not job.alive:
-        return why if not silent else "No problem is seen; how the job ended is not recorded."
+        were = "was" if len(silent) == 1 else "were"
+        by_whom = "by whom and why is not recorded"
+        ended = f"{name_ranks(silent)} {were} ended from outside, by a signal; {by_whom}."
+        return f"No problem is seen; {ended}" if silent else why
     if silent and not case.waiting:
         do = "does" if len(silent) == 1 else "do"
         return f"No problem found so far: {name_ranks(silent)} {do} not answer."

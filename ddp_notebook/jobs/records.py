@@ -61,16 +61,20 @@ class Process:
             data = b""
         return collective_log.read(data, rank, last)
 
-    def last_report(self, rank: int) -> RankReport:
-        """How it ended, and what it did last, as far as it could write that."""
+    def last_report(self, rank: int, others_run: bool) -> RankReport:
+        """How it ended, and what it did last, as far as it could write that.
+
+        Of one that was ended from outside: that it waited may be why; that it was busy is not.
+        """
         last, error = self._written(rank), self.error
         if error:
             return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
         if error is not None:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
-        if last.activity is Activity.SILENT:
-            return replace(last, activity=Activity.DEAD, path=self._path_when_ended())
-        return last
+        path = self._path_when_ended()
+        if last.activity is Activity.WAITING and (path or not others_run):
+            return last  # a SIGTERM has ended it, as a launcher does, or nobody is left
+        return RankReport(rank, Activity.DEAD, path=path or last.path)
 
     def _written(self, rank: int) -> RankReport:
         """What it wrote when it had long waited, if it issued nothing after; else nothing."""

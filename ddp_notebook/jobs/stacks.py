@@ -27,7 +27,7 @@ _LONGEST_TEXT = 300
 def of_job(job: Job, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
     """The stacks of `ranks` (all by default); with `locals`, variables of those that answer."""
     wanted = sorted(set(range(job.world_size) if ranks is None else ranks))
-    sockets = {r: job.processes[r].folder / "ask" for r in job.alive if r in wanted}
+    sockets = {r: at for r, at in prepared.sockets_of(job).items() if r in wanted}
     request = calls.StackRequest(with_locals=locals)
     answers = ask(sockets, calls.STACK, request, _ASK_TIMEOUT_S)
     stacks = [

@@ -44,6 +44,14 @@ def how_to_see(pid: int) -> str:
     return f"py-spy dump --nonblocking --pid {pid}"
 
 
+def was_set(pid: int) -> bool:
+    """True of a process of this user's that began with DDP_NOTEBOOK=1."""
+    try:
+        return "DDP_NOTEBOOK=1" in _read(pid, "environ").split("\0")
+    except OSError:
+        return False
+
+
 def _ranks() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

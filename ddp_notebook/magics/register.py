@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.hints import Hints
 from ddp_notebook.magics.parser import HelpShown
@@ -18,6 +18,7 @@ from ddp_notebook.magics.tab.rank_names import RankNames
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
+from ddp_notebook.magics.verbs.attach import only_looked_at
 from ddp_notebook.magics.verbs.run import WAIT
 from ddp_notebook.session import Session
 from ddp_notebook.workshop.check import NOTEBOOK
@@ -91,6 +92,8 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
         except HelpShown as page:
             ui.say(str(page))
             return None
+        except NoSession as mistake:
+            raise UsageError(f"{mistake}.{only_looked_at(ui.attached)}".rstrip(".")) from None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
 

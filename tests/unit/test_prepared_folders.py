@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ import pytest
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import listing, prepared, targets
+from ddp_notebook.jobs.verdict import Outcome
+from ddp_notebook.model import Activity, Place, RankReport, codec
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 
@@ -208,3 +211,60 @@ def test_an_error_of_ours_never_leaves_the_entry_point() -> None:
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "DDP_NOTEBOOK": "1"}
     )
+
+
+def written(rank: int, activity: Activity, stacks: str = "") -> None:
+    """A rank that was ended from outside, when it had written what it did."""
+    folder = job_folder.make(about(rank, pid=2**22 + rank))
+    assert folder is not None
+    report = RankReport(rank, activity, path=(Place("train.py", 9, "main"),))
+    job_folder.write(folder / "report.json", {"counts": [0], "report": codec.encode(report)})
+    (folder / "stacks.txt").write_text(stacks)
+
+
+def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> None:
+    for rank, activity in enumerate((Activity.WAITING, Activity.BUSY)):
+        written(rank, activity)
+    (job,) = prepared.jobs()
+
+    first, second = (process.last_report(rank, False) for rank, process in job.processes.items())
+
+    assert (first.activity, second.activity) == (Activity.WAITING, Activity.DEAD)
+    assert [place.line for place in second.path] == [9]
+    assert job.processes[0].last_report(0, True).activity is Activity.DEAD, "the others run"
+    verdict = prepared.why(job)
+    assert verdict.outcome is Outcome.UNDECIDED
+    assert "rank 1 was ended from outside, by a signal" in verdict.diagnosis.unsure
+
+
+def stranger(*, variable: str = "0") -> subprocess.Popen[bytes]:
+    """A process of this user's that is no prepared rank."""
+    environment = {**os.environ, "DDP_NOTEBOOK": variable}
+    return subprocess.Popen(["sleep", "60"], env=environment)
+
+
+def test_a_rank_that_was_stopped_is_not_waited_for() -> None:
+    with stranger() as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            began = job_folder.began(process.pid)
+            job_folder.make(dataclasses.replace(about(0, pid=process.pid), began=began))
+            (job,) = prepared.jobs()
+
+            assert prepared.sockets_of(job) == {}
+            report = prepared.case_of(job).ranks[0]
+        finally:
+            process.kill()
+    assert report.doing == f"process {process.pid} is stopped"
+
+
+def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
+    with stranger(variable="1") as process:
+        try:
+            with pytest.raises(
+                UsageMistake, match=r"has DDP_NOTEBOOK=1 in .* -m ddp_notebook\.run"
+            ):
+                prepared.job_of(process.pid)
+        finally:
+            process.kill()

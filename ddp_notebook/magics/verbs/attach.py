@@ -27,8 +27,8 @@ def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     job = ui.session.attachment.attach(args.job)
     ui.say(
         f"Attached to {_first_line(job)}\n"
-        f"{_VERBS} mean it from now on. Nothing is sent to it that changes what it does. "
-        "Back to the session's ranks: %ddp_detach"
+        f"{_VERBS} mean it from now on. Nothing is sent to it that changes what it does: "
+        "all others act on the session's ranks. Back to these: %ddp_detach"
     )
 
 
@@ -106,6 +106,11 @@ def where(ui: CallerUi, args: argparse.Namespace, job: Target) -> StackTree | No
         return None
     ui.say(f"Of {_first_line(job)}\n")
     return tree
+
+
+def only_looked_at(job: Target | None) -> str:
+    """What to add where another verb finds no ranks: it does not mean an attached job's."""
+    return "" if job is None else f" {job.name} is attached: only {_VERBS} look at it."
 
 
 def _first_line(job: Target) -> str:
