@@ -67,8 +67,11 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     assert "no rows left" in shown
     for call, expected in (
         ("%ddp_where --locals", "--locals needs ranks that can be asked"),
-        ("%ddp_abort", "%ddp_abort needs ranks, and there are none"),
-        ("%ddp_abort", f"what a job left in {logs} is attached: only %ddp_why, %ddp_where and"),
+        (
+            "%ddp_abort",
+            "%ddp_abort needs ranks, and there are none. Start them first: %ddp_init "
+            "--world-size 4. Only %ddp_why, %ddp_where and %ddp_board look at what a job left in",
+        ),
         ("%ddp_where --ranks 2", "Rank 2 does not exist: world size is 2"),
         ("%ddp_where --ranks x", "'x' is not a set of ranks"),
         ("%ddp_attach /does/not/exist", "/does/not/exist does not exist."),
