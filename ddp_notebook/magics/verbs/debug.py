@@ -36,6 +36,13 @@ def _break(ui: CallerUi, args: argparse.Namespace) -> None:
         _set_breakpoint(ui, args, ranks)
 
 
+def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
+    """What a page asks for: places and numbers, and no code to run on ranks."""
+    if args.condition or args.log:
+        raise UsageMistake("A board sets plain breakpoints. Type that one in a cell.")
+    _break(ui, args)
+
+
 def _clear(ui: CallerUi, which: str) -> None:
     if which and not which.isdecimal():
         raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
@@ -203,5 +210,5 @@ BREAK = Verb(
         ),
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),
-    button=VerbButton(_break, str),
+    button=VerbButton(_break_by_click, str),
 )
