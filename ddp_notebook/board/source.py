@@ -60,6 +60,11 @@ class BoardSource:
         self._found: Diagnosis | None = None
         self._stops_key: object = None
         self._stops: dict[str, Any] = {}
+        run = session.current
+        self._before = run if run is not None and run.done else None
+        """A run that was over when this began: its finding stands in another cell."""
+        self._run_seen: tuple[CellRun | None, int] = (None, 0)
+        """The run that was seen last, and which process group it has run in."""
 
     @property
     def run(self) -> int:
@@ -150,7 +155,7 @@ class BoardSource:
             if detector.latest is not self._old:
                 self._found = detector.latest
         elif self._found is None:
-            self._found = self._found_at_end()
+            self._found = self._found_at_end(snapshot.generation)
         if self._found is None and detector is None and self._may_ask(snapshot):
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
@@ -161,10 +166,17 @@ class BoardSource:
         run = self._session.current
         return run.detector if run is not None else None
 
-    def _found_at_end(self) -> Diagnosis | None:
-        """What the run that is over was found to suffer from, as its cell has told it."""
+    def _found_at_end(self, generation: int) -> Diagnosis | None:
+        """What the run that is over was found to suffer from, as its cell has told it.
+
+        Nothing once its ranks have another group: they were freed, or are new.
+        """
         run = self._session.current
-        return run.found.diagnosis if run is not None and run.done and ended_badly(run) else None
+        if run is not self._run_seen[0]:
+            self._run_seen = run, generation
+        if run is None or run is self._before or self._run_seen[1] != generation:
+            return None
+        return run.found.diagnosis if run.done and ended_badly(run) else None
 
     def _may_ask(self, snapshot: Snapshot) -> bool:
         return not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot)

@@ -193,7 +193,6 @@ def test_a_rank_that_does_not_answer_is_not_taken_for_one_that_waits(
         return answers
 
     monkeypatch.setattr(cluster, "ask", counted)
-    pid = ranks2.record.snapshot.ranks[1].pid
     results: list[Any] = []
     thread = threading.Thread(
         target=lambda: results.append(ranks2.run_script(str(script), hold=True)), daemon=True
@@ -202,7 +201,7 @@ def test_a_rank_that_does_not_answer_is_not_taken_for_one_that_waits(
     try:
         eventually(lambda: answered.count({0}) >= 4 or results, 30, "looks without rank 1")
     finally:
-        os.kill(pid, signal.SIGCONT)
+        os.kill(ranks2.record.snapshot.ranks[1].pid, signal.SIGCONT)  # the script's process
     thread.join(30)
     (result,) = results
     (row,) = result.steps.rows

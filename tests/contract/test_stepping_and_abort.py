@@ -56,7 +56,7 @@ def test_stepping_begins_before_the_first_stage_and_ends_verified(session: Sessi
     ]
     assert session.ready
     session.run_cell("x = torch.ones(1); dist.all_reduce(x); assert x == 3").raise_for_error()
-    with pytest.raises(UsageMistake, match="Set-up is complete"):
+    with pytest.raises(UsageMistake, match="There is nothing to step"):
         session.step()
 
 

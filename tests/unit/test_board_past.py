@@ -72,12 +72,19 @@ def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> N
     states = (RankState(0, Status.READY), RankState(1, Status.READY))
     session = SimpleNamespace(
         record=SimpleNamespace(snapshot=Snapshot(states)),
-        current=run,
+        current=None,
         logs=None,
         running=True,
         measuring=None,
         runs=(),
         store="",
     )
-    facts, _ = BoardSource(cast(Session, session)).look()
+    source = BoardSource(cast(Session, session))
+    session.current = run
+    facts, _ = source.look()
     assert facts.diagnosis is not None and facts.diagnosis.findings == found.findings
+    later = BoardSource(cast(Session, session)).look()[0]
+    assert later.diagnosis is None, "the board of a later cell"
+    session.record.snapshot = Snapshot((states[0], RankState(1, Status.STARTING)), generation=1)
+    facts, _ = source.look()
+    assert facts.diagnosis is None, "the ranks are restarted"
