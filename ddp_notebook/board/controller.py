@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _PICTURE_INTERVAL_S = 1.0
 """Below a widget the picture is for later: it need not be painted as often."""
 _QUIET_S = 1.0
-_log = logging.getLogger(__name__)
 _CAPTION = (
     '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
     "Now: <code>%ddp_status</code></div>"
@@ -197,10 +195,7 @@ class LiveBoard:
         time.sleep(delay_s)
         while not self._closed:
             self._wake.clear()
-            try:
-                self._paint()
-            except Exception:  # noqa: BLE001  # the next picture may succeed: a board must not freeze
-                _log.warning("the board was not painted", exc_info=True)
+            self._paint()
             time.sleep(BOARD_INTERVAL_S)
             if not self._closed and not self._in_run:
                 self._wake.wait(_QUIET_S)

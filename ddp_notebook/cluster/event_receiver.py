@@ -84,7 +84,7 @@ class EventReceiver:
         self._context.term()
 
     def _source_of(self, frames: list[bytes]) -> _Source | None:
-        """Who signed a message; None where nobody did whom we know."""
+        """Whose key a message is signed with; None for no key of ours."""
         for source in self._sources if len(frames) == 2 else ():
             if hmac.compare_digest(frames[0], signature(frames[1], source.key)):
                 return source

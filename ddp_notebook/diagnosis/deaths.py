@@ -50,7 +50,7 @@ def deaths(
 
 
 def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Finding, ...]:
-    """The same of ranks whose processes ended in a run, where nobody can be asked any more.
+    """The same of ranks whose processes ended in a run, where no rank can be asked any more.
 
     Those of a `script` were its own.
     """

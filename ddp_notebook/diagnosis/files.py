@@ -29,7 +29,7 @@ def raced_paths(context: Context) -> Iterator[Finding]:
     for failed in same.values():
         first, ranks = failed[0], tuple(e.rank for e in failed)
         if len(ranks) == len(everyone):
-            continue  # nobody was first
+            continue  # none was first
         said = raised_words(first.error_type, first.error_text, first.error_at, 200)
         yield Finding(
             Category.FILESYSTEM,

@@ -69,11 +69,10 @@ def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> 
 
 
 def _without_magics(finding: Finding) -> Finding:
+    if finding.passing and not finding.commands:
+        return replace(finding, remedy="Wait, or end the job.")
     if not finding.commands:
-        return replace(finding, remedy=finding.remedy.replace(_IN_A_CELL, "end the job"))
+        return finding
     stopped = finding.category is Category.STRAGGLER  # it need not be started again
     own = finding.remedy.partition(". ")[0] + "." if stopped else _AGAIN
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
-
-
-_IN_A_CELL = "interrupt the cell"

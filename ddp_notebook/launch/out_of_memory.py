@@ -27,6 +27,12 @@ def kills(
     return None
 
 
+def kills_since(before: int | None) -> int:
+    """How many more there are than `before`; -1 where the kernel does not tell."""
+    now = kills()
+    return now - before if now is not None and before is not None else -1
+
+
 def control_groups(
     controller: str, root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP
 ) -> Iterator[Path]:

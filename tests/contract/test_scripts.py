@@ -296,6 +296,7 @@ def test_a_script_that_starts_its_ranks_itself_runs_on_one_rank_and_says_so_on_s
     jobs = {job_folder.FOLDER_VARIABLE: str(tmp_path / "jobs")}
     alone = ranks2.run_script(path, [str(port)], ranks=(0,), settings={0: jobs})
     alone.raise_for_error()
+    assert len(list((tmp_path / "jobs").glob("*/about.json"))) == 2, "they can be attached"
     written = ranks2.output(0)
     assert "child 0 of 2: 2, 1" in written and "child 1 of 2: 2, 1" in written, written
     assert "by itself" not in written

@@ -286,7 +286,7 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
 def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) -> None:
     cell = "print('begun')\nif rank == 0: dist.barrier()"
     ranks.run_cell(cell, number=9, wait="forever", detach=True)
-    before = eventually(lambda: ranks.detached.controller.found.diagnosis, what="a finding")
+    before = eventually(lambda: ranks.detached.controller.run.found.diagnosis, what="a finding")
     ranks.abort()
     assert isinstance(ranks.wait().error, CellFailed | CellInterrupted)
     after = ranks.why()

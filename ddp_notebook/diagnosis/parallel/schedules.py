@@ -51,14 +51,14 @@ def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
     )
     also = f", which rank {twin} has too" if twin is not None else ""
     lacks = sorted(set(range(part.num_stages)) - {s for p in pipeline.values() for s in p.stages})
-    nobody = ""
+    missing = ""
     if lacks and len(pipeline) == len(part.members):
-        nobody = f"; no rank has {_stages(tuple(lacks))}"
+        missing = f"; no rank has {_stages(tuple(lacks))}"
     return Finding(
         Category.SCHEDULE_MISMATCH,
         tuple(wrong),
         f"{_who(tuple(wrong))} {_stages(part.stages)} of the pipeline{also}, where the schedule "
-        f"expects {_stages(part.meant)}{nobody}",
+        f"expects {_stages(part.meant)}{missing}",
         "Give each rank the stage_index of its own place in the pipeline's group: "
         "PipelineStage(module, dist.get_rank(group), ...).",
         context.victims,

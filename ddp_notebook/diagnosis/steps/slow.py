@@ -23,7 +23,7 @@ FEWEST_STEPS = 24
 _WARM_UP = 3
 """Steps at the begin of a run: memory is new, and DDP makes its buckets anew."""
 _LEAST_SHARE, _LEAST_US = 0.06, 500.0
-"""Of what ranks do themselves in a step, and in itself, below which nobody is called slow: one
+"""Of what ranks do themselves in a step, and in itself, below which no rank is called slow: one
 rank may print a line."""
 _SOME_STEPS = 0.12
 """Who is late in no more steps than these is not called slow."""

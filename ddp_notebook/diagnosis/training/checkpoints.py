@@ -62,7 +62,7 @@ def _finding(
         Category.CHECKPOINT_MISUSE,
         outvoted({rank: bool(count) for rank, (count, _) in loads.items()}),
         f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
-        f"{name_ranks(others)}{at}: nobody sends that state to the other ranks, and they differ",
+        f"{name_ranks(others)}{at}: nothing sends that state to the other ranks, and they differ",
         "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
         "before DistributedDataParallel(model) is sent from rank 0 to all.",
         evidence=(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis.conditions import last_name
+
 _NUMBERS = frozenset({"item", "float", "int", "sum", "round", "tolist"})
 """Functions and methods that make numbers of tensors."""
 _SAYING = frozenset({"print", "info", "warning", "write", "log", "echo"})
@@ -135,12 +137,7 @@ def _calls(node: ast.AST, functions: frozenset[str] | set[str]) -> bool:
 
 def _called(node: ast.AST) -> str:
     """The name of the function or method that is called; empty where nothing is."""
-    if not isinstance(node, ast.Call):
-        return ""
-    function = node.func
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+    return last_name(node.func) if isinstance(node, ast.Call) else ""
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:

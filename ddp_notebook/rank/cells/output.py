@@ -154,7 +154,7 @@ class RankStream(io.TextIOBase):
 class OutputForwarder(Component):
     """Collects one run's output and hands it to the event sender as `Output` events.
 
-    `logs` are the files behind the process's own streams, and as what they are shown. Nobody says
+    `logs` are the files behind the process's own streams, and as what they are shown. Nothing tells
     when something was written there: `look_every_s` says how often to look, None for each pulse.
     """
 

@@ -180,8 +180,8 @@ class RunSummary:
                 pending_place=_place(optimizer.pending_place),
                 idle_steps=optimizer.idle_steps,
                 numels=optimizer.numels[:_MOST_NUMELS] if optimizer.idle_steps else (),
-                loads=optimizer.loads,
-                load_place=_place(optimizer.load_place),
+                loads=optimizer.loads.count,
+                load_place=_place(optimizer.loads.place),
                 watched_steps=gradients.watched_steps if gradients else 0,
                 leftover_steps=gradients.leftover_steps if gradients else 0,
             )
@@ -210,8 +210,8 @@ def _counts(replica: Replica, name: str) -> ReplicaFacts:
         unready=replica.unready[:_MOST_NAMES],
         evaluations=replica.moments.evaluation_facts(),
         starts=tuple(replica.moments.starts),
-        loads=replica.loads,
-        load_place=_place(replica.load_place),
+        loads=replica.loads.count,
+        load_place=_place(replica.loads.place),
         autocast=replica.moments.autocast,
         start_place=_place(replica.moments.start_line),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,21 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
+
+
+class Loads:
+    """How often a state was loaded into something, and where first."""
+
+    def __init__(self, users_line: Callable[[], Line | None]) -> None:
+        self._users_line = users_line
+        self.count = 0
+        self.place: Line | None = None
+
+    def add(self) -> None:
+        """A state is loaded."""
+        self.count += 1
+        if self.place is None:
+            self.place = self._users_line()
 
 
 class Replica:
@@ -67,14 +83,7 @@ class Replica:
         self.bad_place: Line | None = None
         self.local_place: Line | None = None
         self.unready: tuple[str, ...] = ()
-        self.loads = 0
-        self.load_place: Line | None = None
-
-    def loaded(self) -> None:
-        """A state is loaded into it."""
-        self.loads += 1
-        if self.load_place is None:
-            self.load_place = self._users_line()
+        self.loads = Loads(self._users_line)
 
     @property
     def used(self) -> bool:
@@ -169,16 +178,9 @@ class TrackedOptimizer:
         self.lrs: tuple[Any, ...] = ()
         self.place: Line | None = None
         self.pending_place: Line | None = None
-        self.loads = 0
-        self.load_place: Line | None = None
+        self.loads = Loads(self._users_line)
         if self.gradients is not None:
             self.gradients.begin()
-
-    def loaded(self) -> None:
-        """A state is loaded into it."""
-        self.loads += 1
-        if self.load_place is None:
-            self.load_place = self._users_line()
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """It is about to make a step."""
@@ -356,11 +358,11 @@ class Tracker:
         """`load_state_dict` of a module is called; nothing to us unless it is a DDP object's."""
         replica = self.replicas.get(id(module)) or self.modules.get(id(module))
         if replica is not None and module in (replica.ref(), replica.module()):
-            replica.loaded()
+            replica.loads.add()
 
     def optimizer_loads(self, optimizer: torch.optim.Optimizer) -> None:
         """`load_state_dict` of an optimizer is called."""
-        self._optimizer(optimizer).loaded()
+        self._optimizer(optimizer).loads.add()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""

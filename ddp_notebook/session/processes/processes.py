@@ -358,7 +358,6 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
-        before, now = self._oom_kills, out_of_memory.kills()
         self._say(
             RankExited(
                 rank=rank,
@@ -366,7 +365,7 @@ class Processes:
                 exit_code=code,
                 last_words=self._log_tail(rank),
                 peak_bytes=self.fork_server.peak_bytes.get(pid, 0),
-                oom_kills=now - before if now is not None and before is not None else -1,
+                oom_kills=out_of_memory.kills_since(self._oom_kills),
                 heard_ns=time.monotonic_ns(),
             )
         )

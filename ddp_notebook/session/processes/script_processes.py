@@ -187,7 +187,6 @@ class ScriptProcesses:
         now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
         if code == 0:  # it left by itself, past Python's own end
             events.append(CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns))
-        before, now = self._oom_kills, out_of_memory.kills()
         pid = self._pids[rank]
         events.append(
             RankExited(
@@ -196,7 +195,7 @@ class ScriptProcesses:
                 exit_code=code,
                 last_words=self._last_words(rank),
                 peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
-                oom_kills=now - before if now is not None and before is not None else -1,
+                oom_kills=out_of_memory.kills_since(self._oom_kills),
                 heard_ns=now_ns,
             )
         )

@@ -17,6 +17,9 @@ from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
+_MOST_TEXTS = 1000
+"""Of earlier cells, to show the lines of their functions."""
+
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
@@ -60,6 +63,8 @@ class Cells:
             run = controller.run
             run.sources = {run.title: f"{magic_line}\n{source}"}
             self._texts.update(run.sources)
+            for old in list(self._texts)[:-_MOST_TEXTS]:
+                del self._texts[old]
             run.earlier = self._texts
             processes.begin_last_words(run.ranks)
             return self._runs.carry_out(

@@ -107,7 +107,6 @@ class RunController:
         self.work: Work | None = None
         """None until it is known what to run."""
         self._patient = False
-        self.found = run.found
         self._record = record
         self._lock = threading.Lock()
         self.watched = False
@@ -136,7 +135,7 @@ class RunController:
         """Keep what the last look found, if it still is so: freed ranks do not tell."""
         detector = self.run.detector
         seen = detector.latest if detector is not None else None
-        if seen is None or not seen.findings or self.found.diagnosis is not None:
+        if seen is None or not seen.findings or self.run.found.diagnosis is not None:
             return
         now = diagnose_run(self.look())
         if [(f.category, f.ranks) for f in now.findings] == [
@@ -179,7 +178,7 @@ class RunController:
         """Take in what its ranks tell; interrupt those that begin an aborted run."""
         self.run.take(events)
         if self.state is RunState.STUCK and self.run.done and self.run.error() is None:
-            self.found.nothing()  # they were not stuck after all
+            self.run.found.nothing()  # they were not stuck after all
         self.signal_started()
 
     def signal_started(self) -> None:
@@ -261,8 +260,8 @@ class RunController:
         if result.diagnosis is not None and findings:
             self._keep(result.diagnosis)
         elif result.error is None and run.done:
-            self.found.nothing()
-        elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
+            self.run.found.nothing()
+        elif self.run.found.diagnosis is None or not self.run.found.diagnosis.wrong:
             own = (
                 *deaths.died(run.died, script=bool(run.script)),
                 *failures.raised(run.finished.values(), run.ranks),
@@ -271,7 +270,7 @@ class RunController:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 
     def _keep(self, diagnosis: Diagnosis) -> None:
-        self.found.take(self.run.with_tracebacks(diagnosis))
+        self.run.found.take(self.run.with_tracebacks(diagnosis))
 
     def _lost(self) -> CellResult:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))

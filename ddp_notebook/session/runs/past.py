@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ddp_notebook.model import Ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.findings import Found
     from ddp_notebook.session.runs.run import CellRun
 
 MOST_RUNS = 100
@@ -42,11 +41,11 @@ class PastRuns:
     def __init__(self) -> None:
         self._runs: deque[PastRun | Callable[[], PastRun]] = deque(maxlen=MOST_RUNS)
 
-    def begin(self, run: CellRun, found: Found) -> None:
+    def begin(self, run: CellRun) -> None:
         """A run begins. Of those that are over only words are kept."""
         began = time.time()
         kept = [self._settled(each) for each in self._runs]
-        self._runs = deque([*kept, lambda: _past(run, found, began)], maxlen=MOST_RUNS)
+        self._runs = deque([*kept, lambda: _past(run, began)], maxlen=MOST_RUNS)
 
     def clear(self) -> None:
         """A session begins."""
@@ -65,8 +64,8 @@ class PastRuns:
         return tuple(each if isinstance(each, PastRun) else each() for each in self._runs)
 
 
-def _past(run: CellRun, found: Found, began: float) -> PastRun:
-    left_ns, pending, diagnosis = run.left_ns, run.pending, found.diagnosis
+def _past(run: CellRun, began: float) -> PastRun:
+    left_ns, pending, diagnosis = run.left_ns, run.pending, run.found.diagnosis
     findings = diagnosis.findings if diagnosis is not None else ()
     end_s = time.monotonic() if pending or not left_ns else max(left_ns.values()) / 1e9
     return PastRun(

@@ -211,8 +211,8 @@ class RunRegistry:
         """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
         self.before_run(controller.run)
         controller.carry_out(work, patient=patient)
-        self._findings.begin(controller.found)
-        self.past.begin(controller.run, controller.found)
+        self._findings.begin(controller.run.found)
+        self.past.begin(controller.run)
         if started is not None:
             started(controller.run)
         if not detach and not controller.run.pausing:

@@ -80,7 +80,7 @@ class CellRun:
         self.sources: Mapping[str, str] = {}
         """The code that runs, by the name that its lines are shown under."""
         self.earlier: Mapping[str, str] = {}
-        """The same of all cells so far, whose functions it may call."""
+        """The same of the cells before it, whose functions it may call."""
         self.pausing = False
         """Every rank pauses before each collective until it is stepped."""
         self._shown: dict[int, tuple[int, int]] = {}

@@ -85,7 +85,7 @@ class Why:
 
     def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
         """Of a run that ranks are in."""
-        run, found = controller.run, controller.found
+        run, found = controller.run, controller.run.found
         going_on = run.with_tracebacks(replace(now, run=found.run))
         if now.wrong:
             return going_on
