@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.model import Action
-from ddp_notebook.errors import NoSession
+from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.reference import reference
 from ddp_notebook.magics.verb import Verb
@@ -91,7 +91,17 @@ def test_every_button_of_the_board_is_a_verb_with_a_button_and_the_other_way_rou
 
 @each_verb
 def test_a_button_runs_the_verbs_own_code(verb: Verb) -> None:
+    if verb.name == "ddp_break":
+        return  # a page may set plain breakpoints only: the next test
     assert verb.button is None or verb.button.run is verb.run
+
+
+@pytest.mark.parametrize("line", ["7 --if True", "7 --log {x}"])
+def test_a_page_that_asks_for_code_of_its_own_at_a_breakpoint_is_refused(line: str) -> None:
+    verb = BY_NAME["ddp_break"]
+    assert verb.button is not None
+    with pytest.raises(UsageMistake, match="plain breakpoints"):
+        verb.button.run(cast("Any", None), verb.parser.read(line))
 
 
 class Answers:

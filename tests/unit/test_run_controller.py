@@ -183,7 +183,7 @@ def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
 def test_what_was_found_in_a_run_is_not_told_of_the_first_run_of_the_next_session(
     setting: Setting,
 ) -> None:
-    kept, stuck = LastFindings(), setting.controller.found
+    kept, stuck = LastFindings(), setting.run.found
     kept.begin(stuck)
     setting.ranks_do(lambda rank: [started(rank)])  # and no more: they are in it for ever
     stuck.take(Diagnosis((Finding(Category.UNDECIDED, (0,), "why", "what"),)))
