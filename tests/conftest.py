@@ -76,17 +76,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return workers.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
-def _flaky(reporter: Any) -> list[str]:
-    """The tests that failed and passed when they were run again."""
+def _flaky(reporter: Any) -> dict[str, str]:
+    """The tests that failed and passed when they were run again; how they failed, in a line."""
     failed = {report.nodeid for kind in ("failed", "error") for report in reporter.getreports(kind)}
-    again = {report.nodeid for report in reporter.getreports("rerun")}
-    return sorted(again - failed)
+    again = {report.nodeid: report for report in reporter.getreports("rerun")}
+    return {test: _why(again[test].longrepr) for test in sorted(again.keys() - failed)}
+
+
+def _why(failure: Any) -> str:
+    crash = getattr(failure, "reprcrash", None)
+    return f"{crash.path}:{crash.lineno}: {crash.message[:1000]}" if crash else str(failure)[-1000:]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Which tests were flaky, and what a test of each layer costs."""
-    for test in (flaky := _flaky(terminalreporter)):
-        terminalreporter.write_line(f"FLAKY {test}: failed, and passed when it was run again")
+    for test, why in (flaky := _flaky(terminalreporter)).items():
+        terminalreporter.write_line(f"FLAKY {test}: failed, and passed when it was run again: {why}")
     if len(flaky) > MOST_FLAKY:
         line = f"{len(flaky)} flaky tests, and at most {MOST_FLAKY} are let pass"
         terminalreporter.write_line(line, red=True)

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a Chromium. Without one these tests are skipped, in CI they fail."""
-    names = ("chromium", "chromium-browser", "google-chrome")
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         why = "no Chromium here: apt-get install chromium"
