@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import DDP, SKIP, found, refuse, same, the_one
-from traces import all_reduce, backward, barrier, died, op, play, raised
+from traces import all_reduce, backward, barrier, died, forward, op, play, raised
 
-from ddp_notebook.model import Category
+from ddp_notebook.model import Category, Phase
 
 # -- collectives that only some ranks issue ------------------------------------------------
 
@@ -267,3 +267,66 @@ def test_a_collective_that_was_refused_names_the_rank_that_does_not_match() -> N
         for rank in victims:
             case = refuse(case, rank, refused)
         assert found(case) == [("shape-mismatch", (1,))], victims
+
+
+TRAIN = """
+def train(net, batches):
+    for x in batches:
+        try:
+            net(x).sum().backward()
+        except RuntimeError:
+            skipped += 1
+
+skipped = train(net, batches)
+dist.all_reduce(skipped)
+"""
+
+
+def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_next() -> None:
+    step, end = all_reduce(9, (5, "train"), api="backward"), all_reduce(10, shape=())
+    case = play(same(2, [*[step] * 4, end], r1=[*[step] * 3, end]))
+    finding = the_one(case, {"train.py": TRAIN})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "rank 1 is past the loop, in all_reduce at train.py:10" in finding.cause
+    assert "train.py:6 in train: except RuntimeError:" in finding.evidence
+    # A call of one rank alone that follows the loop is still that.
+    code = TRAIN.replace("dist.all_reduce(skipped)", "if rank == 1: dist.all_reduce(skipped)")
+    case = play(same(2, [step] * 4, r1=[*[step] * 3, end]))
+    assert found(case, {"train.py": code}) == [("conditional-collective", (1,))]
+
+
+def test_a_rank_that_leaves_a_layer_before_its_last_exchange() -> None:
+    code = """
+def layer(x):
+    dist.all_to_all_single(counts, own)
+    dist.all_to_all_single(inbox, x, got, own)
+    if inbox.shape[0] == 0:
+        return x
+    dist.all_to_all_single(out, y, own, got)
+for x in xs:
+    layer(x)
+"""
+    counts = op("all_to_all_single", 9, (3, "layer"), dtype="int64", shape=(3,))
+    there, back = (op("all_to_all_single", 9, (line, "layer")) for line in (4, 7))
+    for same_dtype in (False, True):
+        first = replace(counts, dtype="float32") if same_dtype else counts
+        refused = replace(back, phase=Phase.REFUSED)
+        case = play(
+            same(
+                3,
+                [first, there, back, first, there, refused],
+                r2=[first, there, back, first, there, replace(first, phase=Phase.REFUSED)],
+            ),
+            {rank: raised("all_to_all_single does not match", "Mismatch") for rank in range(3)},
+        )
+        finding = the_one(case, {"train.py": code})
+        assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (2,))
+        assert "(if inbox.shape[0] == 0: return)" in finding.cause
+
+
+def test_a_forward_of_one_rank_alone_can_be_had_without_the_others() -> None:
+    code = "\n" * 18 + "if rank == 0:\n    net(x)\n"
+    case = play(same(2, [*DDP, backward(5)], r0=[*DDP, forward(20), backward(5)]))
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "model.module(x)" in finding.remedy

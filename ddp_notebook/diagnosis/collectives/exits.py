@@ -97,11 +97,15 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
         }
         brought = {other: numbered(each) for other, each in there.items()}
         ranks = minority(brought) or (rank,)
+        at = f" at {record.place}" if record.place else ""
+        what = f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other"
+        cause = f"{what} ranks{at}: it was not sent"
+        if len(ranks) == len(there):
+            cause = f"what the ranks bring to {called(record)}{at} does not match: it was not sent"
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,
-            f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other "
-            f"ranks{f' at {record.place}' if record.place else ''}: it was not sent",
+            cause,
             "Give it the same sizes on all ranks.",
             context.victims,
             by_ranks(brought),

@@ -18,7 +18,8 @@ from ddp_notebook.diagnosis.collectives.describe import (
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import Category, Collective, Finding, Ranks
+from ddp_notebook.diagnosis.names import Varies
+from ddp_notebook.model import Category, Collective, Finding, Part, Ranks
 
 UNEVEN_REMEDY = (
     "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
@@ -179,6 +180,11 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     category = Category.CONDITIONAL_COLLECTIVE
     how = ": move it out of the condition." if condition else ", or on none."
     remedy = f"Call {called(record)} on every rank of its group{how}"
+    if record.part is Part.FORWARD and culprits == full.ranks:
+        remedy = (
+            "Call the model on every rank; or call the module inside, model.module(x), which "
+            "sends no buffers to other ranks, under torch.no_grad()."
+        )
     subgroup = _group_of(context, full.ranks, record)
     if record.operation == "barrier" and subgroup:
         category, culprits = Category.BARRIER_MISUSE, full.ranks
@@ -299,12 +305,23 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
 
 
 def _another_way(context: Context, classified: Classified) -> Finding:
+    own, other = (branch.here for branch in classified.sides)
+    conditions = [
+        condition
+        for one, there in ((own, other), (other, own))
+        if one is not None
+        and (condition := context.sources.condition(one, there)) is not None
+        and condition.varies >= Varies.LOCAL
+    ]
+    why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
+    tests = (f"{each.place}: {each.place.text}" for each in conditions)
     return _finding(
         context,
         classified,
         Category.DIVERGENT_CONTROL_FLOW,
-        f"the ranks took different ways through the loop: {_side_by_side(classified)}",
+        f"the ranks took different ways through the loop{why}: {_side_by_side(classified)}",
         TOGETHER,
+        tuple(tests),
     )
 
 

@@ -20,6 +20,7 @@ from ddp_notebook.model import Collective, Place, Ranks
 _Statement: TypeAlias = ast.stmt
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_EXITS = ("exit", "_exit", "quit")
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 
@@ -106,22 +107,25 @@ class Sources:
 
         A `continue`, a `break` or an `if` in the loop, or a comprehension's filter by rank; not
         one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
-        around it, a `break`.
+        around it, what leaves it; that may be a loop around the call of its function.
         """
         for place, each in self._tests(record):
             varies = self._names[place.file].varies(each.test)
             if each.filters and varies is Varies.BY_RANK:
                 return self._as_condition(place, each.test, each.line, each.shown)
+        innermost = True
         for place in reversed(record.path):
             loops = self._loops(place)
             # A lambda runs where it is called: the loop around its line need not be the next one.
             if not loops or place.function == "<lambda>":
                 continue
             own = {name for loop in loops for name in _targets(loop)}
-            ways = [*_ways_around(loops[0], place.line)]
-            ways += [way for outer in loops[1:] for way in _breaks(outer)]
+            ways = [*_ways_around(loops[0], place.line)] if innermost else []
+            ways += [way for outer in loops[innermost:] for way in _leaving(outer)]
             way = next((way for way in ways if self._differs(place, way[0], own)), None)
-            return self._as_condition(place, *way) if way is not None else None
+            if way is not None:
+                return self._as_condition(place, *way)
+            innermost = False
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:
@@ -133,15 +137,19 @@ class Sources:
     def in_one_loop(self, one: Collective, other: Collective) -> bool | None:
         """True when one loop holds both lines, False when `one` is past the loop of `other`.
 
-        None when there is no such loop, or the code is not known.
+        That loop may be in a function that was called before `one`. None when there is no such
+        loop, or the code is not known.
         """
         mine, theirs = _parting(one, other)
         if mine is None or theirs is None or mine.file != theirs.file:
             return None
         loop = self._loop(theirs)
-        if loop is None:
-            return None
-        return loop.lineno <= mine.line <= _end(loop)
+        if loop is not None and not loop.lineno <= mine.line <= _end(loop):
+            return False
+        below = other.path[other.path.index(theirs) + 1 :]
+        if mine.line > theirs.line and any(map(self._loop, below)):
+            return None if self.alternatives(one, other) else False
+        return None if loop is None else True
 
     def alternatives(self, one: Collective, other: Collective) -> bool:
         """True when the two lines stand in the two branches of one `if`."""
@@ -279,20 +287,31 @@ def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int]]:
     for node in ast.walk(loop):
         if isinstance(node, ast.If):
             inside = _holds(node.body, line) or _holds(node.orelse, line)
-            leaves = any(isinstance(each, (ast.Continue, ast.Break)) for each in ast.walk(node))
-            if inside or leaves:
+            if inside or any(map(_leads_around, ast.walk(node))):
                 yield node.test, node.lineno
         elif isinstance(node, ast.ExceptHandler) and not _holds(node.body, line):
             # Whatever it catches, the rest of the iteration may go on without what raised.
             yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno
 
 
-def _breaks(loop: _Statement) -> Iterator[tuple[ast.expr, int]]:
+def _leads_around(node: ast.AST) -> bool:
+    """True of what skips the rest of an iteration."""
+    return isinstance(node, ast.Continue) or _leaves(node)
+
+
+def _leaves(node: ast.AST) -> bool:
+    """True of what leaves a loop: `break`, `return`, ``sys.exit()``."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last_name(node.value.func) in _EXITS
+    return isinstance(node, (ast.Break, ast.Return))
+
+
+def _leaving(loop: _Statement) -> Iterator[tuple[ast.expr, int]]:
     """The tests that decide whether a loop is left, and their lines."""
     ahead = list(ast.iter_child_nodes(loop))
     while ahead:
         node = ahead.pop()
-        if isinstance(node, ast.If) and any(isinstance(each, ast.Break) for each in node.body):
+        if isinstance(node, ast.If) and any(map(_leaves, node.body)):
             yield node.test, node.lineno
         if not isinstance(node, (*_LOOPS, *_SCOPES)):
             ahead.extend(ast.iter_child_nodes(node))
