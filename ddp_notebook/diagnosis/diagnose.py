@@ -111,6 +111,7 @@ RULES: tuple[Rule, ...] = (
     Rule(sharding.other_sync, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
     Rule(schedules.other_schedules, When.RUN_BLOCKED),
+    Rule(exits.unwinding, When.RUN_STUCK),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),

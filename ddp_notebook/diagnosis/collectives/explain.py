@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddp_notebook.diagnosis.collectives import threads
+from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
 from ddp_notebook.diagnosis.collectives.describe import (
@@ -239,11 +240,18 @@ def _either_or(context: Context, classified: Classified) -> Finding:
 def _side_by_side(classified: Classified) -> str:
     """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
     first, second = classified.sides
+    if first.here and second.here and named(first.here) == named(second.here):
+        shapes = [f"{verb(e.ranks, 'has', 'have')} {_size(e.here)}" for e in classified.sides]
+        return f"{shapes[0]}, {shapes[1]}, in {named(first.here)}"
     start = f"in {named(first.here)}" if first.here else "ended"
     start = f"{verb(first.ranks, *(('is', 'are') if first.here else ('has', 'have')))} {start}"
     if second.here is None:
         return f"{start}; {verb(second.ranks, 'has', 'have')} ended"
     return f"{start}; {second.named} in {named(second.here)}"
+
+
+def _size(record: Collective | None) -> str:
+    return f"{record.dtype} {list(record.shape)}" if record is not None else "nothing"
 
 
 # -- DDP's buckets -----------------------------------------------------------------------
@@ -313,6 +321,9 @@ def _another_way(context: Context, classified: Classified) -> Finding:
         and (condition := context.sources.condition(one, there)) is not None
         and condition.varies >= Varies.LOCAL
     ]
+    if own is not None and other is not None and call_site(own) == call_site(other):
+        way = context.sources.way_around(own)
+        conditions = [way] if way is not None else []
     why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
     tests = (f"{each.place}: {each.place.text}" for each in conditions)
     return _finding(
