@@ -201,6 +201,51 @@ WRONG = {
             opt.step()
         """,
     ),
+    "a method of the module inside": (
+        "ddp-bypass",
+        BOTH,
+        """
+        class Policy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Linear(4, 2)
+            def log_prob(self, x):
+                return torch.log_softmax(self.body(x), -1)
+        net = DDP(Policy())
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            opt.zero_grad()
+            net.module.log_prob(batch())[:, 0].mean().backward()
+            opt.step()
+        """,
+    ),
+    "a head replaced after the optimizer was made": (
+        "optimizer-detached",
+        BOTH,
+        """
+        body = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 9))
+        opt = torch.optim.SGD(body.parameters(), lr=0.1)
+        torch.manual_seed(0)
+        body[1] = nn.Linear(8, 2)
+        net = DDP(body)
+        for _ in range(4): step(net, opt)
+        """,
+    ),
+    "gradients averaged by hand, of models that were not made alike": (
+        "replica-divergence",
+        BOTH,
+        """
+        plain = nn.Linear(4, 2)
+        opt = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for _ in range(3):
+            opt.zero_grad()
+            plain(batch()).pow(2).sum().backward()
+            for p in plain.parameters():
+                dist.all_reduce(p.grad)
+                p.grad /= 2
+            opt.step()
+        """,
+    ),
     "the wrapper left by mistake, the same data everywhere": (
         "ddp-bypass",
         BOTH,

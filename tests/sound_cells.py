@@ -200,6 +200,25 @@ RIGHT = {
                 each.grad /= world_size
             opt.step()
         """,
+    "a probe of the head alone, and a head that the optimizer was given later": """
+        probe = torch.optim.SGD(net.module[2].parameters(), lr=0.1)
+        for _ in range(4): step(net, probe)
+        body = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 9))
+        opt = torch.optim.SGD(body.parameters(), lr=0.1)
+        torch.manual_seed(0)
+        body[1] = nn.Linear(8, 2)
+        opt.add_param_group({"params": body[1].parameters()})
+        net = DDP(body)
+        for _ in range(4): step(net, opt)
+        """,
+    "a linear model of each rank's own, with the same input": """
+        plain = nn.Linear(4, 2)
+        opt = torch.optim.SGD(plain.parameters(), lr=0.1)
+        for _ in range(3):
+            opt.zero_grad()
+            plain(torch.ones(3, 4)).sum().backward()
+            opt.step()
+        """,
     "a sampler that does not shuffle": """
         from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
         data = TensorDataset(torch.arange(64.0).view(16, 4))

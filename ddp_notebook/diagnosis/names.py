@@ -24,7 +24,12 @@ _SHARED = re.compile(
 _SIZE = re.compile(r"(.*_)?world_?size|nprocs|num_(processes|ranks)", re.IGNORECASE)
 _CONFIGURED = re.compile(r"\b(args|cfg|conf|config|opts?|hparams|settings|flags)\b|distributed|ddp")
 """What is set before a run, and mostly the same on all ranks."""
-_PURE = ("int", "str", "bool", "len", "max", "min", "abs", "range")
+_AGREEING = (
+    *("all_reduce", "broadcast", "broadcast_object_list"),
+    *("all_gather", "all_gather_object", "all_gather_into_tensor"),
+)
+"""What gives its first argument the same value on every rank."""
+_PURE = ("int", "float", "str", "bool", "len", "max", "min", "abs", "range")
 _DEEPEST = 6
 """So many names are looked up one behind the other."""
 
@@ -47,10 +52,18 @@ class Names:
 
     def __init__(self, tree: ast.Module | None = None) -> None:
         nodes = list(ast.walk(tree)) if tree else []
-        times = Counter(name for node in nodes for name in _bound_in(node))
+        bound = [(name, getattr(node, "lineno", 0)) for node in nodes for name in _bound_in(node)]
+        times = Counter(name for name, _ in bound)
         self._values = {
             name: value for node in nodes for name, value in _bindings(node) if times[name] == 1
         }
+        self._changes: dict[str, list[tuple[int, bool]]] = {}
+        """Where a name gets a value; true where a collective gives all ranks the same one."""
+        for name, line in bound:
+            self._changes.setdefault(name, []).append((line, False))
+        for node in nodes:
+            for name in _agreed_in(node):
+                self._changes.setdefault(name, []).append((getattr(node, "lineno", 0), True))
 
     def varies(self, test: ast.AST, depth: int = 0) -> Varies:
         """How likely this differs between ranks."""
@@ -64,7 +77,7 @@ class Names:
         return found
 
     def _of_part(self, part: ast.AST, depth: int) -> Varies:
-        if _is_shared(part):
+        if _is_shared(part) or self._is_agreed(part):
             return Varies.NEVER
         value = self._value_of(part)
         if value is None or depth > _DEEPEST:
@@ -75,6 +88,12 @@ class Names:
         if None in asked:
             return Varies.LOCAL
         return max((self.varies(test, depth + 1) for test in asked if test), default=Varies.NEVER)
+
+    def _is_agreed(self, part: ast.AST) -> bool:
+        """True of what a collective of all ranks gave its value, in a line before."""
+        line = getattr(part, "lineno", 0)
+        before = [change for change in self._changes.get(_root(part), ()) if change[0] < line]
+        return bool(before) and max(before)[1]
 
     def _value_of(self, part: ast.AST) -> ast.expr | ast.FunctionDef | None:
         """What a name stands for, or the function that a call without arguments calls."""
@@ -127,6 +146,27 @@ def _bound_in(node: ast.AST) -> Iterator[str]:
     else:
         names = (getattr(node, field, None) for field in ("arg", "asname", "name"))
         yield from (name for name in names if isinstance(name, str))
+
+
+def _agreed_in(node: ast.AST) -> Iterator[str]:
+    """The name that a collective of the default group gives the same value on all ranks here."""
+    match node:
+        case ast.Call(func=func, args=[first, *rest]) if last_name(func) in _AGREEING:
+            named = any(keyword.arg == "group" for keyword in node.keywords)
+            if len(rest) < 2 and not named and (name := _root(first)):
+                yield name
+
+
+def _root(part: ast.AST) -> str:
+    """``stop`` of ``stop``, ``stop[0]`` and ``stop.item()``."""
+    match part:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value) | ast.Subscript(value=value):
+            return _root(value)
+        case ast.Call(func=ast.Attribute(value=value)):
+            return _root(value)
+    return ""
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.FunctionDef]]:

@@ -227,6 +227,8 @@ class RankReport:
     """Processes that it started, and for whose end its main thread waits."""
     in_threads: tuple[ThreadError, ...] = ()
     """What ended threads of it in this run."""
+    handles: ThreadError | None = None
+    """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
     locked: bool = False
     """Its main thread waits for ever for a lock, and none of its threads runs the user's code."""
     probe: Probe = Probe()

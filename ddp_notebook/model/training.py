@@ -185,7 +185,14 @@ class OptimizerFacts:
     idle_steps: int = 0
     """Of `steps`, those in which none of its parameters had a gradient."""
     numels: tuple[int, ...] = ()
-    """Of its parameters, sorted; of one that had gradients, none."""
+    """Of its parameters, sorted; none for one with models that had gradients."""
+    unheld: tuple[str, ...] = ()
+    """Parameters of its models that get gradients, and that no optimizer holds: of as many
+    dimensions as the `idle_tensors` that it holds, which are in no model and never get one."""
+    idle_tensors: int = 0
+    first_gradients: tuple[float, ...] = ()
+    """Some values of gradients before its first step; of the parameters: `first_weights`."""
+    first_weights: tuple[float, ...] = ()
     loads: int = 0
     """How often its load_state_dict was called."""
     load_place: Place | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from collective_cases import DDP, SKIP, found, refuse, same, the_one
-from traces import all_reduce, backward, barrier, died, op, play, raised
+from collective_cases import DDP, SKIP, found, refuse, refused, same, the_one
+from traces import all_reduce, backward, barrier, died, forward, op, places, play, raised
 
-from ddp_notebook.model import Category
+from ddp_notebook.model import Case, Category, ThreadError
 
 # -- collectives that only some ranks issue ------------------------------------------------
 
@@ -267,3 +267,121 @@ def test_a_collective_that_was_refused_names_the_rank_that_does_not_match() -> N
         for rank in victims:
             case = refuse(case, rank, refused)
         assert found(case) == [("shape-mismatch", (1,))], victims
+
+
+TRAIN = """
+def train(net, batches):
+    for x in batches:
+        try:
+            net(x).sum().backward()
+        except RuntimeError:
+            skipped += 1
+
+skipped = train(net, batches)
+dist.all_reduce(skipped)
+"""
+
+
+def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_next() -> None:
+    step, end = all_reduce(9, (5, "train"), api="backward"), all_reduce(10, shape=())
+    case = play(same(2, [*[step] * 4, end], r1=[*[step] * 3, end]))
+    finding = the_one(case, {"train.py": TRAIN})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "rank 1 is past the loop, in all_reduce at train.py:10" in finding.cause
+    assert "train.py:6 in train: except RuntimeError:" in finding.evidence
+    # A call of one rank alone that follows the loop is still that.
+    code = TRAIN.replace("dist.all_reduce(skipped)", "if rank == 1: dist.all_reduce(skipped)")
+    case = play(same(2, [step] * 4, r1=[*[step] * 3, end]))
+    assert found(case, {"train.py": code}) == [("conditional-collective", (1,))]
+
+
+def test_a_rank_that_leaves_the_loop_has_not_skipped_an_iteration() -> None:
+    code = "for x in data:\n  net(x).backward()\n  if good(x):\n    sys.exit()\n"
+    step = backward(2)
+    finding = the_one(play(same(2, [step] * 5, r0=[step] * 3)), {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (0,))
+    assert "rank 0 has left the loop (if good(x):) and finished" in finding.cause
+
+
+def test_one_line_for_many_tensors_tells_whose_tensor_each_rank_is_at() -> None:
+    code = "for p in params:\n  if p.grad is not None:\n    dist.all_reduce(p.grad)\n"
+    many = [all_reduce(3, shape=(size,)) for size in (5, 6, 7)]
+    first = [*many, many[0]]
+    case = play(
+        same(3, [*first, refused(many[1])], r1=[*first, refused(many[2])]),
+        {rank: raised("all_reduce does not match", "Mismatch") for rank in range(3)},
+    )
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "rank 1 has float32 [7], ranks 0,2 have float32 [6], in all_reduce" in finding.cause
+
+
+def _handles(case: Case, *ranks: int, kind: str = "ValueError", text: str = "bad") -> Case:
+    error = ThreadError("main", kind, text, places((9, "train")))
+    reports = (replace(e, handles=error) if e.rank in ranks else e for e in case.ranks)
+    return replace(case, ranks=tuple(reports))
+
+
+def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
+    step = backward(12)
+    case = play(same(2, [step] * 4, r1=[*[step] * 2, barrier(21)]))
+    finding = the_one(_handles(case, 1))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+    assert "raised ValueError: bad at train.py:9 in train" in finding.cause
+    assert "waits in barrier at train.py:21; rank 0 is in backward" in finding.cause
+    for other in (
+        _handles(case, 0, 1),  # both handle one
+        _handles(case, 1, kind="Mismatch"),
+        _handles(case, 1, kind="RuntimeError", text="Connection closed by peer"),
+    ):
+        assert found(other) != [("exception-on-one-rank", (1,))]
+
+
+def test_a_collective_in_a_finally_that_met_what_the_others_called() -> None:
+    step, end = backward(12), barrier(21)
+    case = play(
+        same(2, [step, step, refused(step), end], r1=[step, step, end]),
+        {
+            0: raised("backward (all_reduce) does not match", "Mismatch"),
+            1: replace(raised("bad", "ValueError"), error_at=places((9, "train"))),
+        },
+    )
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+    assert "raised ValueError: bad at train.py:9 in train" in finding.cause
+
+
+def test_a_rank_that_leaves_a_layer_before_its_last_exchange() -> None:
+    code = """
+def layer(x):
+    dist.all_to_all_single(counts, own)
+    dist.all_to_all_single(inbox, x, got, own)
+    if inbox.shape[0] == 0:
+        return x
+    dist.all_to_all_single(out, y, own, got)
+for x in xs:
+    layer(x)
+"""
+    counts = op("all_to_all_single", 9, (3, "layer"), dtype="int64", shape=(3,))
+    there, back = (op("all_to_all_single", 9, (line, "layer")) for line in (4, 7))
+    for same_dtype in (False, True):
+        first = replace(counts, dtype="float32") if same_dtype else counts
+        case = play(
+            same(
+                3,
+                [first, there, back, first, there, refused(back)],
+                r2=[first, there, back, first, there, refused(first)],
+            ),
+            {rank: raised("all_to_all_single does not match", "Mismatch") for rank in range(3)},
+        )
+        finding = the_one(case, {"train.py": code})
+        assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (2,))
+        assert "(if inbox.shape[0] == 0: return)" in finding.cause
+
+
+def test_a_forward_of_one_rank_alone_can_be_had_without_the_others() -> None:
+    code = "\n" * 18 + "if rank == 0:\n    net(x)\n"
+    case = play(same(2, [*DDP, backward(5)], r0=[*DDP, forward(20), backward(5)]))
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "model.module(x)" in finding.remedy

@@ -26,7 +26,7 @@ from setup_cases import (
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.diagnosis.majority import vote
-from ddp_notebook.model import Activity, Category, InitArguments, RankReport, Ranks
+from ddp_notebook.model import Activity, Category, InitArguments, Place, RankReport, Ranks
 
 # --------------------------------------------------------------------------- all is well
 
@@ -291,6 +291,21 @@ def test_a_value_that_cannot_work_is_said(text: str, cause: str) -> None:
     assert finding.cause.startswith(cause)
     assert "(it)" not in finding.cause
     assert finding.evidence == (f"rank 1: {text}",)
+
+
+@pytest.mark.parametrize(
+    ("line", "category"),
+    [
+        ("rank = int(os.environ['RANK'])", Category.ENV_INVALID),
+        ("dist.init_process_group('gloo')", Category.ENV_INVALID),
+        ("return [int(cell) for cell in row]", Category.EXCEPTION_ON_ONE_RANK),
+    ],
+)
+def test_a_number_in_the_users_data_is_no_setting(line: str, category: Category) -> None:
+    text = "invalid literal for int() with base 10: 'n/a'"
+    error = failed(1, text, "ValueError", error_at=(Place("load.py", 7, "read", line),))
+    finding = the_one(waiting(0), error, waiting(2))
+    assert (finding.category, finding.ranks) == (category, (1,))
 
 
 def test_what_a_rank_is_sure_of_is_taken_as_it_says_it() -> None:

@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     ReplicaFacts,
     RunFacts,
     StepStart,
+    TensorDigest,
     WorkFacts,
     codec,
 )
@@ -160,6 +161,85 @@ def test_gradients_that_are_never_cleared(watched: int, left: int, wrong: bool) 
     of = optimizer(watched_steps=watched, leftover_steps=left)
     every = [run(rank, replicas=(model(),), optimizers=(of,)) for rank in (0, 1)]
     assert kinds(*every) == [(Category.STALE_GRADIENTS, (0, 1))] * wrong
+
+
+ALIKE = (0.5, -0.25, 0.125, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "weights", "fields", "numel", "ranks"),
+    [
+        ((ALIKE, ALIKE), ((1.0, 2.0), (3.0, 2.0)), {}, 4, (0, 1)),
+        ((ALIKE,) * 3, ((1.0, 2.0), (3.0, 2.0), (1.0, 2.0)), {}, 4, (1,)),
+        ((ALIKE, ALIKE), ((1.0, 2.0), (1.0, 2.0)), {}, 4, ()),
+        ((ALIKE, (0.5, 0.5, 0.5, 0.5)), ((1.0, 2.0), (3.0, 2.0)), {}, 4, ()),  # a model of its own
+        (((0.0,) * 4,) * 2, ((1.0, 2.0), (3.0, 2.0)), {}, 4, ()),  # nothing is trained yet
+        ((ALIKE, ALIKE), ((1.0, 2.0), (3.0, 2.0)), {}, 3, ()),  # nobody sent them
+        ((ALIKE, ALIKE), ((1.0, 2.0), (3.0, 2.0)), {"mesh": (0, 1)}, 4, ()),  # shards
+        ((ALIKE, ALIKE), ((1.0, 2.0), (3.0, 2.0)), {"replicas": (KEY,)}, 4, ()),  # DDP's affair
+        (((), ()), ((), ()), {}, 4, ()),  # on a device, not read
+    ],
+)
+def test_models_that_begin_apart_and_step_with_the_same_gradients(
+    gradients: tuple[tuple[float, ...], ...],
+    weights: tuple[tuple[float, ...], ...],
+    fields: dict[str, Any],
+    numel: int,
+    ranks: tuple[int, ...],
+) -> None:
+    every = [
+        run(
+            rank,
+            optimizers=(
+                optimizer(
+                    **{"replicas": (), "numels": (2, 4), **fields},
+                    first_gradients=own,
+                    first_weights=weights[rank],
+                ),
+            ),
+        )
+        for rank, own in enumerate(gradients)
+    ]
+    sent = (Collective(0, 0, "all_reduce", numel=numel),)
+    assert kinds(*every, records=sent) == ([(Category.REPLICA_DIVERGENCE, ranks)] if ranks else [])
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer_was_made() -> None:
+    lacks = optimizer(unheld=("head.weight", "head.bias"), idle_tensors=2)
+    every = [run(rank, replicas=(model(),), optimizers=(lacks,)) for rank in (0, 1)]
+    (finding,) = found(*every)
+    assert (finding.category, finding.ranks) == (Category.OPTIMIZER_DETACHED, (0, 1))
+    assert "no optimizer holds head.weight and head.bias, which get gradients" in finding.cause
+    one = [every[0], run(1, replicas=(model(),), optimizers=(optimizer(),))]
+    assert not found(*one), "only where every rank has it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "records", "wrong"),
+    [
+        ({"forwards": 0, "backwards": 0}, (), True),
+        ({"forwards": 3}, (), False),
+        ({"forwards": 0, "bypasses": 2}, (), False),  # another rule knows more of that
+        ({"forwards": 0}, (Collective(0, 0, "all_reduce", numel=4),), False),  # by hand
+        ({"forwards": 0}, (Collective(0, 0, "all_reduce", part=Part.BACKWARD, numel=9),), False),
+    ],
+)
+def test_training_through_a_method_of_the_module_inside(
+    fields: dict[str, Any], records: tuple[Collective, ...], wrong: bool
+) -> None:
+    every = [
+        run(
+            rank,
+            replicas=(model(parameters=(TensorDigest("w", 4, str(rank)),), **fields),),
+            optimizers=(optimizer(),),
+        )
+        for rank in (0, 1)
+    ]
+    findings = found(*every, records=records)
+    assert [each.category for each in findings] == [
+        Category.DDP_BYPASS if wrong else Category.REPLICA_DIVERGENCE
+    ]
+    assert wrong or "every gradient was reduced" in findings[0].cause or not fields["forwards"]
 
 
 # -- evaluations -------------------------------------------------------------------------

@@ -157,6 +157,32 @@ def test_branches_of_one_condition() -> None:
     assert not known().alternatives(all_reduce(11), all_reduce(15))
 
 
+def test_a_comprehension_is_a_loop_too() -> None:
+    code = "scores = [\n  net(x) for x in data\n]\ndist.all_reduce(n)\n"
+    assert known(code).in_one_loop(all_reduce(4), all_reduce(1, (2, "<listcomp>"))) is False
+    assert known(code).in_one_loop(all_reduce(4), all_reduce(2, api="forward")) is False
+    code = "for x in y:\n  dist.all_reduce(cat([f(a) for a in x]))\n  dist.all_reduce(z)\n"
+    assert known(code).in_one_loop(all_reduce(3), all_reduce(2)) is True, "it is not repeated"
+
+
+@pytest.mark.parametrize(
+    ("code", "quoted", "leaves"),
+    [
+        ("while loss.item() > goal:\n  dist.barrier()\n", "while loss.item() > goal:", True),
+        ("while True:\n  dist.barrier()\n", "", False),
+        ("for x in y:\n  dist.barrier()\n  if bad(x):\n    return\n", "if bad(x):", True),
+        ("for x in y:\n  dist.barrier()\n  if bad(x):\n    continue\n", "if bad(x):", False),
+        ("for x in y:\n  if bad(x):\n    dist.barrier()\n", "if bad(x):", False),
+    ],
+)
+def test_what_leaves_a_loop_is_told_from_what_skips_an_iteration(
+    code: str, quoted: str, leaves: bool
+) -> None:
+    line = next(i for i, text in enumerate(code.splitlines(), 1) if "barrier" in text)
+    found = known(code).way_around(barrier(line))
+    assert (found.quoted, found.leaves) == (quoted, leaves) if found else not quoted
+
+
 def test_code_that_is_unknown_or_wrong_says_nothing() -> None:
     for sources in (Sources(), known("this is (not python")):
         record = barrier(3)
@@ -167,3 +193,82 @@ def test_code_that_is_unknown_or_wrong_says_nothing() -> None:
         assert not sources.alternatives(record, barrier(9))
         assert not sources.swapped(record, barrier(9))
     assert not known().knows(barrier())
+
+
+AGREED = """
+def main():
+    stop = worse(loss)
+    dist.all_reduce(stop)
+    while True:
+        if stop.item() > 0:
+            break
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "may_differ"),
+    [
+        ("", "", False),
+        ("all_reduce(stop)", "broadcast(stop, src=0)", False),
+        ("all_reduce(stop)", "broadcast_object_list([stop], 0)", True),
+        ("all_reduce(stop)", "all_reduce(stop, group=dp)", True),
+        ("all_reduce(stop)", "reduce(stop, 0)", True),
+        ("    while True:", "    stop = worse(loss)\n    while True:", True),
+        ("if stop.item() > 0", "if bool(stop[0])", False),
+        ("if stop.item() > 0", "if worse(stop)", True),
+        ("if stop.item() > 0", "if stop.item() > limit(x)", True),
+    ],
+)
+def test_what_a_collective_gave_every_rank_is_no_reason_to_part(
+    old: str, new: str, may_differ: bool
+) -> None:
+    code = AGREED.replace(old, new) if old else AGREED
+    line = next(i for i, text in enumerate(code.splitlines(), 1) if "dist.barrier()" in text)
+    found = known(code).way_around(barrier((line, "main")))
+    assert (found is not None) is may_differ
+
+
+def test_a_value_that_is_agreed_on_later_may_differ_before() -> None:
+    code = "for x in xs:\n  if bad(loss):\n    continue\n  dist.barrier()\n  dist.all_reduce(loss)"
+    assert known(code).way_around(barrier(4)) is not None
+
+
+FIT = """
+def fit(data):
+    for x in data:
+        net(x).backward()
+
+def main():
+    for epoch in range(9):
+        fit(data)
+        if stopper(val):
+            {leave}
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("leave", ["break", "return", "sys.exit()", "os._exit(0)"])
+def test_the_loop_around_the_call_of_a_loop_may_be_left(leave: str) -> None:
+    record = all_reduce((8, "main"), (4, "fit"))
+    found = known(FIT.format(leave=leave)).way_around(record)
+    assert found is not None and found.quoted == "if stopper(val):"
+    assert known(FIT.format(leave="print(1)")).way_around(record) is None
+
+
+@pytest.mark.parametrize(("test", "leaves"), [("worse(x)", True), ("epoch < last", False)])
+def test_a_loop_around_the_innermost_ends_by_its_own_test_if_that_is_asked(
+    test: str, leaves: bool
+) -> None:
+    code = f"while {test}:\n  for p in params:\n    dist.all_reduce(p)\n"
+    found = known(code).way_around(all_reduce(3))
+    assert (found is not None and found.leaves) is leaves
+
+
+def test_past_a_loop_in_a_function_that_was_called_before() -> None:
+    sources, record = known(FIT), all_reduce((8, "main"), (4, "fit"))
+    assert sources.in_one_loop(barrier((11, "main")), record) is False
+    assert sources.in_one_loop(all_reduce((9, "main"), (20, "val")), record) is False
+    assert sources.in_one_loop(all_reduce((7, "main")), record) is True, "before it, in one loop"
+    either = known("if a:\n  fit(d)\nelse:\n  x()\ndef fit(d):\n  for x in d:\n    y()\n")
+    assert either.in_one_loop(barrier(4), barrier(2, (7, "fit"))) is None, "another branch"

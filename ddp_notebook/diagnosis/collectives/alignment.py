@@ -280,6 +280,10 @@ def call_site(record: Collective) -> CallSite:
     return name, tuple((place.file, place.line) for place in record.path)
 
 
+_OF_ANY_SIZE = frozenset({"all_to_all", "all_to_all_single"})
+"""Operations to which each rank may bring another amount."""
+
+
 class _Numbering:
     """Gives records that mean the same the same number, on all ranks."""
 
@@ -304,12 +308,13 @@ class _Numbering:
             if lines is None:
                 where = tuple([(place.file, place.line) for place in path])
                 lines = paths[id(path)] = self._paths.setdefault(where, len(self._paths))
+            any_size = record.operation in _OF_ANY_SIZE
             what: tuple[object, ...] = (
                 record.operation,
                 record.api,
-                record.shape,
+                () if any_size else record.shape,
                 record.dtype,
-                record.numel,
+                0 if any_size else record.numel,
                 record.tensors,
                 record.reduce_op,
                 record.root,

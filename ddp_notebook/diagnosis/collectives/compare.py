@@ -6,7 +6,7 @@ from collections import Counter
 from enum import Enum
 
 from ddp_notebook.diagnosis.collectives.alignment import Deviation, Edit, call_site
-from ddp_notebook.model import Collective
+from ddp_notebook.model import Collective, Phase
 
 _SAME_SHAPE = frozenset(
     {
@@ -22,6 +22,7 @@ _SAME_SHAPE = frozenset(
     }
 )
 """Operations whose first tensor has one shape on all ranks; all_to_all may split it anyhow."""
+_SAME_DTYPE = _SAME_SHAPE | {"all_to_all", "all_to_all_single"}
 _ALL_TENSORS = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations of which every tensor, not only the first, is the same on all ranks."""
 
@@ -51,11 +52,10 @@ def difference(one: Collective, other: Collective) -> Difference | None:
         return Difference.OPERATION
     if _differ(one.called, other.called):
         return Difference.GROUP
-    if one.operation in _SAME_SHAPE and one.dtype and other.dtype:
-        if one.dtype != other.dtype:
-            return Difference.DTYPE
-        if _other_extent(one, other):
-            return Difference.SHAPE
+    if one.operation in _SAME_DTYPE and _differ(one.dtype, other.dtype):
+        return Difference.DTYPE
+    if one.operation in _SAME_SHAPE and one.dtype and other.dtype and _other_extent(one, other):
+        return Difference.SHAPE
     if _differ(one.reduce_op, other.reduce_op):
         return Difference.REDUCE_OP
     if _differ(one.root, other.root):
@@ -94,6 +94,8 @@ def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
         if pair not in known:
             known[pair] = difference(own.records[a], other.records[b])
         what = known[pair]
+        if what is None and _refused_elsewhere(own.records[a], other.records[b]):
+            what = Difference.SHAPE
         if what is None:
             continue
         if what is not Difference.LABEL or labels_are_shared(deviation, own.records[a]):
@@ -121,10 +123,18 @@ def harmless(edit: Edit) -> bool:
     """
     if not edit.in_step or (len(edit.own) != len(edit.other) and not edit.last):
         return False
+    if any(map(_refused_elsewhere, edit.own, edit.other)):
+        return False
     return all(
         difference(a, b) in (None, Difference.LABEL)
         for a, b in zip(edit.own, edit.other, strict=False)
     )
+
+
+def _refused_elsewhere(one: Collective, other: Collective) -> bool:
+    """True when they were kept from meeting, and are not even called at one line."""
+    refused = Phase.REFUSED in (one.phase, other.phase)
+    return refused and call_site(one) != call_site(other)
 
 
 def first_fault(deviation: Deviation) -> Edit | None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
+from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered, verb
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.majority import by_ranks, minority
+from ddp_notebook.diagnosis.progress import raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -21,6 +23,8 @@ from ddp_notebook.model import (
     Finding,
     Phase,
     RankReport,
+    ThreadError,
+    name_ranks,
 )
 
 _ENDED_BY_OTHERS = (-15, 143)
@@ -43,7 +47,8 @@ def ended(context: Context) -> Iterator[Finding]:
     died = [e for e in died if e.rank not in known]
     findings = too_much + list(deaths(context.case, died, context.victims, partial(_last, context)))
     refused = {e.rank for e in first if e.error_type == _REFUSED}
-    findings += _refused(context, refused)
+    raised = _raised_before(context, first, refused)
+    findings += raised or _refused(context, refused)
     for finding in torch_errors.all_but(context.case, Category.ENV_INVALID):
         own = tuple(rank for rank in finding.ranks if rank in ranks and rank not in refused)
         if own:
@@ -51,6 +56,46 @@ def ended(context: Context) -> Iterator[Finding]:
     yield from sorted(findings, key=partial(_time, context))
 
 
+def unwinding(context: Context) -> Iterator[Finding]:
+    """Ranks that raised, and on the way out wait in a collective that the others are not in."""
+    at = context.graph.at
+    there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
+    own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
+    elsewhere = {call_site(record) for rank, record in there.items() if rank not in own}
+    same: dict[ThreadError, list[int]] = {}
+    for rank, error in own.items():
+        if elsewhere and call_site(there[rank]) not in elsewhere:
+            same.setdefault(error, []).append(rank)
+    for error, ranks in same.items():
+        others = tuple(rank for rank in there if rank not in own)
+        yield Finding(
+            Category.EXCEPTION_ON_ONE_RANK,
+            tuple(ranks),
+            f"raised {raised_words(error.type, error.text, error.path, _LONGEST_ERROR)}, and its "
+            f"`except` or `finally` then waits in {named(there[ranks[0]])}; "
+            f"{context.standing(others)}",
+            _ON_THE_WAY_OUT,
+            context.victims,
+            (
+                f"{name_ranks(ranks)}: {way_to_error(error.path)}",
+                *(fact((rank,), record) for rank, record in sorted(there.items())),
+            ),
+        )
+
+
+def _own_error(context: Context, rank: int) -> ThreadError | None:
+    """What it handles, unless that says no more than that another rank is gone."""
+    error = context.reports[rank].handles
+    if error is None or error.type == _REFUSED or torch_errors.is_of_others(error.text):
+        return None
+    return error
+
+
+_ON_THE_WAY_OUT = (
+    "Correct the error on that rank. Call no collective in an except or a finally: a rank that "
+    "raised comes there alone, or earlier than the others."
+)
+_LONGEST_ERROR = 300
 GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 """The last words of a process that gloo ends."""
 
@@ -84,24 +129,59 @@ _REFUSED = "Mismatch"
 """What the guard raises."""
 
 
+def _raised_before(
+    context: Context, first: Iterable[RankReport], refused: set[int]
+) -> list[Finding]:
+    """Of ranks that raised where others were refused what they met there: an error of their own.
+
+    A `finally` may call a collective that then meets what the others are in.
+    """
+    own = [
+        e
+        for e in first
+        if refused and e.activity is Activity.FAILED and e.rank not in refused
+        if e.error_at and not torch_errors.is_of_others(e.error_text)
+        if all(each.phase is not Phase.REFUSED for each in context.collectives.of.get(e.rank, ()))
+    ]
+    return [
+        Finding(
+            Category.EXCEPTION_ON_ONE_RANK,
+            (e.rank,),
+            f"raised {raised_words(e.error_type, e.error_text, e.error_at, _LONGEST_ERROR)}; what "
+            f"it called on the way out met what {name_ranks(sorted(refused))} called, and does "
+            "not match it",
+            _ON_THE_WAY_OUT,
+            context.victims,
+            (f"rank {e.rank}: {way_to_error(e.error_at)}",),
+        )
+        for e in own
+    ]
+
+
 def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
     """What the guard refused, and no rule sees a reason for: what ranks brought, side by side."""
     for rank in sorted(refused):
-        record = last_record(context, rank)
+        own = context.collectives.of.get(rank, ())
+        record = next((each for each in reversed(own) if each.phase is Phase.REFUSED), None)
+        record = record or last_record(context, rank)
         if record is None:
             continue
         there = {
             other: each
             for other in context.collectives.of
             if (each := wait_graph.at_slot(context.collectives, other, record)) is not None
-        }
+        } | {rank: record}
         brought = {other: numbered(each) for other, each in there.items()}
         ranks = minority(brought) or (rank,)
+        at = f" at {record.place}" if record.place else ""
+        what = f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other"
+        cause = f"{what} ranks{at}: it was not sent"
+        if len(ranks) == len(there):
+            cause = f"what the ranks bring to {called(record)}{at} does not match: it was not sent"
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,
-            f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other "
-            f"ranks{f' at {record.place}' if record.place else ''}: it was not sent",
+            cause,
             "Give it the same sizes on all ranks.",
             context.victims,
             by_ranks(brought),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddp_notebook.diagnosis.collectives import threads
+from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
 from ddp_notebook.diagnosis.collectives.describe import (
@@ -18,7 +19,8 @@ from ddp_notebook.diagnosis.collectives.describe import (
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import Category, Collective, Finding, Ranks
+from ddp_notebook.diagnosis.names import Varies
+from ddp_notebook.model import Category, Collective, Finding, Part, Ranks
 
 UNEVEN_REMEDY = (
     "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
@@ -179,6 +181,11 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     category = Category.CONDITIONAL_COLLECTIVE
     how = ": move it out of the condition." if condition else ", or on none."
     remedy = f"Call {called(record)} on every rank of its group{how}"
+    if record.part is Part.FORWARD and culprits == full.ranks:
+        remedy = (
+            "Call the model on every rank; or call the module inside, model.module(x), which "
+            "sends no buffers to other ranks, under torch.no_grad()."
+        )
     subgroup = _group_of(context, full.ranks, record)
     if record.operation == "barrier" and subgroup:
         category, culprits = Category.BARRIER_MISUSE, full.ranks
@@ -233,11 +240,18 @@ def _either_or(context: Context, classified: Classified) -> Finding:
 def _side_by_side(classified: Classified) -> str:
     """``rank 0 is in barrier at train.py:31; ranks 1-2 in all_reduce at train.py:44``."""
     first, second = classified.sides
+    if first.here and second.here and named(first.here) == named(second.here):
+        shapes = [f"{verb(e.ranks, 'has', 'have')} {_size(e.here)}" for e in classified.sides]
+        return f"{shapes[0]}, {shapes[1]}, in {named(first.here)}"
     start = f"in {named(first.here)}" if first.here else "ended"
     start = f"{verb(first.ranks, *(('is', 'are') if first.here else ('has', 'have')))} {start}"
     if second.here is None:
         return f"{start}; {verb(second.ranks, 'has', 'have')} ended"
     return f"{start}; {second.named} in {named(second.here)}"
+
+
+def _size(record: Collective | None) -> str:
+    return f"{record.dtype} {list(record.shape)}" if record is not None else "nothing"
 
 
 # -- DDP's buckets -----------------------------------------------------------------------
@@ -299,12 +313,26 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
 
 
 def _another_way(context: Context, classified: Classified) -> Finding:
+    own, other = (branch.here for branch in classified.sides)
+    conditions = [
+        condition
+        for one, there in ((own, other), (other, own))
+        if one is not None
+        and (condition := context.sources.condition(one, there)) is not None
+        and condition.varies >= Varies.LOCAL
+    ]
+    if own is not None and other is not None and call_site(own) == call_site(other):
+        way = context.sources.way_around(own)
+        conditions = [way] if way is not None else []
+    why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
+    tests = (f"{each.place}: {each.place.text}" for each in conditions)
     return _finding(
         context,
         classified,
         Category.DIVERGENT_CONTROL_FLOW,
-        f"the ranks took different ways through the loop: {_side_by_side(classified)}",
+        f"the ranks took different ways through the loop{why}: {_side_by_side(classified)}",
         TOGETHER,
+        tuple(tests),
     )
 
 

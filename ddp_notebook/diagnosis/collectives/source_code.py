@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ddp_notebook.diagnosis.conditions import Test, last_name, shallow, tests_around
@@ -20,6 +20,8 @@ from ddp_notebook.model import Collective, Place, Ranks
 _Statement: TypeAlias = ast.stmt
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_EXITS = ("exit", "_exit", "quit")
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 
@@ -31,6 +33,8 @@ class Condition:
     test: str
     quoted: str = ""
     varies: Varies = Varies.LOCAL
+    leaves: bool = False
+    """Of a way around a line in a loop: it leaves the loop for good."""
 
     @property
     def on_rank(self) -> bool:
@@ -106,22 +110,26 @@ class Sources:
 
         A `continue`, a `break` or an `if` in the loop, or a comprehension's filter by rank; not
         one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
-        around it, a `break`.
+        around it, what leaves it; that may be a loop around the call of its function.
         """
         for place, each in self._tests(record):
             varies = self._names[place.file].varies(each.test)
             if each.filters and varies is Varies.BY_RANK:
                 return self._as_condition(place, each.test, each.line, each.shown)
+        innermost = True
         for place in reversed(record.path):
             loops = self._loops(place)
             # A lambda runs where it is called: the loop around its line need not be the next one.
             if not loops or place.function == "<lambda>":
                 continue
             own = {name for loop in loops for name in _targets(loop)}
-            ways = [*_ways_around(loops[0], place.line)]
-            ways += [way for outer in loops[1:] for way in _breaks(outer)]
+            ways = [*_ways_around(loops[0], place.line)] if innermost else []
+            ways += [way for outer in loops[innermost:] for way in _leaving(outer)]
             way = next((way for way in ways if self._differs(place, way[0], own)), None)
-            return self._as_condition(place, *way) if way is not None else None
+            if way is not None:
+                test, line, leaves = way
+                return replace(self._as_condition(place, test, line), leaves=leaves)
+            innermost = False
         return None
 
     def in_a_loop(self, record: Collective) -> bool | None:
@@ -133,15 +141,21 @@ class Sources:
     def in_one_loop(self, one: Collective, other: Collective) -> bool | None:
         """True when one loop holds both lines, False when `one` is past the loop of `other`.
 
-        None when there is no such loop, or the code is not known.
+        That loop may be in a function that was called before `one`. None when there is no such
+        loop, or the code is not known.
         """
         mine, theirs = _parting(one, other)
         if mine is None or theirs is None or mine.file != theirs.file:
             return None
         loop = self._loop(theirs)
-        if loop is None:
-            return None
-        return loop.lineno <= mine.line <= _end(loop)
+        if loop is not None and not loop.lineno <= mine.line <= _end(loop):
+            return False
+        below = other.path[other.path.index(theirs) + 1 :]
+        called = below[0].function if below else other.api.rpartition(".")[2]
+        in_loop = self._repeats(theirs, called) or any(map(self._loop, below))
+        if mine.line > theirs.line and in_loop:
+            return None if self.alternatives(one, other) else False
+        return None if loop is None else True
 
     def alternatives(self, one: Collective, other: Collective) -> bool:
         """True when the two lines stand in the two branches of one `if`."""
@@ -183,6 +197,18 @@ class Sources:
                     tree = None
             self._trees[name], self._names[name] = tree, Names(tree)
         return self._trees[name]
+
+    def _repeats(self, place: Place, called: str) -> bool:
+        """True of a line with a comprehension, outside of which `called` is not called there."""
+        at_line = [
+            node
+            for node in ast.walk(self.tree(place) or ast.Module([], []))
+            if isinstance(node, ast.expr) and node.lineno <= place.line <= _end(node)
+        ]
+        loops = [node for node in at_line if isinstance(node, _COMPREHENSIONS)]
+        inside = {id(node) for loop in loops for node in ast.walk(loop)}
+        calls = (node for node in at_line if isinstance(node, ast.Call) and id(node) not in inside)
+        return bool(loops) and all(last_name(call.func) != called for call in calls)
 
     def _loop(self, place: Place) -> ast.For | ast.AsyncFor | ast.While | None:
         """The innermost loop around a line, in the line's own function."""
@@ -235,7 +261,7 @@ class Sources:
         return not all(name in same or name.isupper() for name in names)
 
 
-def _end(node: _Statement) -> int:
+def _end(node: _Statement | ast.expr) -> int:
     return node.end_lineno or node.lineno
 
 
@@ -273,29 +299,44 @@ def _targets(loop: _Statement) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
-def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int]]:
-    """The tests in a loop that decide whether `line` is reached, and their lines."""
+def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int, bool]]:
+    """The tests in a loop that decide whether `line` is reached, and their lines.
+
+    True for those after which it is left for good.
+    """
     true = ast.Constant(True)
     for node in ast.walk(loop):
         if isinstance(node, ast.If):
             inside = _holds(node.body, line) or _holds(node.orelse, line)
-            leaves = any(isinstance(each, (ast.Continue, ast.Break)) for each in ast.walk(node))
-            if inside or leaves:
-                yield node.test, node.lineno
+            leaves = any(map(_leaves, ast.walk(node)))
+            continues = any(isinstance(each, ast.Continue) for each in ast.walk(node))
+            if inside or leaves or continues:
+                yield node.test, node.lineno, leaves and not (inside or continues)
+        elif node is loop and isinstance(node, ast.While):
+            yield node.test, node.lineno, True
         elif isinstance(node, ast.ExceptHandler) and not _holds(node.body, line):
             # Whatever it catches, the rest of the iteration may go on without what raised.
-            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno
+            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
 
 
-def _breaks(loop: _Statement) -> Iterator[tuple[ast.expr, int]]:
+def _leaves(node: ast.AST) -> bool:
+    """True of what leaves a loop: `break`, `return`, ``sys.exit()``."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last_name(node.value.func) in _EXITS
+    return isinstance(node, (ast.Break, ast.Return))
+
+
+def _leaving(loop: _Statement) -> Iterator[tuple[ast.expr, int, bool]]:
     """The tests that decide whether a loop is left, and their lines."""
     ahead = list(ast.iter_child_nodes(loop))
     while ahead:
         node = ahead.pop()
-        if isinstance(node, ast.If) and any(isinstance(each, ast.Break) for each in node.body):
-            yield node.test, node.lineno
+        if isinstance(node, ast.If) and any(map(_leaves, node.body)):
+            yield node.test, node.lineno, True
         if not isinstance(node, (*_LOOPS, *_SCOPES)):
             ahead.extend(ast.iter_child_nodes(node))
+    if isinstance(loop, ast.While) and any(isinstance(e, ast.Call) for e in ast.walk(loop.test)):
+        yield loop.test, loop.lineno, True  # one that only counts epochs is the same on all ranks
 
 
 def _called_after(statements: list[_Statement], line: int) -> set[str]:

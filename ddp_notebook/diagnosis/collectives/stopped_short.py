@@ -142,6 +142,8 @@ def _one_step_less(
         f"{have} skipped {named(record)} in some iteration ({way.quoted}) and finished, "
         f"while {are} there"
     )
+    if way.leaves:
+        cause = f"{have} left the loop ({way.quoted}) and finished, while {are} in {named(record)}"
     if culprits == full.ranks:
         cause = (
             f"{are} once more in {named(record)} than the others, who have finished: it was "

@@ -151,10 +151,15 @@ WENT_AWAY = re.compile(
 _TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 
+def is_of_others(text: str) -> bool:
+    """True of an error that says no more than that others went away, or were waited for."""
+    return bool(_VICTIM.search(text))
+
+
 def is_victim(e: RankReport) -> bool:
     """True when a rank's error only says that it waited, or that others went away."""
     own = e.error_category or any(each.pattern.search(e.error_text) for each in MEANINGS)
-    return not own and bool(_VICTIM.search(e.error_text))
+    return not own and is_of_others(e.error_text)
 
 
 def of_category(case: Case, category: Category) -> Iterator[Finding]:
@@ -218,7 +223,8 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     if e.error_category in set(Category):  # a saved run may come from a later version
         return Category(e.error_category), _first_line(e).rstrip("."), e.error_remedy
     for meaning in MEANINGS:
-        if match := meaning.pattern.search(e.error_text):
+        match = meaning.pattern.search(e.error_text)
+        if match and not (meaning.category is Category.ENV_INVALID and _is_of_user(e)):
             group = next((each for each in match.groups() if each), "")
             cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
             return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
@@ -235,6 +241,15 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         f"raised {raised_words(e.error_type, e.error_text, e.error_at, 300)}",
         "Mend the error on that rank; the others wait for it.",
     )
+
+
+_ENVIRONMENT = re.compile(r"init_process_group|environ|getenv|RANK|WORLD|PORT")
+
+
+def _is_of_user(e: RankReport) -> bool:
+    """True of an error in a line of the user's that has nothing to do with the environment."""
+    text = e.error_at[-1].text if e.error_at else ""
+    return bool(text) and _ENVIRONMENT.search(text) is None
 
 
 def _said(e: RankReport, category: Category) -> str:

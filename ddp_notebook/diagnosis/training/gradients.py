@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import by_ranks
-from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.training.replicas import AVERAGING, Model
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, OptimizerFacts, Ranks
 
 _APART = 1e-3
 """Factors that differ by less, of their size, are the same."""
+_ROUNDING = 1e-5
+_FEWEST_VALUES = 4
+"""Values of gradients, not zero, that must be the same on all ranks."""
 _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
 
@@ -65,6 +68,69 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
             f"{len(_common_steps(of))} steps in which it was one factor",
         ),
     )
+
+
+def other_beginnings(context: Context) -> Iterator[Finding]:
+    """Models that were not alike when training began, whose gradients are averaged by hand.
+
+    All ranks step with the same gradients, which they exchanged; that the parameters differ
+    before the first step is then no intention.
+    """
+    for of in optimizers(context.facts).values():
+        plain = not any(each.replicas or each.mesh for each in of.values())
+        if not plain or len(of) < 2 or set(of) != set(context.facts):
+            continue
+        gradients = [each.first_gradients for each in of.values()]
+        weights = {rank: each.first_weights for rank, each in of.items()}
+        if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
+            continue
+        if _all_close(list(weights.values())) or not _exchanged(context, of):
+            continue
+        each, ranks = next(iter(of.values())), outvoted(weights)
+        yield Finding(
+            Category.REPLICA_DIVERGENCE,
+            ranks,
+            f"the parameters differ between the ranks before the first step of {each.type}, though "
+            f"its gradients are the same on all: the models were not made alike{_at(each.place)}",
+            "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
+            "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
+            evidence=(
+                *by_ranks({r: f"parameters begin with {_few(w)}" for r, w in weights.items()}),
+                f"gradients of the first step on all ranks: {_few(gradients[0])}",
+            ),
+        )
+
+
+def _exchanged(context: Context, of: _Of) -> bool:
+    """The ranks sent what has the size of the tensors that these optimizers hold.
+
+    Or nothing is known of what they sent: then the answer is asked for again when it is.
+    """
+    if not context.collectives.of:
+        return True
+    sizes = {numel for each in of.values() for numel in (*each.numels, sum(each.numels))} - {1}
+    return all(
+        any(
+            r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)
+            for r in context.collectives.of.get(rank, ())
+        )
+        for rank in of
+    )
+
+
+def _all_close(rows: Sequence[Sequence[float]]) -> bool:
+    first = rows[0]
+    return all(
+        len(row) == len(first)
+        and all(
+            abs(a - b) <= _ROUNDING * max(abs(a), abs(b)) for a, b in zip(row, first, strict=True)
+        )
+        for row in rows
+    )
+
+
+def _few(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values[:3])
 
 
 def averaged_twice(context: Context) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from ddp_notebook.model import (
 
 _ROUNDING = 2e-6
 """Of the size of a tensor's values: replicas on unlike machines may differ by so much."""
-_AVERAGING = frozenset(
+AVERAGING = frozenset(
     {
         *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast"),
         *("reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
@@ -102,7 +102,7 @@ def by_hand(model: Model, collectives: Collectives) -> bool:
     sizes.add(sum(each.numel for each in model.first.parameters))
     return any(
         each.part is None
-        and each.operation in _AVERAGING
+        and each.operation in AVERAGING
         and (each.numel in sizes or each.tensors > 1)
         and each.numel > 1
         for records in collectives.of.values()

@@ -91,8 +91,10 @@ def _bad(each: ReplicaFacts) -> Place | None:
 
 def module_bypass(context: Context) -> Iterator[Finding]:
     """Steps with gradients of forwards that went around the wrapper."""
-    for model in context.models.values():
+    for key, model in context.models.items():
         ranks = tuple(rank for rank, each in model.of.items() if each.bypassed_steps)
+        if not ranks:
+            yield from _never_through(context, key, model)
         never = not any(model.of[rank].forwards for rank in ranks) and not any(
             each.part is Part.BACKWARD
             for rank in ranks
@@ -119,6 +121,41 @@ def module_bypass(context: Context) -> Iterator[Finding]:
                 *_apart(model),
             ),
         )
+
+
+def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding]:
+    """A model that is trained, and whose wrapper saw no forward: a method of the module was called.
+
+    That replicas differ proves that nothing else reduced their gradients.
+    """
+    reduced = any(
+        each.part is Part.BACKWARD
+        for records in context.collectives.of.values()
+        for each in records
+    )
+    went_through = any(each.forwards or each.bypasses for each in model.of.values())
+    if reduced or went_through or not model.diverged or by_hand(model, context.collectives):
+        return
+    of = next((of for of in optimizers(context.facts).values() if _trains(of, key)), {})
+    place = _at(next((each.place for each in of.values()), None))
+    name = model.first.name or "model"
+    yield Finding(
+        Category.DDP_BYPASS,
+        tuple(model.of),
+        f"no forward that was trained on came through {model.title}, so no gradient is reduced: "
+        f"the optimizer steps with gradients of one rank{place}",
+        f"Compute the loss from a call of the DistributedDataParallel object itself, {name}(...), "
+        f"not of {name}.module, its layers or its methods: have the module's forward do what they "
+        "do.",
+        evidence=(
+            *_counts(model, tuple(model.of), lambda e: f"{e.steps} steps, no forward through it"),
+            *_apart(model),
+        ),
+    )
+
+
+def _trains(of: Mapping[int, OptimizerFacts], key: str) -> bool:
+    return all(key in each.replicas and each.steps > each.idle_steps for each in of.values())
 
 
 def no_sync(context: Context) -> Iterator[Finding]:
@@ -209,6 +246,8 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
         if all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values()):
             models = [model for key, model in context.models.items() if key not in held]
             yield from (_detached(model, of) for model in models if _as_large(model, of))
+        elif all(each.unheld for each in of.values()):
+            yield _detached_in_part(of)
 
 
 def _as_large(model: Model, of: Mapping[int, OptimizerFacts]) -> bool:
@@ -232,6 +271,26 @@ def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:
                 rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
                 f"{e.steps} steps, and no optimizer that steps holds parameters of {model.title}, "
                 f"which had {model.of[rank].backwards} backwards"
+                for rank, e in of.items()
+            }
+        ),
+    )
+
+
+def _detached_in_part(of: Mapping[int, OptimizerFacts]) -> Finding:
+    each = next(iter(of.values()))
+    get, they = ("gets", "it is") if len(each.unheld) == 1 else ("get", "they are")
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"no optimizer holds {some(each.unheld)}, which {get} gradients: {they} never updated; "
+        f"{each.type} holds as many tensors that are in no model any more{_at(each.place)}",
+        "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
+        "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
+        evidence=by_ranks(
+            {
+                rank: f"{e.idle_tensors} tensors of {e.type} had no gradient in any step; "
+                f"{some(e.unheld)} had, and no optimizer holds them"
                 for rank, e in of.items()
             }
         ),
@@ -318,10 +377,12 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
         states = {rank: _state(each, names) for rank, each in model.of.items()}
         ranks = minority({rank: each.steps for rank, each in model.of.items()}) or outvoted(states)
         whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
+        reduced = all(each.forwards for each in model.of.values())
+        though = ", though every gradient was reduced" if reduced else ""
         yield Finding(
             Category.REPLICA_DIVERGENCE,
             ranks,
-            f"{some(names)} of {model.title} differ {whose}, though every gradient was reduced",
+            f"{some(names)} of {model.title} differ {whose}{though}",
             "Look for what changes parameters or optimizer on some ranks only: a checkpoint, an "
             "initialisation after wrapping, a skipped step, clipping by a value of one rank.",
             evidence=(

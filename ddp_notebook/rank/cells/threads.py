@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.frames import UserCode
 
 _MOST = 4
+_ENDS = (StopIteration, StopAsyncIteration)
+"""The end of a loop, and no error."""
 
 
 class ThreadErrors(Component):
@@ -47,6 +50,16 @@ class ThreadErrors(Component):
     def run_begins(self, run: Run) -> None:
         """Threads of the last run may go on; what ended them then does not count any more."""
         self.of_run = ()
+
+    def in_main(self) -> ThreadError | None:
+        """What the main thread has raised and not done with; None for what ends no code."""
+        current = getattr(sys, "_current_exceptions", dict)()
+        error = current.get(threading.main_thread().ident)
+        error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
+        if not isinstance(error, Exception) or isinstance(error, _ENDS):
+            return None
+        told = self._told("main", error)
+        return told if told.path else None
 
     def _told(self, thread: str, error: BaseException) -> ThreadError:
         path = tuple(map(place_of, frames_of(error, self._user_code)))

@@ -21,7 +21,8 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
-from ddp_notebook.rank.training.replicas import Replica, TrackedOptimizer, Tracker
+from ddp_notebook.rank.training.optimizers import TrackedOptimizer
+from ddp_notebook.rank.training.replicas import Replica, Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
@@ -179,9 +180,15 @@ class RunSummary:
                 pending_steps=gradients.pending_steps if gradients else 0,
                 pending_place=_place(optimizer.pending_place),
                 idle_steps=optimizer.idle_steps,
-                numels=optimizer.numels[:_MOST_NUMELS] if optimizer.idle_steps else (),
+                numels=optimizer.numels[:_MOST_NUMELS]
+                if optimizer.idle_steps or not optimizer.replicas
+                else (),
                 loads=optimizer.loads.count,
                 load_place=_place(optimizer.loads.place),
+                unheld=optimizer.unheld[:_MOST_NAMES],
+                idle_tensors=len(optimizer.idle) if optimizer.unheld else 0,
+                first_gradients=gradients.first[0] if gradients else (),
+                first_weights=gradients.first[1] if gradients else (),
                 watched_steps=gradients.watched_steps if gradients else 0,
                 leftover_steps=gradients.leftover_steps if gradients else 0,
             )
@@ -238,7 +245,9 @@ def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
 
 
 def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any]:
-    living = [(name, ref()) for name, ref in tracked.unwrapped]
+    # What never had a gradient is not trained, whatever it is on each rank.
+    idle = set(map(id, tracked.idle))
+    living = [(name, ref()) for name, ref in tracked.unwrapped if id(ref) not in idle]
     unwrapped = digester.all("parameters without DDP", living)
     optimizer = tracked.ref() if tracked.replicas else None  # else there is nothing to compare
     states = [] if optimizer is None else list(_states(optimizer))

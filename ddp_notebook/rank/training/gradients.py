@@ -40,6 +40,8 @@ class Gradients:
         self.factors: list[float | None] = []
         self.pending_steps = 0
         self.watched_steps = self.leftover_steps = 0
+        self.first: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
+        """Some gradients of the first step, and the parameters that they were for, before it."""
         self._after_backward: list[list[float]] = []
         self._after_step: list[tuple[Any, list[float]]] = []
         self._backwards = self._leftover_backwards = 0
@@ -68,6 +70,8 @@ class Gradients:
             now = [_values(each) for each in self._gradients()]
             self.factors.append(_factor(self._after_backward, now))
             self._after_backward = []
+            if not self.watched_steps:
+                self.first = _joined(now), _joined(_values(ref()) for ref in self._some)
         pending = bool(self._pending)
         self.pending_steps += pending
         return pending
@@ -107,6 +111,10 @@ def _values(gradient: Any) -> list[float]:
     flat = local.view(-1)
     values: list[float] = flat[:: max(1, flat.numel() // _VALUES)][:_VALUES].tolist()
     return values
+
+
+def _joined(values: Iterable[list[float]]) -> tuple[float, ...]:
+    return tuple(value for some in values for value in some)
 
 
 def _factor(before: list[list[float]], after: list[list[float]]) -> float | None:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.evaluations import Moments
-from ddp_notebook.rank.training.gradients import Gradients
+from ddp_notebook.rank.training.optimizers import Loads, TrackedOptimizer
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """How a backward's gradients come about; of several forwards the greatest counts."""
@@ -30,21 +28,6 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
-
-
-class Loads:
-    """How often a state was loaded into something, and where first."""
-
-    def __init__(self, users_line: Callable[[], Line | None]) -> None:
-        self._users_line = users_line
-        self.count = 0
-        self.place: Line | None = None
-
-    def add(self) -> None:
-        """A state is loaded."""
-        self.count += 1
-        if self.place is None:
-            self.place = self._users_line()
 
 
 class Replica:
@@ -147,96 +130,6 @@ class Replica:
             return
         if self.bad_place is None:
             self.bad_place = self._users_line()
-
-
-class TrackedOptimizer:
-    """One optimizer that makes steps."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, number: int, call_sites: CallSites
-    ) -> None:
-        self._users_line = call_sites.users_line
-        self.ref = weakref.ref(optimizer)
-        self.number = number
-        self.type = type(optimizer).__name__
-        self.shape: Any = None
-        self.made_of = ""
-        """A hash of the shapes of its parameters."""
-        self.numels: tuple[int, ...] = ()
-        self.on_device = False
-        """Parameters of it are not in memory of the host."""
-        self.replicas: list[Replica] = []
-        self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
-        self.gradients: Gradients | None = None
-        self.last_digests: Any = None
-        """Of an optimizer whose model is gone: digests of its tensors at that time."""
-        self.begin()
-
-    def begin(self) -> None:
-        """A run begins."""
-        self.steps = self.idle_steps = 0
-        self.lrs: tuple[Any, ...] = ()
-        self.place: Line | None = None
-        self.pending_place: Line | None = None
-        self.loads = Loads(self._users_line)
-        if self.gradients is not None:
-            self.gradients.begin()
-
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to make a step."""
-        groups = optimizer.param_groups
-        self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
-        if self.gradients is None:
-            self.gradients = Gradients(optimizer.param_groups)
-        if self.gradients.step_begins() and self.pending_place is None:
-            self.pending_place = self._users_line()
-
-    def step(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
-        """It has made a step."""
-        if self.gradients is not None:
-            self.gradients.step_ends()
-        groups = optimizer.param_groups
-        shape = (tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
-        if shape != self.shape:
-            if self.shape is not None and shape[1:] != self.shape[1:]:
-                self.gradients = None
-            self.shape = shape
-            self._find_models(groups, tracker)
-        if not self.steps:
-            self.place = self._users_line()
-        self.steps += 1
-        self.lrs = tuple([group.get("lr") for group in groups])
-        # Within a backward the reducer is not done yet, and the step is one of many.
-        if self.replicas and not torch_private.in_backward():
-            for replica in self.replicas:
-                replica.step()
-
-    def _find_models(self, groups: Any, tracker: Tracker) -> None:
-        parameters = {
-            id(parameter): (f"param_groups[{g}]['params'][{i}]", parameter)
-            for g, group in enumerate(groups)
-            for i, parameter in enumerate(group["params"])
-        }
-        tensors = [parameter for _, parameter in parameters.values()]
-        shapes = [tuple(each.shape) for each in tensors]
-        self.numels = tuple(sorted(each.numel() for each in tensors))
-        self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
-        self.on_device = any(not each.is_cpu for each in tensors)
-        self.replicas = []
-        for replica in tracker.replicas.values():
-            module = replica.module()
-            if module is None or replica.ref() is None:
-                continue
-            inside = [id(each) for each in module.parameters()]
-            if any(each in parameters for each in inside):
-                self.replicas.append(replica)
-                for each in inside:
-                    parameters.pop(each, None)
-        self.unwrapped = [
-            (name, weakref.ref(each))
-            for name, each in parameters.values()
-            if self.replicas and each.requires_grad
-        ]
 
 
 class Tracker:

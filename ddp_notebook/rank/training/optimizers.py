@@ -1,0 +1,166 @@
+"""What the optimizers of this rank do, step by step, with which tensors."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.training.gradients import Gradients
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.training.replicas import Replica, Tracker
+
+_STEPS_TO_BE_IDLE = 3
+"""Without a gradient in so many steps, a tensor is in no forward."""
+
+
+class Loads:
+    """How often a state was loaded into something, and where first."""
+
+    def __init__(self, users_line: Callable[[], Line | None]) -> None:
+        self._users_line = users_line
+        self.count = 0
+        self.place: Line | None = None
+
+    def add(self) -> None:
+        """A state is loaded."""
+        self.count += 1
+        if self.place is None:
+            self.place = self._users_line()
+
+
+class TrackedOptimizer:
+    """One optimizer that makes steps."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, number: int, call_sites: CallSites
+    ) -> None:
+        self._users_line = call_sites.users_line
+        self.ref = weakref.ref(optimizer)
+        self.number = number
+        self.type = type(optimizer).__name__
+        self.shape: Any = None
+        self.made_of = ""
+        """A hash of the shapes of its parameters."""
+        self.numels: tuple[int, ...] = ()
+        self.on_device = False
+        """Parameters of it are not in memory of the host."""
+        self.replicas: list[Replica] = []
+        self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self.gradients: Gradients | None = None
+        self.idle: list[weakref.ref[torch.Tensor]] = []
+        """Tensors in no model with a DDP object, that had no gradient in any step."""
+        self.unheld: tuple[str, ...] = ()
+        """Parameters of its models that get gradients, and that no optimizer holds in their place.
+        """
+        self.last_digests: Any = None
+        """Of an optimizer whose model is gone: digests of its tensors at that time."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.steps = self.idle_steps = 0
+        self.lrs: tuple[Any, ...] = ()
+        self.place: Line | None = None
+        self.pending_place: Line | None = None
+        self.unheld = ()
+        self.idle = [ref for _, ref in self.unwrapped]
+        self.loads = Loads(self._users_line)
+        if self.gradients is not None:
+            self.gradients.begin()
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to make a step."""
+        groups = optimizer.param_groups
+        self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
+        if self.gradients is None:
+            self.gradients = Gradients(optimizer.param_groups)
+        if self.gradients.step_begins() and self.pending_place is None:
+            self.pending_place = self._users_line()
+
+    def step(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
+        """It has made a step."""
+        if self.gradients is not None:
+            self.gradients.step_ends()
+        groups = optimizer.param_groups
+        shape = (tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
+        if shape != self.shape:
+            if self.shape is not None and shape[1:] != self.shape[1:]:
+                self.gradients = None
+            self.shape = shape
+            self._find_models(groups, tracker)
+        if not self.steps:
+            self.place = self._users_line()
+        self.steps += 1
+        self.lrs = tuple([group.get("lr") for group in groups])
+        if self.idle and self.steps <= _STEPS_TO_BE_IDLE:
+            self.idle = [ref for ref in self.idle if _is_idle(ref())]
+            if self.steps == _STEPS_TO_BE_IDLE:
+                self.unheld = self._held_by_none(tracker)
+        # Within a backward the reducer is not done yet, and the step is one of many.
+        if self.replicas and not torch_private.in_backward():
+            for replica in self.replicas:
+                replica.step()
+
+    def _find_models(self, groups: Any, tracker: Tracker) -> None:
+        parameters = {
+            id(parameter): (f"param_groups[{g}]['params'][{i}]", parameter)
+            for g, group in enumerate(groups)
+            for i, parameter in enumerate(group["params"])
+        }
+        tensors = [parameter for _, parameter in parameters.values()]
+        shapes = [tuple(each.shape) for each in tensors]
+        self.numels = tuple(sorted(each.numel() for each in tensors))
+        self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
+        self.on_device = any(not each.is_cpu for each in tensors)
+        self.replicas = []
+        for replica in tracker.replicas.values():
+            module = replica.module()
+            if module is None or replica.ref() is None:
+                continue
+            inside = [id(each) for each in module.parameters()]
+            if any(each in parameters for each in inside):
+                self.replicas.append(replica)
+                for each in inside:
+                    parameters.pop(each, None)
+        self.unwrapped = [
+            (name, weakref.ref(each))
+            for name, each in parameters.values()
+            if self.replicas and each.requires_grad
+        ]
+        self.idle = [ref for _, ref in self.unwrapped]
+
+    def _held_by_none(self, tracker: Tracker) -> tuple[str, ...]:
+        """Parameters with a gradient that no optimizer holds, alike in dimensions to idle ones.
+
+        A layer that was replaced after the optimizer was made leaves just that.
+        """
+        if not self.idle:
+            return ()
+        held = {
+            id(parameter)
+            for tracked in tracker.optimizers.values()
+            if (optimizer := tracked.ref()) is not None
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        lacking = [
+            (name, each.dim())
+            for replica in self.replicas
+            if (module := replica.module()) is not None
+            for name, each in module.named_parameters()
+            if id(each) not in held and each.grad is not None
+        ]
+        idle = [each.dim() for ref in self.idle if (each := ref()) is not None]
+        alike = sorted(idle) == sorted(dimensions for _, dimensions in lacking)
+        return tuple(name for name, _ in lacking) if alike else ()
+
+
+def _is_idle(parameter: torch.Tensor | None) -> bool:
+    return parameter is not None and parameter.grad is None
