@@ -71,6 +71,20 @@ def test_an_interrupt_is_no_finding() -> None:
     assert failures.interrupted([end(0, outcome="ok")]) == ""
 
 
+def test_a_rank_that_waits_on_after_others_were_interrupted_is_told_how_to_get_free() -> None:
+    """The straggler of before was repeated: "busy, not stuck: wait for them"."""
+    ends = [end(1, outcome="interrupted"), end(2, outcome="interrupted")]
+    case = Case((waits(0), *(RankReport(rank, Activity.FAILED) for rank in (1, 2))))
+    finding = failures.left_by_interrupted(ends, case)
+    assert finding is not None and (finding.ranks, finding.waiting) == ((1, 2), (0,))
+    assert finding.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
+    assert finding.commands == ("%ddp_abort",)
+    assert failures.left_by_interrupted([end(1)], case) is None
+    busy = Case((waits(0), RankReport(1, Activity.BUSY)))
+    assert failures.left_by_interrupted(ends, busy) is None
+    assert failures.left_by_interrupted(ends, Case((RankReport(0),))) is None
+
+
 def test_a_rank_that_died_is_a_finding_with_how_to_bring_it_back() -> None:
     (finding,) = deaths.died({2: RankExited(rank=2, pid=1, exit_code=-9, last_words="bye")})
     assert (finding.category, finding.ranks) == (Category.RANK_DIED, (2,))

@@ -92,8 +92,11 @@ class Why:
         if own := failures.raised(run.finished.values(), run.ranks):
             return replace(going_on, findings=(*own, *now.findings))
         # That nothing has moved for long is no rule's finding, and was found when it was so.
-        if found.diagnosis is not None and case.waiting and not case.where(Activity.BUSY):
-            return found.diagnosis
+        before = found.diagnosis
+        if before is not None and before.wrong and case.waiting and not case.where(Activity.BUSY):
+            return before
+        if left := failures.left_by_interrupted(run.finished.values(), case):
+            return replace(going_on, findings=(left,))
         return self._with_remarks(self._unexplained(case, going_on, run.title), controller)
 
     def _unexplained(self, case: Case, diagnosis: Diagnosis, title: str) -> Diagnosis:
