@@ -130,6 +130,8 @@ class Why:
             return self._with_wrong_results(now)
         found = last.diagnosis
         if found is None:
+            if any(set(finding.ranks) & set(case.where(*_GONE)) for finding in now.findings):
+                return now  # they went when the run was over
             return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
         gone = tuple(finding for finding in now.findings if self._has_gone(finding, case, found))
         return replace(found, findings=(*gone, *found.findings))
