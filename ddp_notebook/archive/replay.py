@@ -169,7 +169,7 @@ _BEGINS = b'{"traceEvents"'
 
 
 def what_is_missing(saved: SavedRun) -> list[str]:
-    """What was too much to keep, a line each."""
+    """What was too much to keep, or is not known any more, a line each."""
     dropped = saved.dropped
     lines = []
     if dropped.events:
@@ -180,6 +180,11 @@ def what_is_missing(saved: SavedRun) -> list[str]:
         count = sum(dropped.collectives.values())
         ranks = name_ranks(dropped.collectives)
         lines.append(f"not in it: the {count:,} oldest collectives of {ranks}")
+    if not any(saved.collectives.of.values()):
+        lines.append(
+            "not in it: collectives. A file has those of the last cell or script, if it issued "
+            "any; new processes, as of %ddp_restart, know of none"
+        )
     return lines
 
 

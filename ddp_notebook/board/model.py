@@ -121,14 +121,13 @@ def findings_json(
     """
     if diagnosis is None:
         return []
-    past = past_words(diagnosis)
     made: list[dict[str, Any]] = []
     for finding in diagnosis.findings[:MOST_FINDINGS]:
         sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
             sides = [_side_at(each) for each in own[:MOST_SIDES]]
-        made.append({**_finding(finding, past), "sides": sides})
+        made.append({**_finding(finding, diagnosis), "sides": sides})
     return made
 
 
@@ -157,10 +156,10 @@ def _side_at(location: StackLocation) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding, past: str) -> dict[str, Any]:
+def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
     remedy = "\n".join(preformatted(finding.remedy))[: 4 * MOST_CHARACTERS]
     evidence = [_line(fact, 4 * MOST_CHARACTERS) for fact in finding.evidence[:MOST_EVIDENCE]]
-    if past:
+    if past := past_words(diagnosis):
         evidence.insert(0, _line(past))
     return {
         "category": finding.category.value,
@@ -168,7 +167,7 @@ def _finding(finding: Finding, past: str) -> dict[str, Any]:
         "passing": finding.passing,
         "sentence": _line(sentence(finding), 4 * MOST_CHARACTERS),
         "ranks": format_ranks(finding.ranks),
-        "waiting": waiting_words(finding, bool(past)),
+        "waiting": waiting_words(finding, diagnosis),
         "remedy": remedy,
         "magics": [_line(command) for command in finding.commands],
         "evidence": evidence,

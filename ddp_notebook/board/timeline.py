@@ -133,9 +133,10 @@ class Timeline:
     def end(self, ended_ns: Mapping[int, int], phase: str = Phase.FAILED) -> None:
         """What ranks had not done when they ended is in `phase`: failed when they died in it."""
         for key, slice_ in list(self._open.items()):
-            ended_us = self._micros(ended_ns.get(key[0], 0))
-            if ended_us > slice_[ISSUED]:
-                slice_[DONE] = ended_us
+            at_ns = ended_ns.get(key[0], 0)
+            # A board that is opened later has what was issued before at negative times.
+            if at_ns and self._micros(at_ns) > slice_[ISSUED]:
+                slice_[DONE] = self._micros(at_ns)
                 slice_[PHASE] = PHASES.index(phase)
                 self._changed(key, slice_)
 

@@ -21,6 +21,7 @@ from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, st
 from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.parallel import groups, schedules, sharding, splits
 from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
@@ -194,8 +195,11 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
     waits = any(report.workers or left_alone(report) for report in case.ranks)
-    judged = waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED)
-    return _diagnosis(case, *(_findings(Context(case), When.SETUP) if judged else ([], [])))
+    if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
+        return _diagnosis(case, *_findings(Context(case), When.SETUP))
+    # Nobody waits for it, and still it is gone.
+    died = [report for report in case.ranks if report.activity is Activity.DEAD]
+    return _diagnosis(case, list(deaths(case, [e for e in died if e.exit_code], ())), [])
 
 
 def diagnose_training(

@@ -184,9 +184,32 @@ def interrupted(ends: Iterable[CellFinished]) -> str:
     return _interrupted(ranks) if ranks else ""
 
 
+def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | None:
+    """Ranks that stay in a run of which others were interrupted; None where one is at work."""
+    stopped = {end.rank: way_to_error(end.path) for end in ends if end.outcome == "interrupted"}
+    stay = [report for report in case.ranks if report.activity is Activity.WAITING]
+    if not stopped or not stay or case.where(Activity.BUSY, Activity.HELD):
+        return None
+    ranks, waiting = tuple(sorted(stopped)), tuple(report.rank for report in stay)
+    facts = (f"rank {rank}: {stopped[rank]}" for rank in ranks if stopped[rank])
+    return Finding(
+        Category.EARLY_EXIT,
+        ranks,
+        f"{name_ranks(ranks)} {_were(ranks)} interrupted, and {name_ranks(waiting)} "
+        f"{_verb(waiting, 'wait')} since",
+        f"Free {'it' if len(waiting) == 1 else 'them'}: %ddp_abort",
+        waiting,
+        (*facts, *(f"rank {report.rank} {doing(report)}" for report in stay)),
+        commands=("%ddp_abort",),
+    )
+
+
 def _interrupted(ranks: Ranks) -> str:
-    were = "was" if len(ranks) == 1 else "were"
-    return f"No problem was found before {name_ranks(ranks)} {were} interrupted."
+    return f"No problem was found before {name_ranks(ranks)} {_were(ranks)} interrupted."
+
+
+def _were(ranks: Ranks) -> str:
+    return "was" if len(ranks) == 1 else "were"
 
 
 def _verb(ranks: Ranks, verb: str) -> str:

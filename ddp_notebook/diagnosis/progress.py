@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddp_notebook.model import Activity, Place, RankReport, ThreadError, Worker, cut
+from ddp_notebook.model import (
+    HAS_FAILED,
+    Activity,
+    Place,
+    RankReport,
+    ThreadError,
+    Worker,
+    cut,
+)
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for the others to arrive."""
@@ -142,7 +150,7 @@ def doing(report: RankReport) -> str:
         case Activity.HELD:
             return f"paused {report.doing}" if report.doing else "paused (by %ddp_step)"
         case Activity.FAILED:
-            return f"failed: {_failure(report)}"
+            return f"{HAS_FAILED}{_failure(report)}"
         case Activity.DEAD:
             return "its process is gone"
         case Activity.IDLE:

@@ -36,13 +36,20 @@ def board(
     facts = BoardFacts(
         shown, case.collectives, shown.with_status(Status.RUNNING), diagnosis, case.sources
     )
-    rows = board_rows(facts)
-    if over:  # also those whom a finding names
-        rows = tuple(
-            replace(row, word=Role.ENDED.value) if row.status is Status.RUNNING else row
-            for row in rows
-        )
+    gone = {report.rank for report in case.ranks if _has_ended(report)}
+    rows = tuple(
+        # also those whom a finding names
+        replace(row, word=Role.ENDED.value)
+        if row.status is Status.RUNNING and (over or gone.issuperset(row.ranks))
+        else row
+        for row in board_rows(facts)
+    )
     return Board(headline, rows, (), shown)
+
+
+def _has_ended(report: RankReport) -> bool:
+    """True of a rank that has no process any more and left nothing that tells of a failure."""
+    return report.activity is Activity.IDLE and not report.initialized
 
 
 def snapshot(case: Case, over: bool) -> Snapshot:
@@ -66,8 +73,8 @@ def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
                 exit_code=report.exit_code,
                 last_words=report.last_words,
             )
-        case Activity.IDLE if not report.initialized:
-            return replace(state, status=Status.DEAD, exit_code=0)
+        case _ if _has_ended(report):
+            return replace(state, doing="")
         case Activity.SILENT:
             return replace(state, doing=report.doing or state.doing)
         case _:

@@ -41,6 +41,7 @@ from ddp_notebook.model.collectives import (
     Place,
 )
 from ddp_notebook.model.diagnosis import (
+    HAS_FAILED,
     Category,
     Diagnosis,
     Finding,
@@ -127,6 +128,7 @@ from ddp_notebook.model.training import (
 
 __all__ = [
     "DEFAULT_GROUP",
+    "HAS_FAILED",
     "Collective",
     "Collectives",
     "Part",

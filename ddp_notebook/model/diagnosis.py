@@ -136,6 +136,10 @@ class Finding:
         return {"sentence": self.sentence, **codec.encode(self)}
 
 
+HAS_FAILED = "failed: "
+"""How the words begin for what a rank does that has raised an error."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remark:
     """What is no mistake, and worth knowing of a run that goes well: a line, and its evidence."""

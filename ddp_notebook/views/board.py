@@ -97,7 +97,7 @@ def _row(row: BoardRow) -> Row:
     css_class = f"ddp-{row.status.name.lower().replace('_', '-')}"
     cells = (
         Cell(format_ranks(row.ranks)),
-        Cell(stage_words(row), before=_strip(row)),
+        Cell(stage_words(row), before=_strip(row) if stage_words(row) else ""),
         Cell(row.word or row.status.value, colour=_colour(row)),
         Cell(strip_ansi(row.text).strip()),
         Cell(strip_ansi(row.device)),

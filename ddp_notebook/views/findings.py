@@ -7,6 +7,7 @@ from html import escape
 from typing import Protocol, TypeVar
 
 from ddp_notebook.model import (
+    HAS_FAILED,
     Category,
     Diagnosis,
     Finding,
@@ -75,12 +76,16 @@ def sentence(finding: Finding) -> str:
     return plain(finding.sentence)
 
 
-def waiting_words(finding: Finding, over: bool = False) -> str:
-    """``Rank 0 is waiting.``, ``Ranks 0,2 are waiting.``; empty for none. `over`: they were."""
-    ranks = finding.waiting
+def waiting_words(finding: Finding, d: Diagnosis) -> str:
+    """``Rank 0 is waiting.``, ``Ranks 0,2 are waiting.``; empty for none. Once over, they were.
+
+    A rank that has failed since, for it lost its connection, say, waits no more.
+    """
+    doing = d.doing or {}
+    ranks = [r for r in finding.waiting if not doing.get(r, "").startswith(HAS_FAILED)]
     if not ranks:
         return ""
-    one, many = ("was", "were") if over else ("is", "are")
+    one, many = ("was", "were") if _is_over(d) else ("is", "are")
     return f"{name_ranks(ranks).capitalize()} {one if len(ranks) == 1 else many} waiting."
 
 
@@ -153,13 +158,12 @@ def text(d: Diagnosis) -> str:
     """What the culprits raised; the finding, what to do, who waits, the evidence; then further
     findings, what other ranks raised, and what the ranks did.
     """
-    over = _is_over(d)
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
     parts = [past_words(d), *map(_traceback_text, first), "" if others else _more(d)]
-    parts += [_finding_text(d.findings[0], over)] if d.findings else [_calm_text(d)]
+    parts += [_finding_text(d.findings[0], d)] if d.findings else [_calm_text(d)]
     if d.findings[1:]:
         parts.append(f"{FURTHER}:")
-        parts += [_finding_text(finding, over) for finding in d.findings[1:]]
+        parts += [_finding_text(finding, d) for finding in d.findings[1:]]
     if others:
         parts += [f"{RAISED_TOO}:", *map(_traceback_text, others), _more(d)]
     parts = [*parts, *map(_remark_text, d.remarks), *map(_note_text, d.notes)]
@@ -186,12 +190,12 @@ def _traceback_text(traceback: Traceback) -> str:
     return "\n".join([f"── {name_ranks(traceback.ranks)} ──", *_lines_of(traceback)])
 
 
-def _finding_text(finding: Finding, over: bool = False) -> str:
+def _finding_text(finding: Finding, d: Diagnosis) -> str:
     """One finding; the rest of it is indented below its sentence."""
     busy = f"{BUSY} · " if finding.passing else ""
     headline = f"{busy}{sentence(finding)} [{finding.category.value}]"
     parts = [indented(headline, f"{symbol(finding)} ")]
-    remedy, waiting = plain(finding.remedy), waiting_words(finding, over)
+    remedy, waiting = plain(finding.remedy), waiting_words(finding, d)
     if remedy:
         parts.append(f"  {WHAT_TO_DO}:\n{indented(remedy, '      ')}")
     if waiting:
@@ -225,15 +229,15 @@ def html(d: Diagnosis) -> str:
     """What the culprits raised; the finding, what to do, who waits, the evidence; then further
     findings, what other ranks raised, and what the ranks did.
     """
-    over, past = _is_over(d), past_words(d)
+    past = past_words(d)
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
     more = f'<div style="margin: 0 0 8px">{markup.words(_more(d))}</div>' if _more(d) else ""
     parts = [f'<div style="margin: 0 0 8px">{markup.words(past)}</div>'] if past else []
     parts += [*map(_traceback, first), "" if others else more]
-    parts += [_finding(d.findings[0], over)] if d.findings else [_calm(d)]
+    parts += [_finding(d.findings[0], d)] if d.findings else [_calm(d)]
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
-        parts += [_finding(finding, over) for finding in d.findings[1:]]
+        parts += [_finding(finding, d) for finding in d.findings[1:]]
     if others:
         raised = "".join(map(_traceback, others))
         summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
@@ -270,14 +274,14 @@ def _remark(remark: Remark) -> str:
     return f'<div style="margin: 0 0 8px">{text}{_evidence(remark.evidence)}</div>'
 
 
-def _finding(finding: Finding, over: bool = False) -> str:
+def _finding(finding: Finding, d: Diagnosis) -> str:
     """One finding as a card, its colour at the edge; what may mend itself is not in bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
     card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
     return (
         f'<div style="{card}">{_sentence(finding, sign, colour)}'
-        f"{_remedy(finding)}{_waiting(finding, over)}{_evidence(finding.evidence)}</div>"
+        f"{_remedy(finding)}{_waiting(finding, d)}{_evidence(finding.evidence)}</div>"
     )
 
 
@@ -298,8 +302,8 @@ def _remedy(finding: Finding) -> str:
     return box(WHAT_TO_DO, finding.remedy, _BELOW) if plain(finding.remedy) else ""
 
 
-def _waiting(finding: Finding, over: bool) -> str:
-    waiting = waiting_words(finding, over)
+def _waiting(finding: Finding, d: Diagnosis) -> str:
+    waiting = waiting_words(finding, d)
     return f'<div style="{_BELOW}">{markup.words(waiting)}</div>' if waiting else ""
 
 

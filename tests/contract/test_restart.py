@@ -52,6 +52,9 @@ def test_a_killed_rank_is_known_with_its_signal_and_the_others_keep_their_variab
     session.run_cell("mine = rank * 10").raise_for_error()
     kill(session, 1)
     assert session.status().rows[1].text == "killed by SIGKILL"
+    why = session.why()
+    assert why.run is None, "it died when the cell was over, and was not found in that"
+    assert [finding.ranks for finding in why.findings] == [(1,)]
     assert values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook.model import Collective, Phase, collective_log
+from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 
 SIZES = st.lists(st.integers(0, 2**31), max_size=10)
 
@@ -193,3 +195,35 @@ def test_a_mark_on_a_record_that_is_gone_changes_nothing(tmp_path: Path) -> None
     records = collective_log.read((tmp_path / "ring").read_bytes(), 0).records
     assert {record.phase for record in records[:-1]} == {collective_log.PHASES[0]}
     assert (records[-1].phase, records[-1].done_ns) == (Phase.DONE, 9)
+
+
+def test_a_script_that_starts_while_a_log_is_opened_is_read_from_its_own_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The board opened a rank's log as a script took its place: the script's was never read."""
+    own, script = tmp_path / "own", tmp_path / "script"
+    for folder, run in ((own, 0), (script, 1)):
+        folder.mkdir()
+        file = empty_file()
+        begin(file, run)
+        put_record(file, 0, [2], Phase.DONE)
+        begun = list(collective_log.HEADER.unpack_from(file))
+        collective_log.HEADER.pack_into(file, 0, *begun[:2], 1, begun[3])
+        (folder / "ring-0").write_bytes(file[:])
+    logs = CollectiveLogs(own)
+    opened = os.open
+
+    def lent_meanwhile(path: Path, flags: int) -> int:
+        monkeypatch.undo()
+        logs.lend((0,), script)
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", lent_meanwhile)
+    try:
+        logs.written((0,))
+        assert logs.written((0,)) == ((1, 1),)
+        assert len(logs.read((0,), 1).of[0]) == 1
+        logs.take_back((0,))
+        assert logs.written((0,)) == ((0, 1),)
+    finally:
+        logs.close()

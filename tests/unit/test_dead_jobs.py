@@ -17,8 +17,10 @@ from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import plain_pickle
 from ddp_notebook.evidence.plain_pickle import NotPlain
-from ddp_notebook.jobs import dead, targets, verdict
+from ddp_notebook.jobs import dead, picture, targets, verdict
 from ddp_notebook.jobs.verdict import Outcome
+from ddp_notebook.model import Activity, Case, RankReport
+from ddp_notebook.views import board as board_view
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 SCRIPT = """\
@@ -317,3 +319,14 @@ def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[s
     with pytest.raises(UsageMistake, match="does not exist"):
         dead.why([Path("/does/not/exist")])
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_rank_that_has_ended_well_is_not_shown_as_dead_or_never_launched() -> None:
+    case = Case(tuple(RankReport(rank, Activity.IDLE) for rank in (0, 1)))
+    for over in (True, False):
+        board = picture.board(case, "job 7 (train.py): it has ended", None, over)
+        text = board_view.text(board)
+        assert "ended" in text.splitlines()[-1]
+        for untrue in ("dead", "launched", "exited", "heard", "runs"):
+            assert untrue not in text
+        assert 'class="ddp-strip"' not in board_view.html(board)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.diagnosis import deaths, failures
+from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.diagnosis.failures import UNEXPLAINED_AFTER_S
 from ddp_notebook.model import (
     Activity,
@@ -71,10 +71,35 @@ def test_an_interrupt_is_no_finding() -> None:
     assert failures.interrupted([end(0, outcome="ok")]) == ""
 
 
+def test_a_rank_that_waits_on_after_others_were_interrupted_is_told_how_to_get_free() -> None:
+    """The straggler of before was repeated: "busy, not stuck: wait for them"."""
+    ends = [end(1, outcome="interrupted"), end(2, outcome="interrupted")]
+    case = Case((waits(0), *(RankReport(rank, Activity.FAILED) for rank in (1, 2))))
+    finding = failures.left_by_interrupted(ends, case)
+    assert finding is not None and (finding.ranks, finding.waiting) == ((1, 2), (0,))
+    assert finding.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
+    assert finding.commands == ("%ddp_abort",)
+    assert failures.left_by_interrupted([end(1)], case) is None
+    busy = Case((waits(0), RankReport(1, Activity.BUSY)))
+    assert failures.left_by_interrupted(ends, busy) is None
+    assert failures.left_by_interrupted(ends, Case((RankReport(0),))) is None
+
+
 def test_a_rank_that_died_is_a_finding_with_how_to_bring_it_back() -> None:
     (finding,) = deaths.died({2: RankExited(rank=2, pid=1, exit_code=-9, last_words="bye")})
     assert (finding.category, finding.ranks) == (Category.RANK_DIED, (2,))
     assert "SIGKILL" in finding.cause and finding.commands == ("%ddp_restart --ranks 2",)
+
+
+def test_a_rank_that_was_killed_when_all_were_idle_is_a_finding() -> None:
+    """Nothing was issued and nobody waited: a green sentence stood beside a dead rank."""
+    idle = RankReport(0, Activity.IDLE)
+    (finding,) = diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=-9)))).findings
+    assert (finding.category, finding.ranks) == (Category.RANK_DIED, (1,))
+    assert finding.commands == ("%ddp_restart --ranks 1",)
+    for code in (0, None):
+        assert diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=code)))).proven
+        assert not diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=code)))).wrong
 
 
 def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from saved_runs import job, runs
 
 from ddp_notebook.archive.format import KEY, VERSION, SavedRun, decode_run, encode_run
+from ddp_notebook.archive.replay import what_is_missing
 from ddp_notebook.archive.save import write
 from ddp_notebook.errors import DDPError, NoSession, UsageMistake
 from ddp_notebook.model import Output, OutputKind, Progress, RankExited, RankReport, RankSpawned
@@ -357,3 +358,9 @@ def test_without_ranks_there_is_nothing_to_save(tmp_path: Path) -> None:
     with pytest.raises(NoSession):
         Session().save(tmp_path / "run.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_without_collectives_says_why() -> None:
+    assert what_is_missing(job()) == []
+    (said,) = what_is_missing(replace(job(), case=None))
+    assert said.startswith("not in it: collectives. ") and "%ddp_restart" in said

@@ -57,8 +57,9 @@ def test_ranks_that_pass_every_stage_are_ready(tmp_path: Path) -> None:
     assert session.ready
     assert session.record.snapshot.init_method == "env://127.0.0.1:29500"
     assert cluster.called == ["bring up"]
-    with pytest.raises(UsageMistake, match="2 ranks are running already"):
+    with pytest.raises(UsageMistake, match="2 ranks are running already") as caught:
         session.init(session.options)
+    assert "Another number" not in str(caught.value)
 
 
 def test_a_rank_that_fails_is_named_with_its_remedy_and_the_board(tmp_path: Path) -> None:

@@ -90,6 +90,16 @@ def test_what_a_rank_was_in_when_it_died_failed_then_and_waits_no_longer() -> No
     assert page.slices[0, 1][5:7] == [95_000, PHASES.index(FREED)]
 
 
+def test_a_board_that_is_opened_while_ranks_wait_shows_them_waiting() -> None:
+    """What began before the board is at negative times: it was painted as failed."""
+    timeline = Timeline(60_000_000, 2)
+    timeline.take(1, [collective(rank, 0, 3, None) for rank in (0, 1)])
+    timeline.end({})
+    timeline.end({1: 9_000_000}, FREED)
+    phases = {slice_[0]: slice_[6] for slice_ in timeline.whole()["slices"]}
+    assert phases == {0: PHASES.index(Phase.ISSUED), 1: PHASES.index(FREED)}
+
+
 def test_for_how_long_a_rank_was_held_is_told_apart_from_its_collective() -> None:
     timeline, page = Timeline(0, 1), Page()
     timeline.take(1, [replace(collective(0, 0, 1, None), phase=Phase.HELD)])

@@ -247,6 +247,13 @@ def test_how_long_is_said_to_the_second_for_an_hour(since_s: float, words: str) 
 # --------------------------------------------------------------------------- HTML
 
 
+def test_a_rank_that_lost_its_connection_is_not_said_to_be_waiting() -> None:
+    died = Finding(Category.RANK_DIED, (3,), "killed", "%ddp_abort", waiting=(0, 1, 2))
+    doing = {0: "failed: RuntimeError: Connection reset", 1: "waits in all_reduce", 2: "waits"}
+    assert findings.waiting_words(died, Diagnosis((died,), doing)) == "Ranks 1-2 are waiting."
+    assert findings.waiting_words(died, Diagnosis((died,), dict.fromkeys(range(3), doing[0]))) == ""
+
+
 def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
     page = html_of(DUPLICATE, doing={0: "waits for rank 3", 1: "waits for rank 3", 3: "is rank 1"})
     assert [text.strip() for text in page.texts if text.strip()] == [

@@ -21,29 +21,30 @@ class CollectiveLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lent: dict[int, Path] = {}
-        self._maps: dict[int, memoryview] = {}
-        self._known: dict[int, collective_log.LogTail] = {}
+        # By file and not by rank: another thread may be opening one while its rank is lent.
+        self._maps: dict[Path, memoryview] = {}
+        self._known: dict[Path, collective_log.LogTail] = {}
 
     def lend(self, ranks: Ranks, folder: Path) -> None:
         """Read the logs of other processes in the places of `ranks`: those of a script."""
-        self._forget(ranks)
         self._lent = dict.fromkeys(ranks, folder)
 
     def take_back(self, ranks: Ranks) -> None:
         """Read the logs of the ranks' own processes again."""
-        self._lent = {}
-        self._forget(ranks)
+        lent, self._lent = [self._file(rank) for rank in ranks], {}
+        for file in lent:  # another thread may be reading: it keeps what it has
+            if file.parent != self._folder:
+                self._maps.pop(file, None)
+                self._known.pop(file, None)
 
-    def _forget(self, ranks: Ranks) -> None:
-        for rank in ranks:  # another thread may be reading: it keeps what it has
-            self._maps.pop(rank, None)
-            self._known.pop(rank, None)
+    def _file(self, rank: int) -> Path:
+        return self._lent.get(rank, self._folder) / f"ring-{rank}"
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
         """Per rank its run and how many collectives it has issued in it. Takes microseconds."""
         counts = []
         for rank in ranks:
-            words = self._map(rank)
+            words = self._mapped(self._file(rank))
             if words is not None:
                 _, run, written, _ = collective_log.HEADER.unpack_from(words)
                 counts.append((run, written))
@@ -66,7 +67,7 @@ class CollectiveLogs:
         """
         lasts = {}
         for rank in ranks:
-            words = self._map(rank)
+            words = self._mapped(self._file(rank))
             if words is not None:
                 _, run_there, written, _ = collective_log.HEADER.unpack_from(words)
                 if run_there == run and written > first.get(rank, 0):
@@ -76,10 +77,11 @@ class CollectiveLogs:
     def _read(self, ranks: Ranks, run: int | None, lasts: Mapping[int, int]) -> Collectives:
         logs = {}
         for rank, last in lasts.items():
-            words = self._map(rank)
+            file = self._file(rank)
+            words = self._mapped(file)
             if words is not None:
-                log = collective_log.read(words, rank, last, self._known.get(rank))
-                self._known[rank] = replace(log, records=())
+                log = collective_log.read(words, rank, last, self._known.get(file))
+                self._known[file] = replace(log, records=())
                 if run is None or log.run == run:
                     logs[rank] = log
         return collective_log.joined(logs, ranks)
@@ -90,17 +92,17 @@ class CollectiveLogs:
         for words in maps.values():
             words.release()
 
-    def _map(self, rank: int) -> memoryview | None:
-        words, folder = self._maps.get(rank), self._lent.get(rank, self._folder)
+    def _mapped(self, file: Path) -> memoryview | None:
+        words = self._maps.get(file)
         if words is None:
             with contextlib.suppress(OSError, ValueError):
-                descriptor = os.open(folder / f"ring-{rank}", os.O_RDONLY)
+                descriptor = os.open(file, os.O_RDONLY)
                 try:
                     if os.fstat(descriptor).st_size == collective_log.FILE_BYTES:
                         mapped = mmap.mmap(
                             descriptor, collective_log.FILE_BYTES, access=mmap.ACCESS_READ
                         )
-                        words = self._maps[rank] = memoryview(mapped)
+                        words = self._maps[file] = memoryview(mapped)
                 finally:
                     os.close(descriptor)
         return words

@@ -84,10 +84,14 @@ class SetUp:
         processes = self._pool.processes
         if processes is not None and not self._pool.lost_reason and not replace:
             if not self.half_way:
+                size = self._record.snapshot.world_size
+                other = (
+                    ". Another number of ranks, of which those that stay keep their variables: "
+                    f"%ddp_init --world-size {options.world_size} --replace"
+                )
                 raise UsageMistake(
-                    f"{self._record.snapshot.world_size} ranks are running already. Fresh ranks: "
-                    "%ddp_restart. Another number of ranks, of which those that stay keep their "
-                    f"variables: %ddp_init --world-size {options.world_size} --replace"
+                    f"{size} ranks are running already. Fresh ranks: %ddp_restart"
+                    f"{other if options.world_size != size else ''}"
                 )
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))

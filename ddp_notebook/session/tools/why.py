@@ -92,8 +92,11 @@ class Why:
         if own := failures.raised(run.finished.values(), run.ranks):
             return replace(going_on, findings=(*own, *now.findings))
         # That nothing has moved for long is no rule's finding, and was found when it was so.
-        if found.diagnosis is not None and case.waiting and not case.where(Activity.BUSY):
-            return found.diagnosis
+        before = found.diagnosis
+        if before is not None and before.wrong and case.waiting and not case.where(Activity.BUSY):
+            return before
+        if left := failures.left_by_interrupted(run.finished.values(), case):
+            return replace(going_on, findings=(left,))
         return self._with_remarks(self._unexplained(case, going_on, run.title), controller)
 
     def _unexplained(self, case: Case, diagnosis: Diagnosis, title: str) -> Diagnosis:
@@ -127,6 +130,8 @@ class Why:
             return self._with_wrong_results(now)
         found = last.diagnosis
         if found is None:
+            if any(set(finding.ranks) & set(case.where(*_GONE)) for finding in now.findings):
+                return now  # they went when the run was over
             return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
         gone = tuple(finding for finding in now.findings if self._has_gone(finding, case, found))
         return replace(found, findings=(*gone, *found.findings))
