@@ -91,7 +91,9 @@ def _why(failure: Any) -> str:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Which tests were flaky, and what a test of each layer costs."""
     for test, why in (flaky := _flaky(terminalreporter)).items():
-        terminalreporter.write_line(f"FLAKY {test}: failed, and passed when it was run again: {why}")
+        terminalreporter.write_line(
+            f"FLAKY {test}: failed, and passed when it was run again: {why}"
+        )
     if len(flaky) > MOST_FLAKY:
         line = f"{len(flaky)} flaky tests, and at most {MOST_FLAKY} are let pass"
         terminalreporter.write_line(line, red=True)

@@ -3,11 +3,12 @@
 commandline.py      `ddp-notebook jobs | why | where | save | run`: arguments, texts, JSON.
 dead.py             What was wrong with a job that has ended, by the files that it left.
 listing.py          A user's jobs on this host, as a table and as JSON.
+outside/            A job that was not prepared, seen from outside: stacks by py-spy, /proc.
 picture.py          A job as a board, and as a run in a file.
 prepared.py         Jobs whose ranks were prepared: found, asked, judged.
 records.py          What a prepared process left in its folder.
 stacks.py           Where the ranks of a job are: stacks, or the last known lines.
-targets.py          What can be looked at: a job whose ranks were prepared, or what one left.
+targets.py          What can be looked at: a job that runs, prepared or not, or what one left.
 unprepared.py       Ranks that were started without DDP_NOTEBOOK=1, seen from outside.
 verdict.py          A diagnosis of such a job: what it stands on, in words, as JSON.
 schema.json         The form of the JSON that `why --json` prints; `schema_jobs.json` and

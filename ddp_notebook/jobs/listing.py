@@ -48,8 +48,7 @@ def listed() -> list[Listed]:
     Those that run and were prepared are asked.
     """
     jobs = prepared.jobs()
-    pids = frozenset(p.about.pid for job in jobs for p in job.processes.values())
-    return [*map(_prepared, jobs), *map(_unprepared, unprepared.jobs(pids))]
+    return [*map(_prepared, jobs), *map(_unprepared, unprepared.jobs(prepared.pids()))]
 
 
 def _prepared(job: Job) -> Listed:
@@ -62,7 +61,7 @@ def _prepared(job: Job) -> Listed:
 def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
     first = ranks[min(ranks)]
     pids = {rank: seen.pid for rank, seen in ranks.items()}
-    state = f"runs, and cannot be asked. Stacks: {unprepared.how_to_see(first.pid)}"
+    state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
     size = max(first.world_size, max(ranks) + 1)
     return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
 

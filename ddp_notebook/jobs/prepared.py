@@ -94,6 +94,11 @@ def jobs() -> list[Job]:
     return [Job(dict(sorted(of.items()))) for of in reversed(found)]
 
 
+def pids() -> frozenset[int]:
+    """The processes of this user's prepared jobs, those that ended as well."""
+    return frozenset(p.about.pid for job in jobs() for p in job.processes.values())
+
+
 def job_of(pid: int) -> Job:
     """The job of which a process is a rank, or the launcher. Raises UsageMistake."""
     everything = jobs()

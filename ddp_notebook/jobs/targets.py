@@ -1,4 +1,4 @@
-"""What can be looked at: a job whose ranks were prepared, or what one left in files."""
+"""What can be looked at: a job that runs, prepared or not, or what one left in files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import dead, picture, prepared, stacks
+from ddp_notebook.jobs import dead, picture, prepared, stacks, unprepared
+from ddp_notebook.jobs.outside.target import Unprepared
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import Board, Case, Place, RankReport, Ranks, StackTree, name_ranks
@@ -184,20 +185,36 @@ def named(words: Sequence[str]) -> Target:
     Raises UsageMistake.
     """
     if not words:
-        job = prepared.newest()
-        return Prepared(job, job.first.pid)
+        return _newest()
     first = words[0]
     if first.isascii() and first.isdigit() and not Path(first).exists():
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
-        pid = int(first[:10])
-        return Prepared(prepared.job_of(pid), pid)
+        return _of_pid(int(first[:10]))
     if (elsewhere := _ELSEWHERE.fullmatch(first)) and not Path(first).exists():
         raise UsageMistake(
             f"{first}: only jobs on this host can be looked at from here. In a shell on "
             f"{elsewhere[1]}: ddp-notebook why {elsewhere[2]}"
         )
     return Left([Path(word).expanduser() for word in words])
+
+
+def _of_pid(pid: int) -> Target:
+    try:
+        return Prepared(prepared.job_of(pid), pid)
+    except UsageMistake:
+        ranks = unprepared.job_of(pid, prepared.pids())
+        if ranks is None:
+            raise
+        return Unprepared(ranks, pid)
+
+
+def _newest() -> Target:
+    others = unprepared.jobs(prepared.pids())
+    if len(others) == 1 and not any(job.alive for job in prepared.jobs()):
+        return Unprepared(others[0], next(iter(others[0].values())).pid)
+    job = prepared.newest()
+    return Prepared(job, job.first.pid)
 
 
 _ELSEWHERE = re.compile(r"([\w.-]+):(\d+)")

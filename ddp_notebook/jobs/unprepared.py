@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_notebook.rank.prepared import job_folder
@@ -15,7 +15,11 @@ _MOST_PROCESSES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process of this user's that a launcher told its rank, and that has loaded torch."""
+    """A process of this user's that a launcher told its rank.
+
+    `told` is what it was told with it, by the names of environment variables. `torch` is true
+    once it has loaded torch.
+    """
 
     pid: int
     parent: int
@@ -24,10 +28,23 @@ class Seen:
     script: str
     began_s: float
     """Since 1970."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    torch: bool = True
+
+
+def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
+    """The ranks of the job of a process, a rank or the launcher; None where it is neither."""
+    for ranks in jobs(prepared):
+        if pid in {each.pid for each in ranks.values()} | {each.parent for each in ranks.values()}:
+            return ranks
+    return None
 
 
 def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
-    """The ranks by launcher, the newest job first; without those of the pids in `prepared`."""
+    """The ranks by launcher, the newest job first; without those of the pids in `prepared`.
+
+    Ranks of which none has loaded torch are no job.
+    """
     seen = {each.pid: each for each in _ranks() if each.pid not in prepared}
     found: dict[tuple[int, str], dict[int, Seen]] = {}
     for each in seen.values():
@@ -35,7 +52,8 @@ def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
         started_by_a_rank = each.parent in prepared or (above and above.rank == each.rank)
         if not started_by_a_rank:  # a worker of a loader, say: it inherits what the rank was told
             found.setdefault((each.parent, each.script), {})[each.rank] = each
-    ranks = [dict(sorted(of.items())) for of in found.values()]
+    with_torch = (of for of in found.values() if any(each.torch for each in of.values()))
+    ranks = [dict(sorted(of.items())) for of in with_torch]
     return sorted(ranks, key=lambda of: -min(each.began_s for each in of.values()))
 
 
@@ -60,27 +78,37 @@ def _ranks() -> Iterator[Seen]:
     for pid in pids[:_MOST_PROCESSES]:
         try:
             told = _environment(pid)
-            if told and pid != os.getpid() and "libtorch" in _read(pid, "maps", 1 << 24):
+            state, parent = _read(pid, "stat").rpartition(")")[2].split()[:2]
+            if told and pid != os.getpid() and state != "Z":
                 yield Seen(
                     pid,
-                    int(_read(pid, "stat").rpartition(")")[2].split()[1]),
-                    told["RANK"],
-                    told["WORLD_SIZE"],
+                    int(parent),
+                    int(told["RANK"]),
+                    int(told["WORLD_SIZE"]),
                     _script(pid),
                     _began_s(pid),
+                    told,
+                    "libtorch" in _read(pid, "maps", 1 << 24),
                 )
         except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
             continue
 
 
-def _environment(pid: int) -> Mapping[str, int]:
+_NUMBERS = ("RANK", "WORLD_SIZE")
+_TOLD = (
+    *("MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+
+def _environment(pid: int) -> Mapping[str, str]:
     """What a launcher told it, as it was when it began; empty where that is no rank."""
     lines = _read(pid, "environ").split("\0")
-    told = {name: value for name, _, value in (line.partition("=") for line in lines)}
-    numbers = {name: told.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    values = {name: value for name, _, value in (line.partition("=") for line in lines)}
+    numbers = {name: values.get(name, "")[:9] for name in _NUMBERS}
     if not all(text.isascii() and text.isdigit() for text in numbers.values()):
         return {}
-    return {name: int(text[:9]) for name, text in numbers.items()}
+    return {**{name: values[name] for name in _TOLD if name in values}, **numbers}
 
 
 def _script(pid: int) -> str:

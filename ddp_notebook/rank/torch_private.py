@@ -19,15 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
-"""Functions of `torch.distributed.rendezvous` that a rank is in while it reaches the store."""
-GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
-"""Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
-
-Read off the stack only. Without them a rank in set-up is taken for busy.
-"""
-
-
 _WATCHED = "__ddp_notebook_watched__"
 _HELPER = "_new_process_group_helper"
 _BY_GROUP = ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag", "pg_group_ranks")

@@ -58,7 +58,7 @@ def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known(tmp_pa
         "from torch.distributed import distributed_c10d\n"
         "import importlib\n"
         "rendezvous = importlib.import_module('torch.distributed.rendezvous')\n"
-        "from ddp_notebook.rank import torch_private as p\n"
+        "from ddp_notebook.rank.inspect import frames as p\n"
         "assert all(hasattr(rendezvous, name) for name in p.STORE_FUNCTIONS)\n"
         "assert all(hasattr(distributed_c10d, name) for name in p.GROUP_FUNCTIONS)"
     )

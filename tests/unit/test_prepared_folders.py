@@ -170,9 +170,7 @@ def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
         assert job.stuck is None
         assert abs(time.time() - job.began_s) < 120
         assert __main__.main(["jobs"]) == 0
-        assert f"py-spy dump --nonblocking --pid {process.pid}" in " ".join(
-            capsys.readouterr().out.split()
-        )
+        assert f"ddp-notebook why {process.pid}" in " ".join(capsys.readouterr().out.split())
         process.stdin.close()
 
 

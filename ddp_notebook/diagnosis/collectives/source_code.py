@@ -35,6 +35,8 @@ class Condition:
     varies: Varies = Varies.LOCAL
     leaves: bool = False
     """Of a way around a line in a loop: it leaves the loop for good."""
+    decides: Varies = Varies.LOCAL
+    """How likely it is why just these ranks came and the others did not."""
 
     @property
     def on_rank(self) -> bool:
@@ -79,7 +81,20 @@ class Sources:
         if heaviest is Varies.NEVER:
             return None
         place, test = tests[weights.index(heaviest)]
-        return self._as_condition(place, test.test, test.line, test.shown)
+        found = self._as_condition(place, test.test, test.line, test.shown)
+        return replace(found, decides=heaviest)
+
+    def any_by_rank(self, names: Collection[str]) -> bool:
+        """True when one of these functions is called anywhere under a test of the rank."""
+        for file in self._texts:
+            tree = self.tree(Place(file, 0))
+            for node in ast.walk(tree) if tree else ():
+                if isinstance(node, ast.Call) and (name := last_name(node.func)) in names:
+                    tests = tests_around(tree or ast.Module([], []), node.lineno, name)
+                    varies = (self._names[file].varies(test.test) for test in tests)
+                    if max(varies, default=Varies.NEVER) is Varies.BY_RANK:
+                        return True
+        return False
 
     def is_for_some(self, path: Sequence[Place], called: str) -> bool:
         """True when a test of the rank, or no known code, stands before the end of `path`."""
@@ -171,6 +186,28 @@ class Sources:
         later_theirs = _called_after(branches[1], theirs.line)
         names = [{each.operation, each.api} for each in (one, other)]
         return bool(later_mine & names[1]) and bool(later_theirs & names[0])
+
+    def answered(self, record: Collective, condition: Condition) -> bool:
+        """True when ranks that the condition keeps away may call the same in their own branch.
+
+        That is so where that branch calls what the line calls, or any function of the user's.
+        """
+        tree = self.tree(condition.place)
+        lines = [place.line for place in record.path if place.file == condition.place.file]
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.If) and node.lineno == condition.place.line:
+                inside = any(_holds(node.body, line) for line in lines)
+                others = node.orelse if inside else node.body
+                own = {record.operation, record.api.rpartition(".")[2], *self._defined()}
+                own.update(_called_on(tree, lines))
+                return bool(own & _called_after(others, 0))
+        return True
+
+    def _defined(self) -> set[str]:
+        """The names of the user's functions."""
+        trees = [self.tree(Place(file, 0)) for file in self._texts]
+        nodes = (node for tree in trees if tree for node in ast.walk(tree))
+        return {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
 
     def _branches(
         self, one: Collective, other: Collective
@@ -349,6 +386,13 @@ def _called_after(statements: list[_Statement], line: int) -> set[str]:
                 if isinstance(func, (ast.Attribute, ast.Name)):
                     found.add(func.attr if isinstance(func, ast.Attribute) else func.id)
     return found
+
+
+def _called_on(tree: ast.AST | None, lines: Collection[int]) -> set[str]:
+    """The names of what is called on these lines."""
+    nodes = ast.walk(tree) if tree else ()
+    calls = (n for n in nodes if isinstance(n, ast.Call) and n.lineno in lines)
+    return {last_name(call.func) for call in calls} - {""}
 
 
 def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | None]:

@@ -74,6 +74,13 @@ WAITING_IN = (
     "destroy_process_group",
 )
 """torch's functions in which a rank waits for others."""
+STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
+"""Functions of `torch.distributed.rendezvous` that a rank is in while it reaches the store."""
+GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
+"""Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
+
+Read off the stack only. Without them a rank in set-up is taken for busy.
+"""
 
 
 def cell_file(number: int) -> str:

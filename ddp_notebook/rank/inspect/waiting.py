@@ -15,7 +15,6 @@ from types import FrameType
 from typing import NamedTuple
 
 from ddp_notebook.model import Activity
-from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
@@ -169,10 +168,10 @@ class Waiting:
         collective = ""
         for frame in stack:
             module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-            if module == "torch.distributed.rendezvous" and name in torch_private.STORE_FUNCTIONS:
+            if module == "torch.distributed.rendezvous" and name in frames.STORE_FUNCTIONS:
                 return "store"
             if module == "torch.distributed.distributed_c10d":
-                if name in torch_private.GROUP_FUNCTIONS:
+                if name in frames.GROUP_FUNCTIONS:
                     return "process-group"
                 if not collective and name in frames.WAITING_IN and name != "init_process_group":
                     collective = "collective"

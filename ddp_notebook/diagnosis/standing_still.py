@@ -1,0 +1,292 @@
+"""Ranks that stand still, by their stacks alone: who is where, and which code leads apart.
+
+A stack shows the one collective in which a rank waits, not those before. So ranks at one line may
+be in different turns of a loop, and say nothing. Ranks that all wait in the default group, at
+different lines, wait for ever: each needs the others. Who went wrong is told by the code alone,
+and only where it leaves no choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ddp_notebook.diagnosis.collectives.alignment import call_site
+from ddp_notebook.diagnosis.collectives.describe import named, side, verb
+from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
+from ddp_notebook.diagnosis.collectives.source_code import Condition, Sources
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.diagnose import diagnose_setup
+from ddp_notebook.diagnosis.names import Varies
+from ddp_notebook.diagnosis.parallel.groups import other_groups
+from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
+from ddp_notebook.model import (
+    DEFAULT_GROUP,
+    Case,
+    Category,
+    Collective,
+    Diagnosis,
+    Finding,
+    Part,
+    Ranks,
+    name_ranks,
+)
+
+WAIT = frozenset(
+    [
+        "all_reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "new_group",
+        "monitored_barrier",
+    ]
+)
+"""Functions of torch that all ranks of a group must call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """The ranks that wait at one call, and the record of one of them."""
+
+    ranks: Ranks
+    record: Collective
+
+    @property
+    def of_all(self) -> bool:
+        """True of a collective that needs every rank."""
+        return self.record.group == DEFAULT_GROUP
+
+
+def diagnose_standing(case: Case) -> Diagnosis:
+    """What is wrong with a job whose ranks were seen to stand still, each at most in one record.
+
+    A rank with exit code 0 has ended. Nothing is said of a rank that may go on by itself.
+    """
+    found = Diagnosis((), None, case.world_size)
+    if any(in_setup(report) and not report.initialized for report in case.ranks):
+        if any(report.exit_code == 0 for report in case.ranks):
+            found = replace(found, findings=tuple(_never_joined(case)))
+        else:
+            found = diagnose_setup(case)
+    else:
+        found = replace(found, findings=tuple(_apart(Context(case, Sources(case.sources)))))
+    return replace(found, doing={report.rank: doing(report) for report in case.ranks}, unsure="")
+
+
+def _never_joined(case: Case) -> Iterator[Finding]:
+    """Ranks that ended, while the others wait for them to make the first group."""
+    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    waiting = tuple(report for report in case.ranks if in_setup(report))
+    sizes = {report.arguments.world_size for report in waiting}
+    if ended and len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
+        ranks = tuple(report.rank for report in waiting)
+        yield Finding(
+            Category.MISSING_RANK,
+            ended,
+            f"{verb(ended, 'has', 'have')} ended without an error and without joining the group "
+            f"that {verb(ranks, 'waits', 'wait')} for",
+            "Call init_process_group on every rank.",
+            ranks,
+        )
+
+
+def _apart(context: Context) -> Iterator[Finding]:
+    case = context.case
+    at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
+    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    if any(map(works, case.ranks)):
+        yield from _late(context, at)
+    elif any(report.groups_made for report in case.ranks):
+        yield from other_groups(context)
+    elif at and at.keys() | set(ended) == context.reports.keys():
+        if any(record.is_point_to_point for record in at.values()):
+            yield from _rings(at)
+        elif ended:
+            yield from _ended_before(context, at, ended)
+        else:
+            yield from _parted(context, at)
+
+
+def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
+    """Ranks that work while others wait in collectives: no mistake."""
+    late = tuple(report.rank for report in context.case.ranks if works(report))
+    if not at or any(record.group != DEFAULT_GROUP for record in at.values()):
+        return
+    where = "; ".join(f"rank {rank} is busy{where_busy(context.reports[rank])}" for rank in late)
+    yield Finding(
+        Category.STRAGGLER,
+        late,
+        f"{verb(at_ranks := tuple(sorted(at)), 'waits', 'wait')} in {_all_named(at)}; {where}",
+        f"Wait for {'it' if len(late) == 1 else 'them'}.",
+        at_ranks,
+        passing=True,
+    )
+
+
+def _all_named(at: Mapping[int, Collective]) -> str:
+    return " and ".join(dict.fromkeys(named(record) for _, record in sorted(at.items())))
+
+
+def _rings(at: Mapping[int, Collective]) -> Iterator[Finding]:
+    """Ranks all of which send, or all of which receive, each waiting for the next one."""
+    for start in at:
+        ring = _ring_from(start, at)
+        records = [at[rank] for rank in ring]
+        same = len({(record.operation, record.group) for record in records}) == 1
+        if len(ring) > 1 and same and records[0].group == DEFAULT_GROUP:
+            ranks = tuple(sorted(ring))
+            sends = records[0].operation == "send"
+            yield Finding(
+                Category.P2P_MISMATCH,
+                ranks,
+                f"each of {name_ranks(ranks)} {'sends' if sends else 'receives'}, and none "
+                f"{'receives' if sends else 'sends'}: "
+                + "; ".join(f"rank {record.rank} is in {named(record)}" for record in records),
+                "Let one of each two ranks send first and the other receive first, or use "
+                "batch_isend_irecv.",
+                ranks,
+            )
+
+
+def _ring_from(start: int, at: Mapping[int, Collective]) -> list[int]:
+    """The ranks that wait for each other in sends and receives, from the lowest, which is `start`.
+
+    None where it is not the lowest of a ring.
+    """
+    ring: list[int] = []
+    record = at.get(start)
+    while record is not None and record.is_point_to_point and record.rank not in ring:
+        ring.append(record.rank)
+        record = at.get(-1 if record.peer is None else record.peer)
+    return ring if ring and record is at[start] and start == min(ring) else []
+
+
+def _sites(at: Mapping[int, Collective]) -> list[_Site]:
+    """The calls at which ranks wait, that with the fewest ranks first."""
+    same: dict[object, list[int]] = {}
+    for rank, record in sorted(at.items()):
+        same.setdefault((call_site(record), record.part), []).append(rank)
+    sites = [_Site(tuple(ranks), at[ranks[0]]) for ranks in same.values()]
+    return sorted(sites, key=lambda site: len(site.ranks))
+
+
+def _parted(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
+    """All ranks wait, at two calls that cannot meet, of which one at least is in the group of all.
+
+    So each side needs the other, which does not come.
+    """
+    sites = _sites(at)
+    if len(sites) != 2 or not all(context.sources.knows(site.record) for site in sites):
+        return
+    tests = [_by_rank(context.sources, *pair) for pair in (sites, sites[::-1])]
+    for (own, other), test in zip((sites, sites[::-1]), tests, strict=True):
+        if tests == [None, None]:
+            yield from _past(context, own, other)
+        elif None in tests and test is not None and other.of_all:
+            sure = own.of_all or test.decides is Varies.JUST_SO
+            if sure and not context.sources.answered(own.record, test):
+                yield _alone(context, own, test, other)
+
+
+def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
+    """The test of the rank that lets just these ranks come to the call."""
+    condition = sources.condition(own.record, other.record, own.ranks, other.ranks)
+    return condition if condition is not None and condition.decides >= Varies.BY_RANK else None
+
+
+def _alone(context: Context, own: _Site, test: Condition, other: _Site | Ranks) -> Finding:
+    """A call that a test of the rank has some ranks make alone; `other` are elsewhere, or ended."""
+    ranks, record = own.ranks, own.record
+    call = "calls" if len(ranks) == 1 else "call"
+    if isinstance(other, _Site):
+        rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
+        there = side(other.ranks, other.record)
+    else:
+        rest, there = _ended_words(other), side(other, None)
+    return Finding(
+        Category.CONDITIONAL_COLLECTIVE,
+        ranks,
+        f"{name_ranks(ranks)} alone {call} {named(record)} ({test.quoted}); {rest}",
+        f"Call {record.operation} on every rank of its group: move it out of the condition.",
+        context.victims,
+        (f"{test.place}: {test.place.text}",),
+        sides=(side(ranks, record), there),
+    )
+
+
+def _ended_words(ended: Ranks) -> str:
+    return f"{verb(ended, 'has', 'have')} ended without an error"
+
+
+def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
+    """Ranks behind a loop in which the others still are; a way around in it is another matter."""
+    sources = context.sources
+    one, other = past.record, inside.record
+    behind = sources.in_one_loop(one, other) is False and _is_behind(one, other)
+    if not (behind and past.of_all and inside.of_all) or sources.alternatives(one, other):
+        return
+    if sources.way_around(other) is not None or sources.any_by_rank(WAIT):
+        return
+    yield Finding(
+        Category.UNEVEN_INPUTS,
+        past.ranks if len(past.ranks) <= len(inside.ranks) else inside.ranks,
+        f"{verb(past.ranks, 'is', 'are')} past the loop, in {named(past.record)}, while "
+        f"{verb(inside.ranks, 'is', 'are')} in {named(inside.record)}",
+        UNEVEN_REMEDY,
+        context.victims,
+        sides=(side(past.ranks, past.record), side(inside.ranks, inside.record)),
+    )
+
+
+def _is_behind(one: Collective, other: Collective) -> bool:
+    """True when `one` stands further down in the function in which the two ways part."""
+    for mine, theirs in zip(one.path, other.path, strict=False):
+        if (mine.file, mine.line) != (theirs.file, theirs.line):
+            same = (mine.file, mine.function) == (theirs.file, theirs.function)
+            return same and mine.line > theirs.line
+    return False
+
+
+def _ended_before(
+    context: Context, at: Mapping[int, Collective], ended: Ranks
+) -> Iterator[Finding]:
+    """Ranks whose process ended without an error, while all others wait at one call."""
+    sites, sources = _sites(at), context.sources
+    site = sites[0]
+    if len(sites) != 1 or not site.of_all or not sources.knows(site.record):
+        return
+    test = sources.condition(site.record, None, site.ranks, ended)
+    if test is not None and test.decides >= Varies.BY_RANK:
+        if not sources.answered(site.record, test):
+            yield _alone(context, site, test, ended)
+    elif test is None and not sources.way_around(site.record) and not sources.any_by_rank(WAIT):
+        yield _left(context, site, ended)
+
+
+def _left(context: Context, site: _Site, ended: Ranks) -> Finding:
+    """They ended where no test stands before the call: in a loop, with fewer turns of it."""
+    ranks, record = site.ranks, site.record
+    loop = record.part is Part.BACKWARD or context.sources.in_a_loop(record)
+    return Finding(
+        Category.UNEVEN_INPUTS if loop else Category.EARLY_EXIT,
+        ranks if loop and len(ranks) < len(ended) else ended,
+        f"{_ended_words(ended)}, while {verb(ranks, 'waits', 'wait')} in {named(record)}",
+        UNEVEN_REMEDY
+        if loop
+        else "Every rank must take part in every collective: see where the others wait.",
+        context.victims,
+        sides=(side(ranks, record), side(ended, None)),
+    )

@@ -1,0 +1,252 @@
+"""A job that was not prepared, looked at twice from outside: what its stacks prove, and no more.
+
+Nothing is sent to it. What is found is so in both looks, and nothing moved between them: neither
+a line, nor a variable, nor a clock of CPU time, nor a byte in a connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddp_notebook.diagnosis.standing_still import diagnose_standing
+from ddp_notebook.evidence.frames import Sources
+from ddp_notebook.jobs.outside import pyspy, reports, system
+from ddp_notebook.jobs.outside.pyspy import Stacks, Thread
+from ddp_notebook.jobs.outside.system import Used
+from ddp_notebook.jobs.unprepared import Seen
+from ddp_notebook.jobs.verdict import Verdict, for_others
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    Diagnosis,
+    Local,
+    Probe,
+    RankReport,
+    Ranks,
+    name_ranks,
+)
+
+BETWEEN_S = 1.5
+"""Between the two looks."""
+_IDLE_SHARE = 0.02
+"""A process that uses less of a core than this does nothing but look at its clock."""
+_MOST_RANKS = 4096
+_LAUNCHER = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_WATCHES = "_invoke_run"
+_ENDS_RANKS = frozenset({"_stop_workers", "_restart_workers", "close", "_close", "_exit_barrier"})
+"""Functions of torchrun's agent: while it is in the first and in none of these, no rank failed."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """All that is seen of a job at about one moment, by rank; `launcher` are its stacks."""
+
+    threads: Mapping[int, tuple[Thread, ...]]
+    used: Mapping[int, Used | None]
+    launcher: tuple[Thread, ...] = ()
+    why_not: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A job as it was in two looks. `still` are the ranks that did not move between them."""
+
+    case: Case
+    still: Ranks
+    threads: Mapping[int, tuple[Thread, ...]]
+    why_not: tuple[str, ...] = ()
+
+    def verdict(self) -> Verdict:
+        """What is wrong with it, as far as stacks prove it."""
+        return for_others(self._diagnosis(), self._basis(), self.why_not)
+
+    def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
+        """Those of the user's frames of a rank, by the frame's place in its path."""
+        main = _main(self.threads.get(rank, ()))
+        if main is None:
+            return {}
+        pairs = zip(main.frames, main.variables, strict=True)
+        users = [own for frame, own in pairs if frame.users][::-1]
+        return {
+            number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
+        }
+
+    def _diagnosis(self) -> Diagnosis:
+        found = diagnose_standing(self.case)
+        waiting = self.case.waiting
+        unknown = self.case.where(Activity.SILENT)
+        if not self.threads:
+            return replace(found, findings=(), unsure=_NO_STACKS)
+        moves = tuple(rank for rank in waiting if rank not in self.still)
+        if moves:
+            why = f"No problem found so far: {_go_on(moves)}."
+        elif unknown:
+            does = "it does" if len(unknown) == 1 else "they do"
+            why = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
+        elif waiting:
+            why = (
+                f"Undecided: {name_ranks(waiting)} {_s(waiting, 'wait')}, and did not move for "
+                f"{BETWEEN_S} s; the stacks do not prove why. {_MORE}"
+            )
+        else:
+            why = f"No problem found so far: {_go_on(self.case.where(Activity.BUSY))}."
+        if moves or unknown:
+            return replace(found, findings=(), unsure=why)
+        return found if found.findings else replace(found, unsure=why)
+
+    def _basis(self) -> str:
+        if not self.threads:
+            return "the processes alone, without stacks"
+        return (
+            f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
+            f"{BETWEEN_S} s; which collectives ranks called before is not known"
+        )
+
+
+_NO_STACKS = (
+    "Undecided: the job was started without DDP_NOTEBOOK=1, and its Python stacks cannot be read."
+)
+_MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
+
+
+def _go_on(ranks: Ranks) -> str:
+    return f"{name_ranks(ranks)} {'goes' if len(ranks) == 1 else 'go'} on"
+
+
+def _s(ranks: Ranks, verb: str) -> str:
+    return f"{verb}s" if len(ranks) == 1 else verb
+
+
+def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
+    """Look twice at the ranks of a job; or once, which shows where they are and proves nothing."""
+    began_s = time.monotonic()
+    first = _look(ranks)
+    if not (first.threads and twice):
+        return seen(ranks, first, first)
+    time.sleep(max(0.0, began_s + BETWEEN_S - time.monotonic()))
+    return seen(ranks, first, _look(ranks))
+
+
+def _look(ranks: Mapping[int, Seen]) -> Look:
+    parents = {each.parent for each in ranks.values()}
+    pids = {rank: each.pid for rank, each in ranks.items() if each.torch}
+    watched = [pid for pid in parents if _is_torchrun(pid)]
+    stacks: Stacks = pyspy.read((*pids.values(), *watched))
+    return Look(
+        {rank: stacks.of[pid] for rank, pid in pids.items() if pid in stacks.of},
+        {rank: system.used(each.pid) for rank, each in ranks.items()},
+        stacks.of.get(watched[0], ()) if len(parents) == len(watched) == 1 else (),
+        stacks.why_not,
+    )
+
+
+def _is_torchrun(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return any(name in words for name in _LAUNCHER)
+
+
+def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
+    """What two looks at the same ranks show together."""
+    told = next(iter(ranks.values())).told
+    sources = Sources(min(each.began_s for each in ranks.values()))
+    still = tuple(rank for rank in ranks if _is_still(rank, first, second))
+    size = max(*ranks, *(each.world_size - 1 for each in ranks.values())) + 1
+    ended_well = _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1"
+    found = [
+        _seen(rank, ranks[rank], second, sources, rank in still)
+        if rank in ranks
+        else reports.Seen(_absent(rank, ended_well))
+        for rank in range(min(size, _MOST_RANKS))
+    ]
+    records = {each.record.rank: (each.record,) for each in found if each.record is not None}
+    case = Case(
+        _without_ports(each.report for each in found),
+        told,
+        None if told.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
+        collectives=Collectives(records),
+        sources=sources.texts,
+    )
+    why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
+    return Outside(case, still, second.threads, why_not)
+
+
+def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> reports.Seen:
+    """A rank that has a process."""
+    if not process.torch:
+        return reports.Seen(RankReport(rank, Activity.BUSY, doing="it has not loaded torch yet"))
+    used, threads = now.used.get(rank), now.threads.get(rank)
+    if threads is None or used is None:
+        return reports.Seen(RankReport(rank, doing="its Python stack could not be read"))
+    found = reports.report_of(rank, threads, sources, still and not used.cuda)
+    return replace(found, report=_with_port(_with_probe(found.report, process.pid), process))
+
+
+def _is_still(rank: int, first: Look, second: Look) -> bool:
+    """True where the main thread, and all else of the process, was the same in both looks."""
+    before, after = first.used.get(rank), second.used.get(rank)
+    if before is None or after is None or {before.state, after.state} != {"S"}:
+        return False
+    if after.ticks - before.ticks > max(1.0, system.ticks_in(BETWEEN_S * _IDLE_SHARE)):
+        return False
+    mains = [_main(each.threads.get(rank, ())) for each in (first, second)]
+    return before.queues == after.queues and mains[0] is not None and mains[0] == mains[1]
+
+
+def _main(threads: Iterable[Thread]) -> Thread | None:
+    return next((thread for thread in threads if thread.main), None)
+
+
+def _watches(first: Look, second: Look) -> bool:
+    """True while torchrun's agent only watches its ranks: none has failed, none is being ended."""
+    for each in (first, second):
+        names = {frame.function for thread in each.launcher for frame in thread.frames}
+        if _WATCHES not in names or names & _ENDS_RANKS:
+            return False
+    return True
+
+
+def _absent(rank: int, ended_well: bool) -> RankReport:
+    if ended_well:  # torchrun would have ended the others, if it had failed
+        return RankReport(
+            rank, Activity.IDLE, exit_code=0, doing="its process ended without an error"
+        )
+    return RankReport(rank, doing="no process of it is on this host")
+
+
+def _with_port(report: RankReport, process: Seen) -> RankReport:
+    """With the port of the store that a rank has reached: what it was told, if it is connected."""
+    told = process.told.get("MASTER_PORT", "")
+    if report.inside != "process-group" or report.initialized or not told.isdigit():
+        return report
+    if int(told) not in system.connected(process.pid):
+        return report
+    return replace(report, arguments=replace(report.arguments, master_port=int(told)))
+
+
+def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
+    """Without the store's ports where those of some ranks are unknown: which one is right then?"""
+    found = tuple(found)
+    unknown = (e.inside == "process-group" and e.arguments.master_port is None for e in found)
+    if not any(unknown):
+        return found
+    return tuple(replace(e, arguments=replace(e.arguments, master_port=None)) for e in found)
+
+
+def _with_probe(report: RankReport, pid: int) -> RankReport:
+    """With whether somebody listens at the store, where that is on this host."""
+    given = report.arguments
+    if report.inside != "store" or given.master_port is None:
+        return report
+    if not (given.master_addr == "localhost" or given.master_addr.startswith("127.")):
+        return report
+    listens = system.listens(pid, given.master_port)
+    state = {True: "open", False: "refused", None: ""}[listens]
+    detail = "" if listens else "nobody listens there"
+    return replace(report, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail))

@@ -1,0 +1,252 @@
+"""Jobs that were not prepared, by stacks alone: what is proven, and what healthy ones may show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_notebook.evidence.frames import Frame
+from ddp_notebook.jobs.outside import job, pyspy, system
+from ddp_notebook.jobs.outside.job import Look, Outside
+from ddp_notebook.jobs.outside.pyspy import Thread
+from ddp_notebook.jobs.outside.system import Used
+from ddp_notebook.jobs.unprepared import Seen
+from ddp_notebook.jobs.verdict import Outcome
+from ddp_notebook.model import Category
+
+TORCH = "/venv/lib/python3.11/site-packages/torch/"
+C10D, DDP = f"{TORCH}distributed/distributed_c10d.py", f"{TORCH}nn/parallel/distributed.py"
+LOGGER, RENDEZVOUS = f"{TORCH}distributed/c10d_logger.py", f"{TORCH}distributed/rendezvous.py"
+WATCHES = Thread("MainThread", True, (Frame(f"{TORCH}agent.py", 1, "_invoke_run"),), ({},))
+ENDS = Thread("MainThread", True, (*WATCHES.frames, Frame("x.py", 1, "_stop_workers")), ({}, {}))
+SCRIPT = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step, batch in enumerate(data):
+    loss = net(batch)
+    loss.backward()
+    if rank == 0:
+        dist.barrier()
+dist.all_reduce(total)
+dist.send(total, 1 - rank)
+dist.recv(total, 1 - rank)
+if rank == 1:
+    dist.broadcast(total, 0)
+else:
+    dist.broadcast(other, 0)
+"""
+ALL_REDUCE, BARRIER, SEND, RECV, IN_ONE_BRANCH = 9, 8, 10, 11, 13
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def stack(*frames: tuple[str, int, str, Mapping[str, str]]) -> tuple[Thread, ...]:
+    """A main thread, the innermost frame first."""
+    shown = tuple(Frame(file, line, name) for file, line, name, _ in frames)
+    return (Thread("MainThread", True, shown, tuple(own for *_, own in frames)),)
+
+
+def busy(script: str, line: int) -> tuple[Thread, ...]:
+    return stack((script, line, "<module>", {}))
+
+
+def waits(script: str, line: int, call: str, kwargs: str = "{}", **given: str) -> Any:
+    """A main thread in a function of torch."""
+    return stack(
+        (C10D, 100, call, {"group": "<ProcessGroup at 0x7f>", **given}),
+        (LOGGER, 83, "wrapper", {"args": "(<Tensor at 0x7f>)", "kwargs": kwargs}),
+        (script, line, "<module>", {"step": "3"}),
+    )
+
+
+def backward(script: str) -> tuple[Thread, ...]:
+    return stack(
+        (f"{TORCH}autograd/graph.py", 979, "_engine_run_backward", {}),
+        (f"{TORCH}_tensor.py", 623, "backward", {}),
+        (script, 6, "<module>", {}),
+    )
+
+
+def seen(
+    threads: Mapping[int, Any],
+    before: Mapping[int, Any] | None = None,
+    used: tuple[Used, Used] = (Used("S", 100, {}), Used("S", 100, {})),
+    size: int = 0,
+    launcher: Thread = WATCHES,
+) -> Outside:
+    """What two looks show of these ranks; the same in both by default."""
+    size = size or len(threads)
+    told = {"WORLD_SIZE": str(size), "GROUP_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+    ranks = {rank: Seen(1 << 30, 1, rank, size, "train.py", 1e11, told) for rank in threads}
+    first, second = (
+        Look(of, dict.fromkeys(threads, each), (launcher,))
+        for of, each in zip((before or threads, threads), used, strict=True)
+    )
+    return job.seen(ranks, first, second)
+
+
+def found(outside: Outside) -> list[tuple[Category, tuple[int, ...]]]:
+    findings = outside.verdict().diagnosis.findings
+    return [(finding.category, finding.ranks) for finding in findings if not finding.passing]
+
+
+def hangs(script: str) -> dict[int, Any]:
+    """Rank 0 in a barrier under a test of the rank, the others in backward."""
+    return {0: waits(script, BARRIER, "barrier"), 1: backward(script), 2: backward(script)}
+
+
+def test_a_conditional_collective_is_told_from_stacks_that_stand_still(script: str) -> None:
+    verdict = seen(hangs(script)).verdict()
+    (finding,) = verdict.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "if rank == 0" in finding.cause and "train.py:8" in finding.cause
+    assert "by py-spy" in verdict.basis and verdict.outcome is Outcome.FINDING
+    assert "collective 0" not in str(finding), "stacks do not tell which number it has"
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        Used("S", 110, {}),
+        Used("R", 100, {}),
+        Used("S", 100, {"7": (0, 512)}),
+    ],
+    ids=["uses the CPU", "runs", "receives data"],
+)
+def test_nothing_is_said_of_a_job_that_moves(script: str, later: Used) -> None:
+    verdict = seen(hangs(script), used=(Used("S", 100, {"7": (0, 0)}), later)).verdict()
+    assert not verdict.diagnosis.findings and verdict.outcome is Outcome.UNDECIDED
+
+
+def test_nothing_is_said_of_a_rank_that_was_elsewhere_before_or_in_another_turn(
+    script: str,
+) -> None:
+    now = hangs(script)
+    for earlier in (waits(script, ALL_REDUCE, "all_reduce"), waits(script, BARRIER, "all_reduce")):
+        assert not seen(now, before={**now, 0: earlier}).verdict().diagnosis.findings
+
+
+@pytest.mark.parametrize(
+    ("line", "call", "kwargs"),
+    [
+        (ALL_REDUCE, "all_reduce", "{}"),
+        (BARRIER, "barrier", '{"group": <torch._C.ProcessGroup at 0x7f>}'),
+        (IN_ONE_BRANCH, "broadcast", "{}"),
+    ],
+    ids=["at one line", "all in groups of their own", "the other branch calls it too"],
+)
+def test_ranks_that_wait_without_a_proof_are_undecided(
+    script: str, line: int, call: str, kwargs: str
+) -> None:
+    other = waits(script, ALL_REDUCE, "all_reduce", kwargs)
+    verdict = seen({0: waits(script, line, call, kwargs), 1: other}).verdict()
+    assert not verdict.diagnosis.findings and verdict.outcome is Outcome.UNDECIDED
+    assert "do not prove why" in verdict.diagnosis.unsure
+
+
+def test_a_rank_that_is_busy_is_waited_for_and_is_no_mistake(script: str) -> None:
+    verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
+    (finding,) = verdict.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,)) and finding.passing
+    assert verdict.outcome is Outcome.NO_PROBLEM and not finding.commands
+
+
+def test_a_rank_that_waits_for_its_gpu_in_backward_is_not_said_to_wait_for_others(
+    script: str,
+) -> None:
+    on_gpu = Used("S", 100, {}, cuda=True)
+    assert not found(seen(hangs(script), used=(on_gpu, on_gpu)))
+
+
+def test_two_ranks_that_both_send_first_are_told_and_a_pair_that_fits_is_not(script: str) -> None:
+    sends = {r: waits(script, SEND, "send", dst=str(1 - r)) for r in (0, 1)}
+    assert found(seen(sends)) == [(Category.P2P_MISMATCH, (0, 1))]
+    assert not found(seen({**sends, 1: waits(script, RECV, "recv", src="0")}))
+
+
+def test_a_rank_that_ended_well_is_known_from_the_launcher_alone(script: str) -> None:
+    left = {0: waits(script, ALL_REDUCE, "all_reduce"), 2: waits(script, ALL_REDUCE, "all_reduce")}
+    later = SCRIPT.replace("    if rank == 0:\n        dist.barrier()\n", "\n\n")
+    Path(script).write_text(later.partition("if rank == 1")[0])
+    assert found(seen(left, size=3)) == [(Category.EARLY_EXIT, (1,))]
+    # torchrun ends its ranks, since one failed: how that one ended is not known.
+    assert not seen(left, size=3, launcher=ENDS).verdict().diagnosis.findings
+
+
+def set_up(script: str, where: str, file: str, **given: str) -> tuple[Thread, ...]:
+    return stack(
+        (file, 190, where, given),
+        (C10D, 1892, "init_process_group", {"rank": "-1", "world_size": "-1"}),
+        (script, 2, "<module>", {}),
+    )
+
+
+def test_what_ranks_were_given_is_read_off_their_stacks_in_set_up(script: str) -> None:
+    four = {
+        rank: set_up(
+            script, "_new_process_group_helper", C10D, group_size="4", group_rank=str(rank)
+        )
+        for rank in (0, 1)
+    }
+    assert found(seen(four)) == [(Category.WORLD_SIZE_MISMATCH, (0, 1))]
+    absent = set_up(script, "_new_process_group_helper", C10D, group_size="2", group_rank="0")
+    assert found(seen({0: absent}, size=2)) == [(Category.MISSING_RANK, (1,))]
+
+
+def test_the_rank_with_another_port_is_named_only_where_the_right_port_is_known(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"group_size": "3", "backend": '"gloo"', "group_rank": "0"}
+    ports = {0: set_up(script, "_new_process_group_helper", C10D, **given)}
+    for rank, port in ((1, "4001"), (2, "4002")):
+        own = {"hostname": '"10.0.0.1"', "port": port, "world_size": "3", "rank": str(rank)}
+        ports[rank] = set_up(script, "_create_c10d_store", RENDEZVOUS, **own)
+    assert not found(seen(ports))
+    monkeypatch.setattr(system, "connected", lambda pid: frozenset({29500}))
+    assert found(seen(ports)) == [(Category.ENV_MISMATCH, (1, 2))]
+
+
+def test_ranks_that_still_load_torch_make_no_finding(script: str) -> None:
+    here = set_up(script, "_new_process_group_helper", C10D, group_size="2", group_rank="0")
+    verdict = seen({0: here, 1: busy(script, 1)}).verdict()
+    assert all(finding.passing for finding in verdict.diagnosis.findings)
+
+
+@pytest.mark.parametrize("output", [b"", b"{", b"[1, null]", b'[{"frames": 3}]', b'{"a": 1}'])
+def test_what_py_spy_never_prints_is_no_stack(output: bytes) -> None:
+    assert all(not thread.frames for thread in pyspy.parse(output, 1))
+
+
+def test_what_py_spy_prints_is_read_with_its_variables() -> None:
+    frame = {
+        "name": "Trainer.fit",
+        "filename": "a.py",
+        "line": 3,
+        "locals": [{"name": "n", "repr": "1"}],
+    }
+    row = {"os_thread_id": 7, "thread_name": "MainThread", "frames": [frame, {"line": None}]}
+    (thread,) = pyspy.parse(json.dumps([row]).encode(), 7)
+    assert thread == Thread("MainThread", True, (Frame("a.py", 3, "fit"),), ({"n": "1"},))
+    (other,) = pyspy.parse(json.dumps([{**row, "os_thread_id": 8}]).encode(), 7)
+    assert other == replace(thread, main=False)
+
+
+def test_without_py_spy_a_line_says_what_would_give_the_stacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pyspy, "command", lambda: None)
+    nothing = pyspy.read([1])
+    assert not nothing.of and "pip install" in nothing.why_not[0]
+    verdict = job.look({0: Seen(1 << 30, 1, 0, 1, "train.py", 0.0)}).verdict()
+    assert verdict.outcome is Outcome.UNDECIDED and verdict.unread == nothing.why_not
