@@ -8,6 +8,7 @@ expressions.py  Evaluates and assigns in the frames of a rank that stands.
 goals.py        How far a step goes.
 instrument.py   Source with calls of ours before the lines of breakpoints (Python 3.11).
 monitoring.py   The back end for Python 3.12 and later: sys.monitoring.
+named.py        The code of a function, by the name that its user has for it.
 not_finite.py   Watches for the first loss or gradient that is not finite.
 stops.py        A thread that waits at a line, and what it does meanwhile.
 tracing.py      The back end for Python 3.11: sys.settrace while it is stepped, else nothing.

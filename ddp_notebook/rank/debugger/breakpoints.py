@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.code_swap import source_of
 from ddp_notebook.rank.debugger.instrument import line_with_code
+from ddp_notebook.rank.debugger.named import code_of, first_line, named
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers
 
 
@@ -252,40 +252,23 @@ class Breakpoints:
         return min(names, key=lambda name: (not self._is_users(name), len(name)), default="")
 
     def _bind_function(self, spec: Breakpoint) -> Bound:
-        value = self._named(spec.function)
-        function = inspect.unwrap(value) if callable(value) else value
-        function = getattr(function, "__func__", function)
-        if inspect.isclass(function):
-            function = getattr(function, "forward", None) or function.__init__
-        code = getattr(function, "__code__", None)
-        if code is None and value is not None:
-            kind = "a class without Python code" if inspect.isclass(value) else "C code"
-            problem = (
-                f"{spec.function} is {kind if callable(value) else 'not a function'}: there is no "
-                "line of Python to stop at. Stop in the function that calls it"
-            )
-            return Bound(spec.number, problem=problem)
-        if code is None:
+        value = named(spec.function, self._names(), self._is_users)
+        code = code_of(value)
+        if code is not None and _has_source(code):
+            return Bound(spec.number, self.canonical(code.co_filename), first_line(code))
+        if code is not None:
+            why = "was made from text, as a dataclass's __init__ is"
+        elif value is None:
             return Bound(spec.number)
-        return Bound(spec.number, self.canonical(code.co_filename), _first_line(code))
-
-    def _named(self, name: str) -> Any:
-        """What the user calls so: of the notebook's names, a module's, or a function's own."""
-        first, *rest = name.split(".")
-        names = self._names()
-        if first in names:
-            return _attribute(names[first], rest)
-        for end in range(len(name.split(".")) - 1, 0, -1):
-            module = sys.modules.get(".".join(name.split(".")[:end]))
-            if module is not None:
-                return _attribute(module, name.split(".")[end:])
-        functions = [
-            each
-            for each in gc.get_objects()
-            if type(each) is FunctionType and _ends(each.__code__.co_qualname, name)
-        ]
-        users = [each for each in functions if self._is_users(each.__code__.co_filename)]
-        return next(iter(users or functions), None)
+        elif inspect.isclass(value):
+            why = "is a class without Python code"
+        else:
+            why = f"is {'C code' if callable(value) else 'not a function'}"
+        problem = (
+            f"{spec.function} {why}: there is no line of Python to stop at. Stop in the function "
+            "that calls it"
+        )
+        return Bound(spec.number, problem=problem)
 
 
 def _normal(text: str) -> str:
@@ -297,10 +280,6 @@ def _module_files() -> Iterator[str]:
         file = getattr(module, "__file__", None)
         if type(file) is str:
             yield file
-
-
-def _ends(qualified: str, name: str) -> bool:
-    return qualified == name or qualified.endswith(f".{name}")
 
 
 def _defined_at(tree: ast.AST, name: str) -> int:
@@ -319,19 +298,9 @@ def _defined_at(tree: ast.AST, name: str) -> int:
     return statements[0].lineno if statements else node.body[0].lineno
 
 
-def _attribute(value: Any, names: Iterable[str]) -> Any:
-    for name in names:
-        value = inspect.getattr_static(value, name, None)
-        value = getattr(value, "__func__", value)
-        if isinstance(value, property):
-            value = value.fget
-    return value
-
-
-def _first_line(code: CodeType) -> int:
-    """The first line of a function's body; of one that is a single line, that."""
-    lines = [line for _, _, line in code.co_lines() if line]
-    return next((line for line in lines if line > lines[0]), lines[0])
+def _has_source(code: CodeType) -> bool:
+    name = code.co_filename
+    return not name.startswith("<") or bool(source_of(name))
 
 
 def message_source(text: str) -> str:

@@ -73,7 +73,9 @@ class BreakpointRow:
         where = place(file, line)
         if spec.function:
             return f"{spec.function} ({where})"
-        return where if line == spec.line else f"{where} (line {spec.line} has no code)"
+        if line > spec.line:
+            return f"{where} (line {spec.line} has no code)"
+        return where if line == spec.line else f"{where} (line {spec.line} is in that statement)"
 
     def _state(self) -> str:
         states: dict[str, list[int]] = {}
@@ -190,6 +192,7 @@ class Breakpoints:
             return replace(wanted, file=file, line=int(where), text=text)
         at = _AT.fullmatch(where)
         if at is None:
+            where = where.replace(".<locals>", "")
             if not all(name.isidentifier() for name in where.split(".")):
                 raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
             return replace(wanted, function=where)
