@@ -42,7 +42,7 @@ def pids_of(session: Session) -> dict[str, Any]:
     processes = processes_of(session)
     return {
         "fork_server": processes.fork_server.pid,
-        "controller": cluster_of(session)._cluster.controller.pid,
+        "controller": cluster_of(session).controller_pid,
         "store": processes.store_pid,
         "ranks": [state.pid for state in session.record.snapshot.ranks],
         "folder": str(processes.folder),
@@ -142,6 +142,11 @@ class FakeCluster:
 
     def stop(self, rank: int) -> None:
         """Nothing has to be ended."""
+
+    @property
+    def controller_pid(self) -> int:
+        """There is none."""
+        return 0
 
     def close(self) -> None:
         """Nothing has to be ended."""

@@ -1,6 +1,7 @@
-"""Processes killed, ended or stopped at random moments: every call answers, and the next works.
+"""Processes killed, ended or stopped at random moments: every cell answers, and the next works.
 
-Not run by pytest: `python tests/random_kills.py ROUNDS`. `DDP_NOTEBOOK_SEED` repeats a failure.
+`python tests/random_kills.py ROUNDS` plays many in a real kernel and tells how long answers took;
+tests/contract/test_random_kills.py plays a few. `DDP_NOTEBOOK_SEED` repeats a run's choices.
 """
 
 from __future__ import annotations
@@ -13,128 +14,237 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from support import warm_fork_server
+import support
+from kernels import Kernel, Reply, warm_kernels
+from support import Pids
 
-from ddp_notebook.errors import DDPError
+from ddp_notebook import errors
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.testing import pids_of
 
-TWO = InitOptions(world_size=2, device="cpu")
-SEED = int(os.environ.get("DDP_NOTEBOOK_SEED", random.SystemRandom().randrange(1 << 30)))
-ANSWERS_WITHIN_S = 8.0
-"""On a quiet machine: 2 s of them a process is stopped, and what ends it may wait for it."""
+SEED = int(os.environ.get("DDP_NOTEBOOK_SEED") or random.SystemRandom().randrange(1 << 30))
+ANSWERS_WITHIN_S = 5.0
+"""On a quiet machine, from the blow to the end of the cell."""
+GIVEN_UP_AFTER_S = 60.0
+LATEST_BLOW_S = 0.4
 STOPPED_S = 2.0
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-TARGETS = ("fork_server", "controller", "store", "rank")
-TRAIN = "for _ in range(200):\n    dist.all_reduce(torch.ones(1))"
+TARGETS = ("kernel", "fork server", "controller", "store", "rank")
+TRAIN = "for _ in range(300):\n    dist.all_reduce(torch.ones(1))"
+DOINGS = {
+    "load": "%reload_ext ddp_notebook",
+    "init": "%ddp_init --world-size 2",
+    "step": "%ddp_step",
+    "cell": f"%%ddp\n{TRAIN}",
+    "hang": "%%ddp\nif rank == 0:\n    dist.all_reduce(torch.ones(1))",
+    "script": "%ddp_run {script}",
+    "bench": "%ddp_bench --max 4K --budget 1s",
+    "why": "%ddp_why",
+    "abort": "%ddp_abort",
+    "restart": "%ddp_restart",
+    "restart one": "%ddp_restart --ranks 1",
+    "shutdown": "%ddp_shutdown",
+}
+"""What a user may be doing, by name."""
+BEFORE = {
+    "load": "%unload_ext ddp_notebook",
+    "init": "%ddp_shutdown",
+    "step": "%ddp_shutdown\n%ddp_init --world-size 2 --step",
+}
+"""What has to be done first, so that there is something to do."""
+NEXT = ("%ddp_restart", "%ddp_restart --ranks 1", "%ddp_shutdown", "%ddp_why")
+NOBODY = Pids(0, 0, 0, (), "")
+SESSION = "get_ipython()._ddp_notebook_magics.session"
+RUNNING = f"{SESSION}.running and not {SESSION}.pool.lost_reason"
+SCRIPT = f"""import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+{TRAIN}
+dist.destroy_process_group()
+"""
+OURS = {"", "UsageError", *(name for name, kind in vars(errors).items() if isinstance(kind, type))}
 
 
-def doings(session: Session, script: Path) -> dict[str, Callable[[], Any]]:
-    """What a user may be doing, by name."""
-    return {
-        "cell": lambda: session.run_cell(TRAIN),
-        "hang": lambda: session.run_cell("if rank == 0:\n    dist.all_reduce(torch.ones(1))"),
-        "script": lambda: session.run_script(str(script)),
-        "why": session.why,
-        "where": session.where,
-        "abort": session.abort,
-        "restart": lambda: session.restart((1,)),
-        "set up": lambda: session.set_up(TWO),
-        "shutdown": lambda: session.shutdown(keep_warm=True),
-        "init": lambda: session.init(TWO, replace=True),
-    }
+@dataclass
+class Blow:
+    """A signal to a process, after a while. One that is stopped goes on later, or with the round.
+
+    `among` are the processes that may be struck; none when they are only to be started.
+    """
+
+    target: str
+    number: signal.Signals
+    delay_s: float
+    for_good: bool
+    among: Sequence[int]
+    kernel: int
+    struck: int = 0
+    struck_s: float = 0.0
+    """When, by time.monotonic()."""
+
+    def __str__(self) -> str:
+        lasting = f" for {'good' if self.for_good else '2 s'}" * (self.number == signal.SIGSTOP)
+        return f"{self.number.name}{lasting} of {self.target} {self.delay_s:.2f} s into"
+
+    def timers(self) -> list[threading.Timer]:
+        """What strikes, and lets go."""
+        timers = [threading.Timer(self.delay_s, self.strike)]
+        if self.number == signal.SIGSTOP and not self.for_good:
+            timers.append(threading.Timer(self.delay_s + STOPPED_S, self.let_go))
+        return timers
+
+    def strike(self) -> None:
+        """Signal the process, if there is one."""
+        self.struck = self.kernel if self.target == "kernel" else self._chosen()
+        self.struck_s = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            if self.struck:
+                os.kill(self.struck, self.number)
+
+    def await_end(self) -> None:
+        """What was to end has ended: what is typed next finds it so."""
+        if self.number != signal.SIGSTOP and self.struck:
+            support.eventually(lambda: not support.is_alive(self.struck), what=f"the end by {self}")
+
+    def _chosen(self) -> int:
+        new = (p.pid for p in support.our_processes() if p.pid != self.kernel)
+        among = [pid for pid in self.among if support.is_alive(pid)] or sorted(new)
+        return (among[0] if self.target == "fork server" else among[-1]) if among else 0
+
+    def let_go(self) -> None:
+        """Whoever was stopped goes on."""
+        if self.number == signal.SIGSTOP and self.struck:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.struck, signal.SIGCONT)
 
 
-def in_time(what: str, do: Callable[[], Any]) -> str:
-    """What `do` raised for the user, empty for nothing. Fails where it is late, or raw."""
-    raised: list[BaseException] = []
+class Rounds:
+    """Rounds in one kernel after the other, with what each took."""
 
-    def work() -> None:
+    def __init__(self, script: Path, seed: int = SEED) -> None:
+        self.choose = random.Random(seed)
+        self.script = script
+        script.write_text(SCRIPT)
+        self.kernel = Kernel()
+        self.took: list[tuple[float, float, str]] = []
+        """How many seconds an answer took, the tasks per core then, and to what."""
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kernel.close()
+
+    def answer(self, what: str, code: str, blow: Blow | None = None) -> Reply:
+        """How a cell ended. Fails where it is late, or raises what is not for a user to read."""
+        began_s = time.monotonic()
+        message = self.kernel.send(code)
+        timers = blow.timers() if blow is not None else []
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
         try:
-            do()
-        except BaseException as error:  # noqa: BLE001  # judged below
-            raised.append(error)
+            reply = self.kernel.finish(message, GIVEN_UP_AFTER_S)
+        except AssertionError as error:
+            raise AssertionError(f"{what}: {error}") from None
+        if blow is not None:
+            timers[0].join()
+            blow.await_end()
+        took_s = reply.ended_at - max(began_s, blow.struck_s if blow is not None else 0.0)
+        self.took.append((took_s, os.getloadavg()[0] / (os.cpu_count() or 1), what))
+        text = f"{what} ended after {took_s:.1f} s, {reply.ename}: {reply.evalue}\n{reply.text}"
+        assert took_s < scaled_for_load(ANSWERS_WITHIN_S), f"late: {text}"
+        raw = reply.ename not in OURS or "Exception in thread" in reply.text
+        assert not raw, f"raw: {text}"
+        return reply
 
-    began_s = time.monotonic()
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(scaled_for_load(ANSWERS_WITHIN_S))
-    assert not thread.is_alive(), f"{what} has not answered for {time.monotonic() - began_s:.1f} s"
-    for error in raised:
-        trace = "".join(traceback.format_exception(error)[-6:])
-        assert isinstance(error, DDPError), f"{what}: {trace}"
-    return str(raised[0]) if raised else ""
+    def play(self) -> str:
+        """One round; what was done in it."""
+        doing = self.choose.choice(list(DOINGS))
+        target, number = self.choose.choice(TARGETS), self.choose.choice(SIGNALS)
+        for_good = self.choose.random() < 0.5 and target != "kernel"
+        delay_s = self.choose.random() * LATEST_BLOW_S
+        pids = self.begin(doing)
+        blow = Blow(target, number, delay_s, for_good, _among(pids, target), self.kernel.pid)
+        what = f"{blow} {doing}"
+        try:
+            reply = self.answer(what, DOINGS[doing].format(script=self.script), blow)
+            if target == "kernel" and number != signal.SIGSTOP:
+                support.eventually(lambda: not support.is_alive(blow.kernel))
+                self.kernel.close(now=True)
+                support.eventually(
+                    lambda: not support.leftovers(), what=f"the end of all after {what}"
+                )
+                self.kernel.start()
+            else:
+                self.go_on(what, pids)
+        finally:
+            blow.let_go()
+        return f"{what}: {reply.status} {reply.evalue.partition(chr(10))[0]}"
+
+    def begin(self, doing: str) -> Pids:
+        """Two ranks that are ready, with a variable each, and what has to be done first."""
+        self.kernel.run_well("%load_ext ddp_notebook")
+        if not self.kernel.ask(f"{SESSION}.ready"):
+            self.kernel.run_well("%ddp_init --world-size 2")
+        self.kernel.run_well("%%ddp\nkept = rank + 100")
+        if doing in BEFORE:
+            self.kernel.run_well(BEFORE[doing])
+        return self.kernel.pids() if doing not in ("load", "init") else NOBODY
+
+    def go_on(self, what: str, before: Pids) -> None:
+        """What a user types then: who lived on keeps variables, and the next start works."""
+        self.kernel.run_well("%load_ext ddp_notebook")
+        self.answer(f"abort after {what}", "%ddp_abort")
+        if self.kernel.ask(f"{RUNNING} and {SESSION}.ready"):
+            ranks = self.kernel.pids().ranks
+            for rank in (rank for rank, pid in enumerate(ranks) if pid in before.ranks):
+                if not what.endswith(" step"):
+                    code = f"%%ddp --ranks {rank}\nassert kept == rank + 100"
+                    kept = self.answer(f"variables after {what}", code)
+                    assert kept.status == "ok", f"{what}: rank {rank} lost its variables"
+        self.answer(f"the next after {what}", self.choose.choice(NEXT))
+        if not self.kernel.ask(f"{RUNNING} and {SESSION}.ready"):
+            reply = self.answer(f"init after {what}", DOINGS["init"])
+            assert reply.status == "ok", f"the next init after {what}: {reply.evalue}"
+        self.kernel.run_well("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == 2")
 
 
-def strike(pid: int, number: int) -> None:
-    """Signal a process that we started; one that was stopped goes on after a while."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-        if number == signal.SIGSTOP:
-            again = threading.Timer(STOPPED_S, _go_on, (pid,))
-            again.daemon = True
-            again.start()
-
-
-def _go_on(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
-
-
-def one_round(session: Session, choose: random.Random, script: Path) -> None:
-    doing, target = choose.choice(list(doings(session, script))), choose.choice(TARGETS)
-    number, delay_s = choose.choice(SIGNALS), choose.random() * 0.3
-    what = f"{number.name} of {target} {delay_s:.2f} s into {doing}"
-    session.run_cell("kept = rank + 100").raise_for_error()
-    pids = pids_of(session)
-    pid = choose.choice(pids["ranks"]) if target == "rank" else pids[target]
-    blow = threading.Timer(delay_s, strike, (pid, number))
-    blow.start()
-    said = in_time(what, doings(session, script)[doing])
-    blow.join()
-    if target == "rank" and doing in ("cell", "why", "where") and number == signal.SIGKILL:
-        other = 1 - pids["ranks"].index(pid)
-        in_time(f"restart after {what}", lambda: session.restart((1 - other,)))
-        kept = session.run_cell("assert kept == rank + 100", ranks=(other,))
-        assert kept.error is None, f"{what}: {kept.error}"
-    if session.running and not in_time(f"restart after {what}", session.restart):
-        pass
-    else:
-        in_time(f"shutdown after {what}", session.shutdown)
-        failed = in_time(f"init after {what} ({said})", lambda: session.init(TWO))
-        assert not failed, f"the next init after {what}: {failed}"
-    assert session.run_cell("rank").error is None, f"no cell works after {what}"
+def _among(pids: Pids, target: str) -> Sequence[int]:
+    if not pids.fork_server:
+        return ()
+    one = {"fork server": pids.fork_server, "controller": pids.controller, "store": pids.store}
+    return pids.ranks if target == "rank" else (one.get(target, 0),)
 
 
 def main(rounds: int) -> int:
-    """Play `rounds`; the exit status."""
-    choose = random.Random(SEED)
-    session = Session()
-    with warm_fork_server(), tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "train.py")
-        script.write_text(
-            "import torch, torch.distributed as dist\n"
-            f"dist.init_process_group('gloo')\n{TRAIN}\ndist.destroy_process_group()\n"
-        )
-        try:
-            session.init(TWO)
+    """Play `rounds`, those that fail too; the exit status."""
+    os.environ[support.RUN_TAG] = uuid.uuid4().hex
+    print(f"DDP_NOTEBOOK_SEED={SEED}", flush=True)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="dk-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        with warm_kernels():
+            tests = Rounds(Path(folder, "train.py"))
             for number in range(rounds):
+                tests.choose = random.Random(f"{SEED}/{number}")
                 try:
-                    one_round(session, choose, script)
-                except AssertionError as error:
-                    print(f"DDP_NOTEBOOK_SEED={SEED}, round {number}: {error}")
-                    return 1
-        finally:
-            session.shutdown()
-    print(f"{rounds} rounds, seed {SEED}: every call answered, and the next one worked")
-    return 0
+                    print(number, tests.play(), flush=True)
+                except Exception as error:  # noqa: BLE001  # any failure is this round's alone
+                    failed += 1
+                    print(f"{number} FAILED {type(error).__name__}: {error}", flush=True)
+                    tests.kernel.close(now=True)
+                    support.clear_away(support.leftovers())
+                    tests.kernel.start()
+            tests.kernel.close()
+    for took_s, load, what in sorted(tests.took, reverse=True)[:10]:
+        print(f"{took_s:.1f} s at {load:.1f} tasks a core: {what}")
+    print(f"{rounds - failed} of {rounds} rounds, seed {SEED}")
+    return min(failed, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 60))

@@ -124,6 +124,10 @@ class RankCluster(Protocol):
     def stop(self, rank: int) -> None:
         """End the process of `rank`, and have it forgotten."""
 
+    @property
+    def controller_pid(self) -> int:
+        """The process that ranks and session connect to, 0 while there is none."""
+
     def close(self) -> None:
         """End everything."""
 
@@ -209,6 +213,11 @@ class IPyParallelCluster:
         # Before any engine is started: the hub publishes registrations once.
         self._client = self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
         check_private_api(self._client)
+
+    @property
+    def controller_pid(self) -> int:
+        """The controller's process, 0 before it is started."""
+        return getattr(self._cluster.controller, "pid", None) or 0
 
     def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
         """Start the engine of `rank`."""
@@ -427,6 +436,8 @@ class IPyParallelCluster:
         """
         deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
         while self._engine(rank) is not None and time.monotonic() < deadline:
+            if self._ended.done():
+                raise self._lost()
             time.sleep(_POLL_S)
 
     def _run_loop(self) -> None:

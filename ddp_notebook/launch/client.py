@@ -187,11 +187,17 @@ class ForkServerClient:
             return False
         return True
 
+    def wake(self) -> None:
+        """Have the fork server go on if something stopped it."""
+        if sys.platform != "win32":
+            self._process.send_signal(signal.SIGCONT)
+
     def close(self, timeout_s: float = 5) -> None:
         """End the fork server with all its children; returns when they are gone."""
         with self._lock:
             self._closing = True
             self._lost_handlers.clear()
+        self.wake()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()

@@ -22,6 +22,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """True for a process that waits for SIGCONT; Linux only."""
+    try:
+        return _stat(Path("/proc", str(pid), "stat"))[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 def session_members(leader: int) -> list[int]:
     """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
     members = []

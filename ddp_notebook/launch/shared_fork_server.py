@@ -157,9 +157,13 @@ class ForkedServer:
 
     def kill(self) -> None:
         """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it is there."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def __del__(self) -> None:
         self._connection.close()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import errno
+import io
 import os
 import signal
 import sys
@@ -37,6 +39,7 @@ from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.prepared import children
 from ddp_notebook.rank.rank_process import RankProcess, questions_of, streams_of
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOOK_EVERY_S = 0.03
 """How often what it wrote is looked for."""
 
@@ -70,6 +73,7 @@ class ScriptProcess:
         forwarder: OutputForwarder,
         script: Script,
     ) -> None:
+        self._folder = process.folder
         self._events = events
         self._forwarder = forwarder
         self._script = script
@@ -93,6 +97,9 @@ class ScriptProcess:
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
         error = self._end_as_python_does(self._execute(main))
+        if why := _OutputFile.why_lost:
+            told = f"[... printed text was lost in {self._folder}: {why} ...]\n"
+            self._forwarder.show(what=OutputKind.STDERR, text=told)
         with contextlib.suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _be_mute()
@@ -182,9 +189,32 @@ def _as_main(script: Script) -> types.ModuleType:
     sys.modules["__main__"] = main
     sys.argv[:] = [script.path, *script.arguments]
     sys.path.insert(0, folder)
-    for stream in (sys.stdout, sys.stderr):  # seen as it is written, as in a terminal
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
     return main
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    """What the script prints to: seen as it is written, as in a terminal."""
+    raw = io.BufferedWriter(_OutputFile(fd, "wb", closefd=False))
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+
+
+class _OutputFile(io.FileIO):
+    """The file behind a stream. Where it has no room, a print is lost and no error of the user's.
+
+    A terminal has no such limit: under torchrun the script would go on.
+    """
+
+    why_lost = ""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            type(self).why_lost = error.strerror or str(error)
+            return len(data)
 
 
 def _be_mute() -> None:

@@ -8,6 +8,7 @@ disables itself and the collective goes on without it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import sys
 import threading
@@ -188,7 +189,8 @@ class Observer(Component):
             return None
 
     def _say_limited(self, what: str, error: OSError) -> None:
-        why = f"no room in {self.process.folder} ({error.strerror})"
+        cannot = "no file can be made" if error.errno == errno.ENOENT else "no room"
+        why = f"{cannot} in {self.process.folder} ({error.strerror})"
         self.process.events.emit(Limited, text=f"{what}: {why}.")
 
     def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from ddp_notebook.cluster.cluster import (
 )
 from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.cluster.order_sender import OrderSender
-from ddp_notebook.errors import SetupFailed
+from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
@@ -34,6 +35,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session.options import InitOptions
+from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
@@ -88,6 +90,7 @@ class Processes:
             fork_server, self.folder, self.orders, self._exited
         )
         fork_server.on_lost(self._fork_server_lost)
+        self._awake = KeptAwake(self._serving, self._wake)
 
     @property
     def output_folder(self) -> Path:
@@ -144,6 +147,8 @@ class Processes:
         missing = self.cluster.wait_for(
             ranks, self.options.timeout_s + _REGISTER_GRACE_S, lambda: self._any_dead(ranks)
         )
+        if missing and self.record.snapshot.ended:
+            raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
         if missing:
             raise SetupFailed(self._why_not_up(missing))
 
@@ -307,6 +312,28 @@ class Processes:
         """The process that holds the lab's hosts, 0 when there are none."""
         return self._lab.pid if self._lab is not None else 0
 
+    # -- what serves the ranks ---------------------------------------------------------
+
+    def _serving(self) -> dict[int, str]:
+        stores = [each for each in (self._store, self._script_store) if each and each.alive]
+        return {
+            self.fork_server.pid: "fork server",
+            self.cluster.controller_pid: "ipyparallel controller",
+            **{each.pid: "store's process" for each in stores},
+        }
+
+    def _wake(self, pid: int, name: str) -> None:
+        if pid == self.fork_server.pid:
+            self.fork_server.wake()
+        else:
+            self.fork_server.signal(pid, signal.SIGCONT)
+        note = (
+            f"The {name} (pid {pid}) was stopped, by kill -STOP or a debugger. It was sent "
+            "SIGCONT: without it nothing answers."
+        )
+        if note not in (notes := self.record.snapshot.notes):
+            self.record.note(notes=(*notes, note))
+
     # -- the end -----------------------------------------------------------------------
 
     def stop(self, ranks: Ranks) -> None:
@@ -336,6 +363,7 @@ class Processes:
         stays = keep_warm and self.fork_server.reset()
         if not stays:
             self.fork_server.close()
+        self._awake.close()
         self.receiver.close()
         self.orders.close()
         self.logs.close()

@@ -142,12 +142,14 @@ class SetUp:
             self.bring_up = BringUp(processes, self._record)
             processes.start()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
-            failed = self.status()
+            failed, lost = self.status(), self._pool.lost_reason
             self._pool.close("The ranks could not be started.")
             self._record.note(ended="set-up did not finish.", loading=None)
             if mode == "fork":
                 self._pool.warm_fork_server(mode)  # for the next try
-            raise SetupFailed(_why_not_started(error), failed) from None
+            raise SetupFailed(
+                _why_not_started(SessionLost(lost) if lost else error), failed
+            ) from None
 
     def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
         """Once more with ranks whose set-up failed, as far as their processes live."""
@@ -334,7 +336,10 @@ class SetUp:
         """Within, an error of a session that is lost meanwhile becomes the reason for that."""
         try:
             yield
-        except OSError:  # its folder, or a connection, is gone
+        except (
+            OSError,
+            SessionLost,
+        ):  # its folder or a connection is gone
             self._pool.need(verb)
             raise
 

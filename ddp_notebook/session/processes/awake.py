@@ -1,0 +1,38 @@
+"""Has the processes that serve the ranks go on when something stopped them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from ddp_notebook.launch.process_groups import is_stopped
+
+_LOOK_EVERY_S = 0.5
+
+
+class KeptAwake:
+    """Looks at processes that nobody has a reason to stop, until it is closed.
+
+    While one is stopped (SIGSTOP), everything that needs it waits without a word. `pids` gives
+    their names; `wake` is called, on a thread, with each that two looks found stopped.
+    """
+
+    def __init__(
+        self, pids: Callable[[], Mapping[int, str]], wake: Callable[[int, str], None]
+    ) -> None:
+        self._pids = pids
+        self._wake = wake
+        self._closed = threading.Event()
+        self._found: set[int] = set()
+        threading.Thread(target=self._watch, name="ddp-awake", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_EVERY_S):
+            stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
+            for pid in self._found & stopped.keys():
+                self._wake(pid, stopped[pid])
+            self._found = set(stopped)
