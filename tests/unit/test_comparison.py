@@ -28,7 +28,7 @@ BACKWARD, STEP = (Place("train.py", line, "", text) for line, text in ((7, "b()"
 
 def kept(
     change: Change = lambda step, stage, value: value,
-    samples: Sequence[int] = (1, 2),
+    samples: Sequence[float] = (1, 2),
     steps: int = 3,
 ) -> compare.Kept:
     """A side that computes what all others do, but for `change`, in the second parameter."""
@@ -124,6 +124,11 @@ def test_other_samples_are_not_compared() -> None:
     assert not result.steps and result.parting is None
     assert "got 4 samples on 2 ranks together and 4 on one rank, and 3 of" in result.refused
     assert "CANNOT COMPARE" in comparison_text(result)
+
+
+def test_samples_that_another_model_computed_may_differ_by_rounding() -> None:
+    one = kept(samples=(4, 3 + 1e-7, 2, 1))
+    assert compare.compare((kept(), kept(samples=(3, 4))), one, one).steps == 3
 
 
 def test_random_numbers_for_each_sample_are_not_compared() -> None:

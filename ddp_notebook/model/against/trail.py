@@ -45,13 +45,14 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """A step of an optimizer. `samples` are hashes of what the model got since the last one.
+    """A step of an optimizer. `samples` has a number for each sample that the model got since
+    the last one: equal for equal ones, nearly equal where rounding differs.
 
     `loss` is the mean of what `backward` was called on, None where that is no single number.
     """
 
     optimizer: int
-    samples: tuple[int, ...]
+    samples: tuple[float, ...]
     rates: tuple[float, ...]
     loss: float | None
     place: Place | None

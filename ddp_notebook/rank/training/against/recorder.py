@@ -11,7 +11,6 @@ import os
 import random
 import sys
 import weakref
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -66,7 +65,7 @@ class TrailRecorder(Component):
         self._models: dict[int, nn.Module] = {}
         self._names: dict[int, str] = {}
         self._inside = 0
-        self._samples: list[int] = []
+        self._samples: list[float] = []
         self._losses: list[float] = []
         self._backward: Line | None = None
         self._after_backward: dict[int, list[float]] = {}
@@ -164,7 +163,7 @@ class TrailRecorder(Component):
                 self._trains(module, (inputs, {}))
 
     def _trains(self, module: nn.Module, inputs: Any) -> None:
-        self._samples.extend(sample_hashes(inputs))
+        self._samples.extend(self._sketcher.samples(list(_tensors(inputs))))
         for name, part in module.named_modules():
             if not part.training:
                 continue
@@ -301,29 +300,6 @@ def _drops_out(module: nn.Module) -> bool:
 
 def _place(line: Line | None) -> Place | None:
     return Place(*line) if line is not None else None
-
-
-def sample_hashes(inputs: Any) -> list[int]:
-    """A hash of each sample in what a model gets: of what all tensors have at one index."""
-    tensors = [each.detach().to("cpu") for each in _tensors(inputs)]
-    if not tensors:
-        return []
-    count = len(tensors[0]) if tensors[0].dim() else 1
-    hashes = [0] * count
-    for tensor in tensors:
-        hashes = [
-            zlib.crc32(part, of) for part, of in zip(_parts(tensor, count), hashes, strict=True)
-        ]
-    return hashes
-
-
-def _parts(tensor: torch.Tensor, count: int) -> list[Any]:
-    """The bytes of each of `count` samples; of what has none of its own, all for each."""
-    own = tensor.dim() > 0 and len(tensor) == count
-    if not tensor.numel():
-        return [b""] * count
-    rows = tensor.contiguous().view(count if own else 1, -1).view(torch.uint8).numpy()
-    return [row.data for row in rows] if own else [rows[0].data] * count
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
