@@ -13,6 +13,7 @@ progress.py   What a rank is doing: which call it is in, and whether it makes pr
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that part a model or its data over ranks.
+against/      A run compared with the same run on one rank: where do they part?
 training/     Rules for training that ends well and is wrong.
 steps/        What the ranks' training steps tell, side by side: who is slow.
 

@@ -1,5 +1,6 @@
 """Values everything else is made of. Standard library only; each can be written as JSON and read.
 
+against/           A run compared with the same run on one rank: what both sides write down.
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
 case.py            What is known of each rank while set-up runs: the facts that findings are mad
 codec.py           The one codec: values as JSON and back, by the types of their fields.

@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     Stage,
     StepTimes,
 )
+from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 
 Request = TypeVar("Request")
@@ -159,6 +160,8 @@ class Script:
     """Who needs this rank when it has finished loses its connection, and does not wait for it."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
+    trail: TrailOrder | None = None
+    """How it keeps what its training steps compute, to be compared; None: it keeps nothing."""
 
 
 RUN_CELL = Order("run cell", Cell)

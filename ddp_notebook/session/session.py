@@ -18,6 +18,7 @@ from ddp_notebook.session.runs.registry import RunRegistry
 from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
+from ddp_notebook.session.tools.against import AgainstOne
 from ddp_notebook.session.tools.bench import Bench
 from ddp_notebook.session.tools.bench_steps import StepBench
 from ddp_notebook.session.tools.breakpoints import Breakpoints
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
+    from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -69,6 +71,7 @@ class Session:
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
         self._scripts = Scripts(self.pool, self._runs)
+        self.against = AgainstOne(self.pool, self._findings)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self.breakpoints = Breakpoints(self.record, self.pool, self._runs)
@@ -287,6 +290,7 @@ class Session:
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
         as_module: bool = False,
+        trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
 
@@ -298,7 +302,7 @@ class Session:
         torchrun; otherwise it waits for it, and is seen. `hold` and `detach` are those of
         `run_cell`. Raises UsageMistake when there is no such script, or a rank is not free.
         `placed` puts its ranks on hosts of the fault lab. With `as_module`, `path` is the name of
-        a module, as in `python -m`.
+        a module, as in `python -m`. Ranks keep `trails` for a comparison (`against`).
         """
         return self._scripts.run(
             path,
@@ -313,6 +317,7 @@ class Session:
             started=started,
             placed=placed,
             as_module=as_module,
+            trails=trails,
         )
 
     def wait(

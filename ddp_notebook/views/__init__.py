@@ -14,5 +14,6 @@ paragraphs.py   What views are built of beside tables: indented text, boxes to c
 stacks.py       Where the ranks are, as a tree: plain text of at most 100 columns, and nested HTML.
 step_table.py   A step table, who arrived where and who waits for whom: as text and as HTML.
 table.py        The one table: columns and rows in, text of fixed width and HTML out.
+training/       What is told of training beside findings.
 variables.py    The variables of ranks as a table: text, and HTML.
 """

@@ -14,9 +14,12 @@ from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.magics.verbs.ranks import start_ranks
 from ddp_notebook.model import name_ranks
+from ddp_notebook.model.against.comparison import Comparison
+from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.views.training.comparison import comparison_text
 
 
 def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult]) -> None:
@@ -37,9 +40,48 @@ def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult
         ui.runs.show(begin)
 
 
+def _run_against_one(
+    ui: NotebookUi, args: argparse.Namespace, path: str, run: Callable[..., CellResult]
+) -> None:
+    """Run the script at `path` on the ranks and on one, and say where they part."""
+    if args.detach or args.step is not None:
+        raise UsageMistake(
+            "--against 1 runs it three times and waits for each: leave --detach and --step out."
+        )
+    ranks = chosen_ranks(ui.session, args)
+    compared: list[Comparison | None] = []
+
+    def script(
+        trails: dict[int, TrailOrder], started: Callable[[CellRun], None] | None
+    ) -> CellResult:
+        return run(
+            path,
+            ranks=tuple(trails),
+            number=ui.prompt_number,
+            wait=args.wait,
+            started=started,
+            trails=trails,
+        )
+
+    def begin(begun: Callable[[CellRun], None]) -> CellResult:
+        result, comparison = ui.session.against.run(script, ranks, begun)
+        compared.append(comparison)
+        return result
+
+    ui.runs.show(begin)
+    for comparison in compared:
+        if comparison is not None:
+            ui.say(comparison_text(comparison))
+
+
 def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.cell is None:
         raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
+    if args.against:
+        transform = ui.shell.transform_cell
+        with ui.session.against.cell_as_script(args.cell, ui.prompt_number, transform) as path:
+            _run_against_one(ui, args, path, ui.session.run_script)
+        return
     run = partial(
         ui.session.run_cell,
         args.cell,
@@ -58,6 +100,7 @@ CELL = Verb(
         ("%%ddp --ranks 0,2-3", "the cell on three ranks"),
         ("%%ddp", "on all ranks"),
         ("%%ddp --detach", "a long one: the notebook stays free; %ddp_wait shows its end"),
+        ("%%ddp --against 1", "a whole training: where does it part from one rank?"),
         ("%%ddp --step collective", "pausing before each collective; %ddp_step continues"),
     ),
     run=_run_cell,
@@ -69,16 +112,17 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
     ui.session.require("%ddp_run")
-    run = partial(
+    script = partial(
         ui.session.run_script,
-        args.script,
-        args.arguments,
-        chosen_ranks(ui.session, args),
+        arguments=args.arguments,
         store=args.store,
         settings=parse_settings(args.set, ui.session.record.snapshot.world_size),
         as_module=args.m,
     )
-    _run(ui, args, run)
+    if args.against:
+        _run_against_one(ui, args, args.script, script)
+    else:
+        _run(ui, args, partial(script, args.script, ranks=chosen_ranks(ui.session, args)))
 
 
 def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
@@ -102,6 +146,7 @@ SCRIPT = Verb(
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),
+        ("%ddp_run --against 1 train.py", "where does it part from the same run on one rank?"),
         ("%ddp_run --detach train.py", "a long one: %ddp_wait shows its end"),
         ("%ddp_run -m package.train --epochs 2", "a module, as torchrun -m would"),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,6 +28,7 @@ from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
 if TYPE_CHECKING:
+    from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.processes.processes import Processes
@@ -61,6 +62,7 @@ class Scripts:
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
         as_module: bool = False,
+        trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """`Session.run_script`."""
         processes = self._pool.need("%ddp_run")
@@ -89,6 +91,7 @@ class Scripts:
                 self._ended,
                 self._runs.breakpoints_of,
                 package,
+                trails,
                 leaves=wait == "forever" and not hold,
             )
             return self._runs.carry_out(
@@ -124,6 +127,7 @@ class ScriptWork:
         ended: Callable[[RunController], None],
         breakpoints_of: Callable[[int], calls.Breakpoints],
         package: str | None = None,
+        trails: Mapping[int, TrailOrder] | None = None,
         *,
         leaves: bool = False,
     ) -> None:
@@ -131,6 +135,7 @@ class ScriptWork:
         self._leaves = leaves
         self._breakpoints_of = breakpoints_of
         self._package = package
+        self._trails = trails or {}
         self._processes = processes
         self._path, *self._arguments = command
         self._placed = placed is not None
@@ -168,6 +173,7 @@ class ScriptWork:
                 paused=self._run.pausing,
                 leaves=self._leaves,
                 package=self._package,
+                trail=self._trails.get(rank),
             )
             for rank in ranks
         }

@@ -1,5 +1,6 @@
 """What a session does beside running code.
 
+against.py           A script on all ranks and on one: where do they part?
 bench.py             Measures what collectives cost, against tensor size.
 bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.
 bench_steps.py       Measures training steps: where their time goes.
