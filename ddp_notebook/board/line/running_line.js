@@ -1,6 +1,7 @@
 // The page's side of the line above a running cell's output.
 const BUTTONS = [["Where?", "%ddp_where"], ["Abort", "%ddp_abort"]];
 const SILENT_AFTER_MS = 20000;
+const ENDED = "It did not finish: the kernel ended, and the ranks with it.";
 const STYLE = `
 .ddpl { font: var(--jp-ui-font-size1, 13px)/1.6 var(--jp-ui-font-family, system-ui, sans-serif);
   color: var(--jp-ui-font-color1, inherit); width: 100%; padding: 2px 0 }
@@ -51,13 +52,15 @@ export default {
     let closed = 0;
 
     const tick = () => {
-      const silent = Date.now() - heard > SILENT_AFTER_MS;
+      // Jupyter marks a widget so whose kernel has ended or was restarted.
       const over = model.get("over");
+      const ended = !over && root.closest(".jupyter-widgets-disconnected") !== null;
+      const silent = ended || Date.now() - heard > SILENT_AFTER_MS;
       const seconds = model.get("age_s") + (Date.now() - heard) / 1000;
       clock.hidden = over || silent;
       clock.textContent = duration(seconds);
       const lost = `${model.get("text")} · the kernel was last heard at ${clockTime(new Date(heard))}`;
-      const words = silent && !over ? lost : model.get("text");
+      const words = ended ? ENDED : silent && !over ? lost : model.get("text");
       if (text.textContent !== words) text.textContent = words;
       for (const [button, magic] of buttons) {
         button.hidden = over || silent;

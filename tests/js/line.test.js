@@ -1,0 +1,45 @@
+// The line above a running cell's output, on a page of a few lines.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+const path = new URL("../../ddp_notebook/board/line/running_line.js", import.meta.url);
+const line = await import(`data:text/javascript;base64,${readFileSync(path).toString("base64")}`);
+
+class Element {
+  children = [];
+  disconnected = false;
+  setAttribute() {}
+  append(...children) { this.children.push(...children); }
+  replaceChildren(...children) { this.children = children; }
+  closest() { return this.disconnected ? this : null; }
+  /** All below that have a name. */
+  of(name) { return this.children.flatMap((each) => [...(each.className === name ? [each] : []), ...each.of(name)]); }
+}
+
+test("a cell whose kernel was restarted is not said to run, and has no buttons", () => {
+  globalThis.document = { createElement: () => new Element() };
+  const state = { text: "Cell 3 runs on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
+  const heard = [];
+  const model = { get: (name) => state[name], on: (_, call) => heard.push(call), off() {}, send() {} };
+  const page = new Element();
+  const close = line.default.render({ model, el: page });
+  try {
+    const [root] = page.of("ddpl");
+    const [text] = page.of("ddpl-text");
+    const [clock] = page.of("ddpl-clock");
+    const buttons = () => page.of("ddpl-row")[0].children.slice(1, 3);
+    assert.equal(text.textContent, state.text);
+    assert.deepEqual([clock.hidden, ...buttons().map((each) => each.hidden)], [false, false, false]);
+    root.disconnected = true;
+    heard[1](); // what the clock does each second
+    assert.match(text.textContent, /the kernel ended, and the ranks with it/);
+    assert.deepEqual([clock.hidden, ...buttons().map((each) => each.hidden)], [true, true, true]);
+    Object.assign(state, { over: true, text: "finished in 3 s" });
+    heard[0]();
+    assert.equal(text.textContent, "finished in 3 s");
+  } finally {
+    close();
+  }
+});
