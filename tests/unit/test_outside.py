@@ -179,7 +179,7 @@ def test_a_rank_that_ended_well_is_known_from_the_launcher_alone(script: str) ->
     left = {0: waits(script, ALL_REDUCE, "all_reduce"), 2: waits(script, ALL_REDUCE, "all_reduce")}
     later = SCRIPT.replace("    if rank == 0:\n        dist.barrier()\n", "\n\n")
     Path(script).write_text(later.partition("if rank == 1")[0])
-    assert found(seen(left, size=3)) == [(Category.EARLY_EXIT, (1,))]
+    assert found(seen(left, size=3)) == [(Category.MISSING_DESTROY, (1,))]
     # torchrun ends its ranks, since one failed: how that one ended is not known.
     assert not seen(left, size=3, launcher=ENDS).verdict().diagnosis.findings
 
