@@ -18,8 +18,9 @@ from ddp_notebook.views import findings as view
 
 _TARGET = (
     "a pid of a job, a rank's or the launcher's (most is known of one that was started with "
-    "DDP_NOTEBOOK=1); or the folder or files that a job left: dumps of torch's flight recorder, torchrun's log folder, "
-    "logs, a run written by %%ddp_save. Without one: the job that runs, or the last one"
+    "DDP_NOTEBOOK=1); or the folder or files that a job left: dumps of torch's flight recorder, "
+    "torchrun's log folder, logs, a run written by %%ddp_save. Without one: the job that runs, "
+    "or the last one"
 )
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 
