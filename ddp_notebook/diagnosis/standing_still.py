@@ -15,6 +15,7 @@ from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, side, verb
 from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
 from ddp_notebook.diagnosis.collectives.source_code import Condition, Sources
+from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
 from ddp_notebook.diagnosis.names import Varies
@@ -67,7 +68,7 @@ class _Site:
     @property
     def of_all(self) -> bool:
         """True of a collective that needs every rank."""
-        return self.record.group == DEFAULT_GROUP
+        return self.record.group == DEFAULT_GROUP and not self.record.is_point_to_point
 
 
 def diagnose_standing(case: Case) -> Diagnosis:
@@ -82,7 +83,7 @@ def diagnose_standing(case: Case) -> Diagnosis:
         else:
             found = diagnose_setup(case)
     else:
-        found = replace(found, findings=tuple(_apart(Context(case, Sources(case.sources)))))
+        found = replace(found, findings=tuple(apart(case)))
     return replace(found, doing={report.rank: doing(report) for report in case.ranks}, unsure="")
 
 
@@ -103,8 +104,9 @@ def _never_joined(case: Case) -> Iterator[Finding]:
         )
 
 
-def _apart(context: Context) -> Iterator[Finding]:
-    case = context.case
+def apart(case: Case) -> Iterator[Finding]:
+    """What has ranks wait in different calls, or others ended; each has at most one record."""
+    context = Context(case, Sources(case.sources))
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
     ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
     if any(map(works, case.ranks)):
@@ -112,12 +114,9 @@ def _apart(context: Context) -> Iterator[Finding]:
     elif any(report.groups_made for report in case.ranks):
         yield from other_groups(context)
     elif at and at.keys() | set(ended) == context.reports.keys():
-        if any(record.is_point_to_point for record in at.values()):
-            yield from _rings(at)
-        elif ended:
-            yield from _ended_before(context, at, ended)
-        else:
-            yield from _parted(context, at)
+        rings = list(_rings(at))
+        apart_ = _ended_before(context, at, ended) if ended else _parted(context, at)
+        yield from rings or apart_
 
 
 def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
@@ -191,14 +190,21 @@ def _parted(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]
     sites = _sites(at)
     if len(sites) != 2 or not all(context.sources.knows(site.record) for site in sites):
         return
-    tests = [_by_rank(context.sources, *pair) for pair in (sites, sites[::-1])]
-    for (own, other), test in zip((sites, sites[::-1]), tests, strict=True):
-        if tests == [None, None]:
-            yield from _past(context, own, other)
-        elif None in tests and test is not None and other.of_all:
-            sure = own.of_all or test.decides is Varies.JUST_SO
-            if sure and not context.sources.answered(own.record, test):
-                yield _alone(context, own, test, other)
+    few, most = sites
+    one, other = _by_rank(context.sources, few, most), _by_rank(context.sources, most, few)
+    if one is None and other is None:
+        yield from (*_past(context, few, most), *_past(context, most, few))
+    elif other is None and one is not None:
+        yield from _alone_at(context, few, one, most)
+    elif one is None and other is not None:
+        yield from _alone_at(context, most, other, few)
+
+
+def _alone_at(context: Context, own: _Site, test: Condition, other: _Site) -> Iterator[Finding]:
+    """Where it is certain that the others do not come to the call, or to one that meets it."""
+    sure = own.of_all or test.decides is Varies.JUST_SO
+    if other.of_all and sure and not context.sources.answered(own.record, test):
+        yield _alone(context, own, test, other)
 
 
 def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
@@ -238,7 +244,7 @@ def _past(context: Context, past: _Site, inside: _Site) -> Iterator[Finding]:
     behind = sources.in_one_loop(one, other) is False and _is_behind(one, other)
     if not (behind and past.of_all and inside.of_all) or sources.alternatives(one, other):
         return
-    if sources.way_around(other) is not None or sources.any_by_rank(WAIT):
+    if not _is_plain(sources, other):
         return
     yield Finding(
         Category.UNEVEN_INPUTS,
@@ -266,14 +272,19 @@ def _ended_before(
     """Ranks whose process ended without an error, while all others wait at one call."""
     sites, sources = _sites(at), context.sources
     site = sites[0]
-    if len(sites) != 1 or not site.of_all or not sources.knows(site.record):
+    if len(sites) != 1 or not sources.knows(site.record) or not site.of_all:
         return
     test = sources.condition(site.record, None, site.ranks, ended)
     if test is not None and test.decides >= Varies.BY_RANK:
         if not sources.answered(site.record, test):
             yield _alone(context, site, test, ended)
-    elif test is None and not sources.way_around(site.record) and not sources.any_by_rank(WAIT):
+    elif test is None and _is_plain(sources, site.record):
         yield _left(context, site, ended)
+
+
+def _is_plain(sources: Sources, record: Collective) -> bool:
+    """True where no way leads around the call, and no collective at all is only for some ranks."""
+    return sources.way_around(record) is None and not sources.any_by_rank(WAIT)
 
 
 def _left(context: Context, site: _Site, ended: Ranks) -> Finding:
@@ -281,12 +292,10 @@ def _left(context: Context, site: _Site, ended: Ranks) -> Finding:
     ranks, record = site.ranks, site.record
     loop = record.part is Part.BACKWARD or context.sources.in_a_loop(record)
     return Finding(
-        Category.UNEVEN_INPUTS if loop else Category.EARLY_EXIT,
+        Category.UNEVEN_INPUTS if loop else Category.MISSING_DESTROY,
         ranks if loop and len(ranks) < len(ended) else ended,
         f"{_ended_words(ended)}, while {verb(ranks, 'waits', 'wait')} in {named(record)}",
-        UNEVEN_REMEDY
-        if loop
-        else "Every rank must take part in every collective: see where the others wait.",
+        UNEVEN_REMEDY if loop else LEAVE_TOGETHER,
         context.victims,
         sides=(side(ranks, record), side(ended, None)),
     )

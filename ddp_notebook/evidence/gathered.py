@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import flight_recorder, folder, logs
 from ddp_notebook.evidence.flight_recorder import Dump
-from ddp_notebook.evidence.frames import Sources
+from ddp_notebook.evidence.frames import Sources, function_called
 from ddp_notebook.evidence.logs import Logs, Raised
 from ddp_notebook.model import (
+    DEFAULT_GROUP,
     Activity,
     Case,
     Collective,
     Collectives,
     InitArguments,
+    Part,
     Phase,
     Place,
     RankReport,
@@ -41,6 +43,8 @@ class Gathered:
     logs: Ranks
     stacks: bool
     unread: tuple[str, ...] = ()
+    stood: Mapping[int, Collective] = field(default_factory=dict)
+    """By rank, the call in which it gave up waiting, by its traceback: which number is unknown."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
@@ -69,7 +73,38 @@ def gather(paths: Sequence[Path]) -> Gathered:
         tuple(sorted(written.ranks)),
         all(dump.stacks for dump in dumps.values() if dump.records),
         tuple(found.notes),
+        _stood(written.raised, errors, size),
     )
+
+
+def _stood(
+    raised: Mapping[int, Raised], errors: Mapping[int, RankReport], size: int
+) -> dict[int, Collective]:
+    """The calls of torch that errors came out of."""
+    stood = {}
+    for rank, each in raised.items():
+        api, part = function_called(each.frames[::-1])
+        path = errors[rank].error_at
+        if not api or not path:
+            continue
+        operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
+        stood[rank] = Collective(
+            rank,
+            0,
+            operation,
+            group=DEFAULT_GROUP if part is not None or _in_default(api, path[-1]) else "?",
+            api=api,
+            part=part,
+            # Of two ranks, the other one.
+            peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
+            path=path,
+        )
+    return stood
+
+
+def _in_default(api: str, place: Place) -> bool:
+    """True where the line itself calls the function, and names no group."""
+    return f"{api}(" in place.text and "group" not in place.text and place.text.endswith(")")
 
 
 def _joined(
@@ -131,14 +166,8 @@ def _report(
         last_words=written.last_words.get(rank, ""),
     )
     if error is not None:
-        return replace(
-            known,
-            activity=Activity.FAILED,
-            error_type=error.error_type,
-            error_text=error.error_text,
-            error_at=error.error_at,
-            path=error.error_at,
-        )
+        own = {name: getattr(error, name) for name in ("error_type", "error_text", "error_at")}
+        return replace(known, activity=Activity.FAILED, path=error.error_at, **own)
     code = written.exits.get(rank)
     alive = rank in written.ended_by_agent or code in _ENDED_BY_OTHERS
     timed_out = written.timed_out.get(rank)
@@ -153,7 +182,8 @@ def _report(
     if code == 0:
         # What it issued after its dump is not known: so it is not known either what it lacks.
         return replace(known, exit_code=0, doing="its process ended without an error")
-    if code is not None and code not in _ENDED_BY_OTHERS:
+    # How a process ends that the launcher ends says nothing of it: others were gone before.
+    if code is not None and not alive:
         return replace(known, activity=Activity.DEAD, exit_code=code)
     pending = next((record for record in records if not record.over), None)
     if pending is not None:

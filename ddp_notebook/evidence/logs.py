@@ -7,13 +7,18 @@ collectives were issued before is not in it.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ddp_notebook.evidence.frames import Frame
 
-_PREFIX = re.compile(r"\s*\[(?:rank|default)(\d{1,6})\]:\s?(.*)", re.DOTALL)
-"""torch's own on errors that nobody caught (rank), torchrun's on what it forwards (default)."""
+_PREFIX = re.compile(r"\s*\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)", re.DOTALL)
+"""torch's own on errors that nobody caught (rank), torchrun's on what it forwards (default), and
+mpirun's, which has the number of the job first."""
+_LABEL = re.compile(r"\s*(\d{1,6}): ?(.*)", re.DOTALL)
+"""That of ``srun --label``, which is on all lines."""
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d{1,9}), in (.+)')
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
@@ -21,9 +26,10 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _MOST_MESSAGE_LINES = 8
 _LONGEST_LINE = 2000
 _ABORTED = re.compile(r"\s*what\(\):\s*(.*)")
-_EXIT = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank")
+_EXIT = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
 _CODE = re.compile(r"\s*exitcode\s+: (-?\d{1,5})\b(?: \(pid: (\d+)\))?")
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
+_SIGABRT = signal.SIGABRT.value
 _WATCHDOG = re.compile(
     r"\[(?:PG .*?)?Rank (\d{1,7})\].*Watchdog caught collective operation timeout: "
     r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w+)(?:, NumelIn=(\d{1,15}))?"
@@ -73,20 +79,65 @@ class Logs:
 def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     """What stands in logs; with each goes the rank that wrote it, None where lines say which."""
     logs = Logs()
+    unmarked: list[str] = []
     for text, rank in texts:
         lines = [_clean(line) for line in text.splitlines()]
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent(lines, logs)
         _read_ranks(lines, rank, logs)
+        unmarked += lines if rank is None else ()
     if logs.exits:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
+    _attribute(logs, unmarked)
     # What was caught and written down all the same ended no rank.
     for rank, error in list(logs.raised.items()):
         if not error.certain and logs.exits.get(rank, 0) <= 0:
             del logs.raised[rank]
     return logs
+
+
+def _attribute(logs: Logs, lines: list[str]) -> None:
+    """Give errors that stand in a log without their rank to the ranks that failed.
+
+    torch writes the rank only once there is a group. Where errors differ, and more than one rank
+    may have written them, whose they are is not known.
+    """
+    lines = [line for line in lines if not _PREFIX.match(line)]
+    _attribute_last_words(logs, lines)
+    errors = list(_all_raised(lines))
+    failed = [rank for rank, code in logs.exits.items() if code > 0 and rank not in logs.raised]
+    alike = {(error.type, error.text.partition("\n")[0], error.frames) for error in errors}
+    if len(errors) == len(failed) == 1 or (failed and len(alike) == 1):
+        logs.raised.update(dict.fromkeys(failed, errors[0]))
+    elif errors:
+        # That one of these ended it is known; how it ended says nothing without that.
+        logs.ranks.update(failed)
+        for rank in failed:
+            del logs.exits[rank]
+
+
+def _attribute_last_words(logs: Logs, lines: list[str]) -> None:
+    aborted = [rank for rank, code in logs.exits.items() if code == -_SIGABRT]
+    words = [match[1] for match in filter(None, map(_ABORTED.match, lines))]
+    if len(aborted) == len(words) == 1:
+        logs.last_words.setdefault(aborted[0], words[0])
+
+
+def _all_raised(lines: list[str]) -> Iterator[Raised]:
+    """The errors in lines that no rank is named in, without those of the launcher."""
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    for start, end in pairwise([*starts, len(lines)]):
+        if any(line.startswith(_CHAINED) for line in lines[start:end]):
+            continue  # the error after it is the one that nobody caught
+        raised = _last_raised(lines[start:end], True)
+        if raised is not None and not any(_OF_LAUNCHER.search(f.file) for f in raised.frames):
+            yield raised
+
+
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elastic/|/srun$")
 
 
 def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
@@ -114,14 +165,23 @@ def _by_rank(lines: list[str], rank: int | None) -> Iterator[tuple[int, list[str
     """
     of: dict[int, list[str]] = {}
     unmarked = []
+    mark = _mark(lines)
     for line in lines:
-        if match := _PREFIX.match(line):
+        if match := mark.match(line):
             of.setdefault(int(match[1]), []).append(match[2])
         else:
             unmarked.append(line)
     if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
         yield rank, unmarked, False
     yield from ((who, own, True) for who, own in of.items())
+
+
+def _mark(lines: list[str]) -> re.Pattern[str]:
+    """What says in a line which rank wrote it."""
+    labels = any(_TRACEBACK in line for line in lines) and all(
+        _LABEL.match(line) for line in lines if line.strip()
+    )
+    return _LABEL if labels else _PREFIX
 
 
 def _last_raised(lines: list[str], certain: bool) -> Raised | None:
@@ -157,6 +217,10 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
     """What torchrun's agent says of its processes: whom it ended, and how each one ended."""
     closed = {int(match[1]) for match in filter(None, map(_CLOSED.search, lines))}
     rank = None
+    listed = [match.groups() for match in filter(None, map(_EXIT.match, lines))]
+    if all(rank == local for rank, local in listed):
+        # They are of the first host: so are the ranks before them, which it need not have listed.
+        logs.ranks.update(range(max((int(own) for own, _ in listed), default=0)))
     for line in lines:
         if match := _EXIT.match(line):
             rank = int(match[1])

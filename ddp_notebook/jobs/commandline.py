@@ -1,4 +1,4 @@
-"""`ddp-notebook jobs | why | where | save | run`: arguments, texts, JSON, exit codes."""
+"""`ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import listing, targets
-from ddp_notebook.jobs.verdict import VERSION, Verdict
-from ddp_notebook.model import Place, codec, name_ranks
+from ddp_notebook.jobs.verdict import Verdict, places_to_json
+from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
 
 _TARGET = (
-    "a pid of a job that was started with DDP_NOTEBOOK=1, a rank's or the launcher's; or the "
-    "folder or files that a job left: dumps of torch's flight recorder, torchrun's log folder, "
-    "logs, a run written by %%ddp_save. Without one: the job that runs, or the last one"
+    "a pid of a job, a rank's or the launcher's (most is known of one that was started with "
+    "DDP_NOTEBOOK=1); or the folder or files that a job left: dumps of torch's flight recorder, "
+    "torchrun's log folder, logs, a run written by %%ddp_save. Without one: the job that runs, "
+    "or the last one"
 )
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 
@@ -25,7 +28,7 @@ _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 def add(commands: Any) -> None:
     """Add the commands to a parser's."""
     for name, about, run in (
-        ("jobs", "list your jobs on this host that were started with DDP_NOTEBOOK=1", _jobs),
+        ("jobs", "list your distributed jobs on this host", _jobs),
         ("why", "say what is wrong with a job, alive or ended", _why),
         ("where", "say where each rank of a job is in its code, or was", _where),
     ):
@@ -38,6 +41,23 @@ def add(commands: Any) -> None:
         command.set_defaults(run=run)
     _add_save(commands)
     _add_run(commands)
+    _add_mcp(commands)
+
+
+def _add_mcp(commands: Any) -> None:
+    about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
+    command = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
+    command.set_defaults(run=_mcp)
+
+
+def _mcp(_args: argparse.Namespace) -> NoReturn:
+    """The server as a program of its own: only it needs the package, which is an extra."""
+    if find_spec("mcp") is None:
+        raise UsageMistake(
+            'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
+        )
+    words = [sys.executable, "-m", "ddp_notebook.jobs.mcp_server"]
+    os.execv(sys.executable, words)  # noqa: S606
 
 
 def _add_save(commands: Any) -> None:
@@ -86,7 +106,7 @@ def _why(args: argparse.Namespace) -> int:
 def _where(args: argparse.Namespace) -> int:
     target = targets.named(args.target)
     places = target.places()
-    _print(_places_json(places) if args.json else _places_text(places, target.world_size))
+    _print(places_to_json(places) if args.json else _places_text(places, target.world_size))
     return 0
 
 
@@ -106,14 +126,6 @@ def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int) -> str
     if unknown := tuple(rank for rank in range(world_size) if rank not in paths):
         lines.append(f"{name_ranks(unknown)}: no line is known; why: ddp-notebook why")
     return "\n".join(lines)
-
-
-def _places_json(paths: Mapping[int, tuple[Place, ...]]) -> dict[str, Any]:
-    return {
-        "format": "ddp_notebook places",
-        "version": VERSION,
-        "ranks": {str(rank): codec.encode(path) for rank, path in paths.items()},
-    }
 
 
 def _print(what: str | dict[str, Any]) -> None:

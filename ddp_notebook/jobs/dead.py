@@ -16,6 +16,7 @@ from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.standing_still import apart
 from ddp_notebook.evidence.gathered import Gathered, gather
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
@@ -60,25 +61,17 @@ def case(files: Files) -> Case | None:
 def judged(gathered: Gathered) -> Diagnosis:
     """The diagnosis of what is in files."""
     case = gathered.case
-    by_rules = case
-    if not gathered.stacks:
-        # Without lines of code the rules cannot tell an order from a condition.
-        by_rules = replace(case, collectives=Collectives())
+    # Without lines of code the rules cannot tell an order from a condition.
+    by_rules = case if gathered.stacks else replace(case, collectives=Collectives())
     diagnosis = diagnose_run(by_rules)
     findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
-    if not any(not finding.passing for finding in findings):
+    if all(finding.passing for finding in findings):
         findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
-    if not findings:
-        findings += _died(case)
-    if not findings:
-        findings += _undecided(case)
-    unsure = (
-        ""
-        if findings or _all_ended_well(case)
-        else ("No problem is seen in these files; how the job went on is not in them.")
-    )
+    findings = findings or _apart(gathered) or _died(case) or _undecided(case)
     what = {report.rank: _doing(report) for report in case.ranks}
-    return replace(diagnosis, findings=tuple(findings), unsure=unsure, doing=what)
+    diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
+    sure = findings or _all_ended_well(case)
+    return replace(diagnosis, unsure="" if sure else _NOT_KNOWN)
 
 
 def basis(files: Files) -> str:
@@ -99,6 +92,15 @@ def _is_victim(finding: Finding, case: Case) -> bool:
     words = [r.last_words for r in case.ranks if r.rank in finding.ranks]
     died = finding.category is Category.RANK_DIED
     return died and any(GOT_TOO_MUCH.search(text) for text in words)
+
+
+_NOT_KNOWN = "No problem is seen in these files; how the job went on is not in them."
+
+
+def _apart(gathered: Gathered) -> list[Finding]:
+    """What tracebacks say of ranks that gave up waiting, where no dump says more."""
+    stood = {rank: (record,) for rank, record in gathered.stood.items() if not gathered.dumps}
+    return list(apart(replace(gathered.case, collectives=Collectives(stood))))
 
 
 def _died(case: Case) -> list[Finding]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from ddp_notebook.diagnosis import failures
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.model import Case, Category, Diagnosis, Finding
+from ddp_notebook.model import Case, Category, Diagnosis, Finding, Place, codec
 
 FORMAT = "ddp_notebook verdict"
 VERSION = 1
@@ -76,3 +76,12 @@ def _without_magics(finding: Finding) -> Finding:
     stopped = finding.category is Category.STRAGGLER  # it need not be started again
     own = finding.remedy.partition(". ")[0] + "." if stopped else _AGAIN
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
+
+
+def places_to_json(paths: Mapping[int, tuple[Place, ...]]) -> dict[str, Any]:
+    """By rank, the lines where it is, as a JSON object of the form in ``schema_where.json``."""
+    return {
+        "format": "ddp_notebook places",
+        "version": VERSION,
+        "ranks": {str(rank): codec.encode(path) for rank, path in paths.items()},
+    }

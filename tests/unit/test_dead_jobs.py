@@ -330,3 +330,122 @@ def test_a_rank_that_has_ended_well_is_not_shown_as_dead_or_never_launched() -> 
         for untrue in ("dead", "launched", "exited", "heard", "runs"):
             assert untrue not in text
         assert 'class="ddp-strip"' not in board_view.html(board)
+
+
+# -- plain logs ------------------------------------------------------------------------------
+
+TRAINS = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if rank == 0:
+    dist.barrier()
+for batch in data:
+    net(batch).backward()
+dist.all_reduce(total)
+"""
+CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def lost(rank: int, script: Path, line: int, call: str, text: str) -> str:
+    """What torch prints of a rank that waited in a call of torch's until it failed."""
+    return "".join(
+        f"[rank{rank}]: {row}\n"
+        for row in (
+            "Traceback (most recent call last):",
+            f'  File "{script}", line {line}, in <module>',
+            f"    {TRAINS.splitlines()[line - 1].strip()}",
+            f'  File "{TORCH.replace("distributed_c10d", "c10d_logger")}", line 83, in wrapper',
+            "    return func(*args, **kwargs)",
+            f'  File "{TORCH}", line 3252, in {call}',
+            "    work.wait()",
+            text,
+        )
+    )
+
+
+def summary(*ends: tuple[int, int]) -> str:
+    """torchrun's last words: ranks and their exit codes."""
+    return "".join(
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {50 + rank})\n"
+        for rank, code in ends
+    )
+
+
+@pytest.fixture
+def trains(tmp_path: Path) -> Path:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    os.utime(script, (1, 1))
+    return script
+
+
+def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains: Path) -> None:
+    log = trains.parent / "job.log"
+    closed = lost(1, trains, 8, "all_reduce", CLOSED)
+    log.write_text(lost(0, trains, 5, "barrier", "RuntimeError: Timed out waiting 9ms") + closed)
+
+    verdict = dead.why([log])
+
+    (finding,) = verdict.diagnosis.findings
+    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
+    assert "if rank == 0" in finding.cause and "logs of ranks 0-1" in verdict.basis
+
+    same = trains.parent / "same.log"
+    same.write_text(lost(0, trains, 8, "all_reduce", CLOSED) + closed)
+    assert dead.why([same]).outcome is Outcome.UNDECIDED
+
+
+def test_an_error_without_its_rank_is_the_failed_ranks(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-7.out"
+    error = raised(0, 2, "OSError: [Errno 98] Address already in use").replace("[rank0]: ", "")
+    log.write_text(error + summary((1, -15), (0, 1)))
+
+    (finding,) = dead.why([log]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("port-in-use", (0,))
+
+
+def test_whose_error_it_was_is_not_guessed(tmp_path: Path) -> None:
+    errors = raised(0, 2, "ValueError: a") + raised(0, 3, "KeyError: 'b'")
+    log = tmp_path / "job.log"
+    log.write_text(errors.replace("[rank0]: ", "") + summary((0, 1), (1, 1)))
+
+    verdict = dead.why([log])
+
+    assert verdict.outcome is Outcome.UNDECIDED
+    assert not [f for f in verdict.diagnosis.findings if f.ranks]
+
+
+def test_a_time_out_in_set_up_names_nobody_dead(tmp_path: Path) -> None:
+    error = raised(0, 2, "DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//cpu//0/2")
+    log = tmp_path / "job.log"
+    log.write_text(error.replace("[rank0]: ", "") * 2 + summary((0, -15), (1, 1)))
+
+    assert [f.category.value for f in dead.why([log]).diagnosis.findings] == ["undecided"]
+
+
+def test_how_a_process_ends_that_the_launcher_ends_is_not_its_own_doing(tmp_path: Path) -> None:
+    (tmp_path / "agent.log").write_text(
+        "W torch/elastic/api.py] Sending process 50 closing signal SIGTERM\n"
+        + summary((0, -6), (1, -9))
+    )
+
+    (finding,) = dead.why([tmp_path]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
+
+
+@pytest.mark.parametrize("prefix", ["[1,{}]<stderr>: ", "{}: "], ids=["mpirun", "srun --label"])
+def test_the_marks_of_other_launchers_say_which_rank_wrote_a_line(
+    tmp_path: Path, prefix: str
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        raised(0, 8, CLOSED).replace("[rank0]: ", prefix.format(0))
+        + raised(1, 5, "ValueError: no rows left").replace("[rank1]: ", prefix.format(1))
+    )
+
+    (finding,) = dead.why([log]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("exception-on-one-rank", (1,))

@@ -85,7 +85,8 @@ class Sources:
         return replace(found, decides=heaviest)
 
     def any_by_rank(self, names: Collection[str]) -> bool:
-        """True when one of these functions is called anywhere under a test of the rank."""
+        """True when a test of the rank stands before one of these functions, or what calls it."""
+        names = self._with_callers(names)
         for file in self._texts:
             tree = self.tree(Place(file, 0))
             for node in ast.walk(tree) if tree else ():
@@ -95,6 +96,21 @@ class Sources:
                     if max(varies, default=Varies.NEVER) is Varies.BY_RANK:
                         return True
         return False
+
+    def _with_callers(self, names: Collection[str]) -> set[str]:
+        """These functions, and those of the user's that call one of them."""
+        trees = [self.tree(Place(file, 0)) for file in self._texts]
+        nodes = [node for tree in trees if tree for node in ast.walk(tree)]
+        calls = {
+            node.name: {last_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+            for node in nodes
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        }
+        found, before = set(names), -1
+        while len(found) > before:
+            before = len(found)
+            found.update(name for name, called in calls.items() if called & found)
+        return found
 
     def is_for_some(self, path: Sequence[Place], called: str) -> bool:
         """True when a test of the rank, or no known code, stands before the end of `path`."""

@@ -89,17 +89,20 @@ def _torchs(main: Thread) -> Iterator[tuple[Frame, Mapping[str, str]]]:
 
 def _inside(frames: Iterable[Frame]) -> str:
     """What the frames of torch's wait in: a part of set-up, or a collective; empty for neither."""
-    own = [(f.file, f.function) for f in itertools.takewhile(lambda frame: not frame.users, frames)]
-    if any(file.endswith(_RENDEZVOUS) and name in STORE_FUNCTIONS for file, name in own):
+    own = list(itertools.takewhile(lambda frame: not frame.users, frames))
+    rendezvous, c10d, ddp = (
+        [frame.function for frame in own if frame.file.endswith(file)]
+        for file in (_RENDEZVOUS, _C10D, _DDP)
+    )
+    if set(rendezvous) & set(STORE_FUNCTIONS):
         return "store"
-    called = [name for file, name in own if file.endswith(_C10D)]
-    if _NEW_GROUP in called:  # it is made by the same function as the first group
+    if _NEW_GROUP in c10d:  # it is made by the same function as the first group
         return _NEW_GROUP
-    if any(name in GROUP_FUNCTIONS for name in called):
+    if set(c10d) & set(GROUP_FUNCTIONS):
         return "process-group"
-    if any(file.endswith(_DDP) and name == "__init__" for file, name in own):
+    if "__init__" in ddp:
         return _DDP_INIT
-    return next((name for name in called if name in WAITING_IN), "")
+    return next((name for name in c10d if name in WAITING_IN), "")
 
 
 def _in_backward(frames: Sequence[Frame]) -> bool:

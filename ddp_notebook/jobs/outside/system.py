@@ -81,7 +81,7 @@ def _sockets(pid: int) -> Iterable[str]:
 
 
 def _tcp(pid: int) -> Iterable[tuple[str, int, str, int, int, int]]:
-    """Each TCP socket of its network: inode, port, state, bytes to send and to read, peer's port."""
+    """Each TCP socket of its network: inode, port, state, bytes to send, to read, peer's port."""
     for name in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{name}")
         if name == "tcp6" and not path.exists():

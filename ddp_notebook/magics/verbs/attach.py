@@ -39,8 +39,9 @@ def _say_which(ui: NotebookUi) -> None:
 
 ATTACH = Verb(
     "ddp_attach",
-    about="Look at a job that no notebook started: one that runs on this host and was started "
-    "with DDP_NOTEBOOK=1, or the files that one left. %ddp_why, %ddp_where and %ddp_board then "
+    about="Look at a job that no notebook started: one that runs on this host, or the files that "
+    "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
+    "shows from outside. %ddp_why, %ddp_where and %ddp_board then "
     "mean that job, until %ddp_detach. Nothing changes what it does: it is not paused, gets no "
     "signal, and goes on when the notebook ends. Without an argument: which jobs there are. No "
     "ranks of this session are needed.",
