@@ -360,6 +360,29 @@ def a_thread_that_is_in_the_function_already_stops_or_is_named(rank: Rank) -> No
         assert rank.lines(END) == [3, 0]
 
 
+def a_step_that_is_under_way_ends_nowhere_once_all_is_to_end(rank: Rank) -> None:
+    rank.names["go"] = go = threading.Event()
+    rank.cell("breakpoint()\ngo.wait()\na = 1\nb = 2\n")
+    assert rank.lines(NEXT) == [1, 2]
+    rank.debugger.move(Move(NEXT))
+    deadline_s = time.monotonic() + WITHIN_S
+    while rank.debugger.stopped is not None:
+        assert time.monotonic() < deadline_s
+    assert rank.debugger.move(Move(END)).stop == 0
+    go.set()
+    assert rank.wait(3) is None
+
+
+def a_generator_that_was_left_by_yield_before_its_breakpoint_was_set(rank: Rank) -> None:
+    file = rank.cell(
+        "def g():\n    for i in range(3):\n        yield i\n        a = i\n"
+        "it = g()\nnext(it)\nbreakpoint()\nnext(it)\nb = 1\n"
+    )
+    assert rank.lines() == [7]
+    rank.set(Breakpoint(1, file, 4))
+    assert rank.lines(END, END) == [7, 4, 0]
+
+
 def installed() -> dict[str, Any]:
     """What a debugger leaves where Python looks for it, in every thread that begins now."""
     found: list[Any] = []

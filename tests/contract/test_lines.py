@@ -79,6 +79,16 @@ def test_a_rank_at_a_line_goes_to_a_collective_and_back_to_lines(ranks2: Session
     assert ranks2.wait().error is None
 
 
+def test_to_the_end_goes_a_rank_whose_step_is_not_over_too(ranks2: Session) -> None:
+    """It waits in a collective when the others are let go, and stops at no line after it."""
+    ranks2.run_cell("breakpoint()\ndist.barrier()\na = 1\nb = 2\n")
+    ranks2.step()
+    waiting = ranks2.step((0,))
+    assert {(row.ranks, row.state) for row in waiting.rows} == {((0,), "waiting"), ((1,), "paused")}
+    assert "finished" in ranks2.step(to="end").title
+    assert ranks2.wait(10).error is None
+
+
 def test_a_breakpoint_in_a_module_in_hooks_and_in_a_script(ranks2: Session, tmp_path: Path) -> None:
     module = tmp_path / "lines_model.py"
     module.write_text(

@@ -57,8 +57,11 @@ class Backend(Protocol):
     def goal(self) -> Goal | None:
         """This thread's goal."""
 
+    def release(self) -> None:
+        """Nothing is stepped any more; breakpoints stop as before. From any thread."""
+
     def forget(self) -> None:
-        """Nothing is stepped any more. On the main thread."""
+        """The same, and nothing that was there before its breakpoints. On the main thread."""
 
 
 class Debugger(Component):
@@ -315,6 +318,9 @@ class Debugger(Component):
 
     def _move_from_gate(self, order: Move) -> calls.Moved:
         if self._gate.at is None:
+            if order.how is How.END:  # a step that is under way ends nowhere
+                self.backend.release()
+                self._gate.resume()
             return calls.Moved(0)
         if order.how is How.COLLECTIVE:
             return calls.Moved(0, collective=self._gate.step())

@@ -80,11 +80,15 @@ class Monitoring:
         """This thread's goal."""
         return self._goals.get(threading.get_ident())
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """No thread is stepped any more."""
         if self._goals:
             self._goals.clear()
             self._set_events()
+
+    def forget(self) -> None:
+        """The same, and what is of no use goes: no other thread is in here."""
+        self.release()
         self._end_if_idle()
 
     # -- events --------------------------------------------------------------------------
@@ -180,7 +184,7 @@ class Monitoring:
             for each in goal.frames:
                 self._arm(each.f_code)
             if not goal.frames:
-                del self._goals[thread]
+                self._goals.pop(thread, None)
             self._set_events()
         return None if self._goals else self._monitoring.DISABLE
 

@@ -7,17 +7,23 @@ already when its breakpoint was set is traced, until it returns.
 from __future__ import annotations
 
 import ctypes
+import gc
 import opcode
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from ddp_notebook.rank.debugger.code_swap import CodeSwap
 from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
 from ddp_notebook.rank.inspect.frames import chain
 
+_FRAME_OF: Mapping[type, str] = {
+    GeneratorType: "gi_frame",
+    CoroutineType: "cr_frame",
+    AsyncGeneratorType: "ag_frame",
+}
 _YIELDS = opcode.opmap["YIELD_VALUE"]
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -36,6 +42,8 @@ class Tracing:
         self._goals: dict[int, Goal] = {}
         self._lines: Mapping[str, frozenset[int]] = {}
         self._swap = CodeSwap(on_call, canonical)
+        self._suspended: list[FrameType] = []
+        """Of generators and coroutines that began before their breakpoints were set."""
         self._followed: dict[int, set[FrameType]] = {}
         """By thread: frames with breakpoints that ran already when these were set."""
         self._theirs: dict[int, Any] = {}
@@ -48,7 +56,9 @@ class Tracing:
         """Stop before these lines, and before no others; by file, why one cannot be."""
         self._lines = lines
         problems = self._swap.apply(lines)
-        if lines and self._to_follow(sys._current_frames().get(threading.main_thread().ident or 0)):
+        self._suspended = list(self._without_calls(_suspended())) if lines else []
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        if lines and (self._suspended or self._to_follow(main)):
             ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
         return problems
 
@@ -84,16 +94,18 @@ class Tracing:
         return 0
 
     def _to_follow(self, frame: FrameType | None) -> list[FrameType]:
-        return [
-            each
-            for each in (chain(frame) if self._lines else ())
-            if self._canonical(each.f_code.co_filename) in self._lines
-            and not self._swap.is_ours(each.f_code)
-        ]
+        return list(self._without_calls(chain(frame))) if self._lines else []
+
+    def _without_calls(self, frames: Iterable[FrameType]) -> Iterator[FrameType]:
+        """Those in files with breakpoints whose code began to run without our calls."""
+        for each in frames:
+            watched = self._canonical(each.f_code.co_filename) in self._lines
+            if watched and not self._swap.is_ours(each.f_code):
+                yield each
 
     def _follow(self, thread: int, frame: FrameType | None) -> None:
         """Trace the frames that have breakpoints and ran before these were set."""
-        frames = set(self._to_follow(frame))
+        frames = {*self._to_follow(frame), *self._suspended}
         for each in frames:
             each.f_trace = self._local
         if frames:
@@ -132,10 +144,15 @@ class Tracing:
         """This thread's goal."""
         return self._goals.get(threading.get_ident())
 
+    def release(self) -> None:
+        """No thread is stepped any more: each finds that out at its next line."""
+        self._goals.clear()
+
     def forget(self) -> None:
         """This thread is stepped no more, and no goal of others counts."""
         self._goals.clear()
         self._followed.clear()
+        self._suspended.clear()
         self._untrace()
 
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -159,12 +176,22 @@ class Tracing:
             for each in goal.frames:
                 each.f_trace = self._local
             if not goal.frames:
-                del self._goals[thread]
+                self._goals.pop(thread, None)
+        if not yielded and frame in self._suspended:
+            self._suspended.remove(frame)
         followed = self._followed.get(thread)
         if followed is not None and not yielded:
             followed.discard(frame)
             if not followed:
                 del self._followed[thread]
+
+
+def _suspended() -> Iterator[FrameType]:
+    """The frames of all generators and coroutines that wait to be gone on with."""
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind in _FRAME_OF and (frame := getattr(each, _FRAME_OF[kind])) is not None:
+            yield frame
 
 
 def _yields(frame: FrameType) -> bool:

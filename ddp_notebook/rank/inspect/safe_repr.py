@@ -19,6 +19,8 @@ import torch
 LONGEST = 120
 """Characters of one text."""
 _LONGEST_STRING = 60
+_MOST_SORTED = 1000
+"""Of a set: more are shown as Python has them."""
 _MOST_ITEMS = 6
 _DEEPEST = 2
 _MOST_BITS = 128
@@ -117,11 +119,19 @@ def _folded(value: Any, kind: type, depth: int) -> str:
         some: Iterable[tuple[Any, Any]] = itertools.islice(value.items(), _MOST_ITEMS)
         parts = [f"{of(key, depth + 1)}: {of(item, depth + 1)}" for key, item in some]
     else:
-        parts = [of(item, depth + 1) for item in itertools.islice(value, _MOST_ITEMS)]
+        items = _in_order(value) if kind in (set, frozenset) else value
+        parts = [of(item, depth + 1) for item in itertools.islice(items, _MOST_ITEMS)]
     if count > _MOST_ITEMS:
         parts.append(f"… of {count:,}")
     lonely = "," if kind is tuple and count == 1 else ""
     return f"{opened}{', '.join(parts)}{lonely}{closed}"
+
+
+def _in_order(items: Iterable[Any]) -> Iterable[Any]:
+    """A set of numbers or of texts in their order: Python's own is another one on each rank."""
+    some = list(itertools.islice(items, _MOST_SORTED + 1))
+    plain = len(some) <= _MOST_SORTED and {type(item) for item in some} in ({int}, {str})
+    return sorted(some) if plain else items
 
 
 _FOLDED: dict[type, tuple[str, str]] = {

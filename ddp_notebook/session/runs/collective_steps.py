@@ -196,12 +196,22 @@ def _let_go(
     if wanted.move.how == How.COLLECTIVE:
         run.pausing = True
     left = _move(run, cluster, at_lines, wanted.move) if at_lines else {}
+    if wanted.to == END and wanted.ranks is None:
+        _release(run, cluster, tuple(rank for rank in run.pending if rank not in ranks))
     question = calls.RESUME if wanted.to == END else calls.STEP
     asked = cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
     for rank, paused in asked.items():
         if not isinstance(paused, CannotAnswer):
             left[rank] = paused.collective
     return left
+
+
+def _release(run: CellRun, cluster: RankCluster, ranks: Ranks) -> None:
+    """Ranks whose step is not over, as in a collective that waits for others, are to end none."""
+    moved = cluster.ask(ranks, calls.MOVE, calls.Move(How.END), _ASK_TIMEOUT_S) if ranks else {}
+    for rank, answer in moved.items():
+        if not isinstance(answer, CannotAnswer):
+            run.left(rank, answer.stop)
 
 
 def _move(

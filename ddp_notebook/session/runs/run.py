@@ -102,6 +102,8 @@ class CellRun:
         """What checks whether its ranks make progress; None while nothing does."""
         self.stops: dict[int, LineStopped] = {}
         """Ranks that are paused at a line, and where."""
+        self._left_stops: dict[int, int] = {}
+        """By rank, the stop that it left last: it may leave one before the event of it is here."""
         self.changes = 0
         """Grows with every piece of output."""
         self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
@@ -124,7 +126,8 @@ class CellRun:
             case CellStarted() if event.cell == self.cell:
                 self.started.add(event.rank)
             case LineStopped() if event.cell == self.cell:
-                self.stops[event.rank] = event
+                if event.stop > self._left_stops.get(event.rank, 0):
+                    self.stops[event.rank] = event
             case LineLeft() if event.cell == self.cell:
                 self._forget_stop(event.rank, event.stop)
             case CellFinished() if event.cell == self.cell:
@@ -147,6 +150,7 @@ class CellRun:
             self._forget_stop(rank, stop)
 
     def _forget_stop(self, rank: int, stop: int) -> None:
+        self._left_stops[rank] = max(stop, self._left_stops.get(rank, 0))
         known = self.stops.get(rank)
         if known is not None and known.stop <= stop:
             del self.stops[rank]
