@@ -378,4 +378,4 @@ def test_a_message_more_than_its_sender_has_sent_is_counted() -> None:
     sends, receives = [message("send", 1, 4)] * 3, [message("recv", 0, 6)] * 4
     finding = the_one(play({0: [*sends, end], 1: [*receives, end]}))
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
-    assert finding.cause.startswith("rank 1 waits for message 4 of rank 0, which has sent it 3:")
+    assert finding.cause.startswith("rank 1 waits for message 4 of rank 0, which has sent 3:")

@@ -177,7 +177,7 @@ def _one_more(
         received = len(wait_graph.between(context.collectives, rank, "recv", peer, record))
         if sent and received == sent + 1:
             return (
-                f"rank {rank} waits for message {received} of rank {peer}, which has sent it {sent}",
+                f"rank {rank} waits for message {received} of rank {peer}, which has sent {sent}",
                 "Send and receive as many messages on both sides: take the number of "
                 "micro-batches from one place.",
                 ring,
