@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Finding,
     Phase,
     RankReport,
+    Ranks,
     ThreadError,
     name_ranks,
 )
@@ -70,21 +71,31 @@ def unwinding(context: Context) -> Iterator[Finding]:
     for rank, error in own.items():
         if elsewhere and call_site(there[rank]) not in elsewhere:
             same.setdefault(error, []).append(rank)
+    others = tuple(rank for rank in there if rank not in own)
     for error, ranks in same.items():
-        others = tuple(rank for rank in there if rank not in own)
-        yield Finding(
-            Category.EXCEPTION_ON_ONE_RANK,
-            tuple(ranks),
-            f"raised {raised_words(error.type, error.text, error.path, _LONGEST_ERROR)}, and its "
-            f"`except` or `finally` then calls {named(there[ranks[0]])}; "
-            f"{context.standing(others)}",
-            _ON_THE_WAY_OUT,
-            context.victims,
-            (
-                f"{name_ranks(ranks)}: {way_to_error(error.path)}",
-                *(fact((rank,), record) for rank, record in sorted(there.items())),
-            ),
-        )
+        yield _unwinding(context, error, tuple(ranks), others, there)
+
+
+def _unwinding(
+    context: Context,
+    error: ThreadError,
+    ranks: Ranks,
+    others: Ranks,
+    there: Mapping[int, Collective],
+) -> Finding:
+    return Finding(
+        Category.EXCEPTION_ON_ONE_RANK,
+        ranks,
+        f"raised {raised_words(error.type, error.text, error.path, _LONGEST_ERROR)}, and its "
+        f"`except` or `finally` then calls {named(there[ranks[0]])}; "
+        f"{context.standing(others)}",
+        _ON_THE_WAY_OUT,
+        context.victims,
+        (
+            f"{name_ranks(ranks)}: {way_to_error(error.path)}",
+            *(fact((rank,), record) for rank, record in sorted(there.items())),
+        ),
+    )
 
 
 def _own_error(context: Context, rank: int) -> ThreadError | None:

@@ -52,8 +52,7 @@ class ThreadErrors(Component):
 
     def in_main(self) -> ThreadError | None:
         """What the main thread has raised and not done with; None for nothing of the user's."""
-        current = getattr(sys, "_current_exceptions", dict)()
-        error = current.get(threading.main_thread().ident)
+        error: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
         error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
         if not isinstance(error, Exception):
             return None
