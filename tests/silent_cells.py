@@ -532,6 +532,19 @@ HANGS = {
             opt.zero_grad(); net(batch()).pow(2).mean().backward(); opt.step()
         """,
     ),
+    "an error, on the way out of which a barrier is": (
+        "exception-on-one-rank",
+        """
+        def train():
+            try:
+                if rank == 1:
+                    raise ValueError("bad sample")
+                dist.recv(torch.zeros(1), 1)
+            finally:
+                dist.barrier()
+        train()
+        """,
+    ),
     "around the wrapper on one rank": (
         "ddp-bypass",
         """

@@ -250,7 +250,8 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.DDP_BYPASS: Page(
         _SILENT,
-        "The forward whose loss is trained went through .module: gradients are not reduced.",
+        "The forward whose loss is trained went through .module, or a method of it: gradients are "
+        "not reduced.",
         "The backward passes that DDP did not see.",
         "Call the DDP object itself in training.",
     ),
@@ -346,7 +347,8 @@ PAGES: Mapping[Category, Page] = {
         "The optimizer holds other tensors than those that are trained: of a copy, of an earlier "
         "model, of parameters that were replaced.",
         "No tensor of the optimizer had a gradient in any of its steps, while a model with as "
-        "many parameters of the same sizes was trained and no optimizer that steps holds them.",
+        "many parameters of the same sizes was trained and no optimizer that steps holds them. Or "
+        "some had none, and no optimizer holds as many parameters of the model that had one.",
         "Make the optimizer last, of the parameters of the model that is trained.",
     ),
     # -- processes ---------------------------------------------------------------------------

@@ -371,3 +371,11 @@ def test_join_may_pair_other_lines() -> None:
     shadow = [op("all_reduce", 40, api="join", shape=(1,)), replace(backward(40), api="join")]
     case = play({r: [*DDP, *step * (3 + 2 * r), *shadow * (4 - 2 * r)] for r in range(3)})
     assert found(case) == []
+
+
+def test_a_message_more_than_its_sender_has_sent_is_counted() -> None:
+    end = barrier(9)
+    sends, receives = [message("send", 1, 4)] * 3, [message("recv", 0, 6)] * 4
+    finding = the_one(play({0: [*sends, end], 1: [*receives, end]}))
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
+    assert finding.cause.startswith("rank 1 waits for message 4 of rank 0, which has sent 3:")

@@ -328,7 +328,10 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
     finding = the_one(_handles(case, 1))
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
     assert "raised ValueError: bad at train.py:9 in train" in finding.cause
-    assert "waits in barrier at train.py:21; rank 0 is in backward" in finding.cause
+    assert "calls barrier at train.py:21; rank 0 is in backward" in finding.cause
+    ends = {1: raised("barrier does not match", "Mismatch")}
+    refusing = play(same(2, [step] * 4, r1=[*[step] * 2, refused(barrier(21))]), ends)
+    assert found(_handles(refusing, 1)) == [("exception-on-one-rank", (1,))]
     for other in (
         _handles(case, 0, 1),  # both handle one
         _handles(case, 1, kind="Mismatch"),

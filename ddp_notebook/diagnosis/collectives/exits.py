@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Finding,
     Phase,
     RankReport,
+    Ranks,
     ThreadError,
     name_ranks,
 )
@@ -60,33 +61,47 @@ def unwinding(context: Context) -> Iterator[Finding]:
     """Ranks that raised, and on the way out wait in a collective that the others are not in."""
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
+    for rank, report in context.reports.items():
+        record = last_record(context, rank) if report.error_type == _REFUSED else None
+        if record is not None and record.phase is Phase.REFUSED:
+            there[rank] = record
     own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
     elsewhere = {call_site(record) for rank, record in there.items() if rank not in own}
     same: dict[ThreadError, list[int]] = {}
     for rank, error in own.items():
         if elsewhere and call_site(there[rank]) not in elsewhere:
             same.setdefault(error, []).append(rank)
+    others = tuple(rank for rank in there if rank not in own)
     for error, ranks in same.items():
-        others = tuple(rank for rank in there if rank not in own)
-        yield Finding(
-            Category.EXCEPTION_ON_ONE_RANK,
-            tuple(ranks),
-            f"raised {raised_words(error.type, error.text, error.path, _LONGEST_ERROR)}, and its "
-            f"`except` or `finally` then waits in {named(there[ranks[0]])}; "
-            f"{context.standing(others)}",
-            _ON_THE_WAY_OUT,
-            context.victims,
-            (
-                f"{name_ranks(ranks)}: {way_to_error(error.path)}",
-                *(fact((rank,), record) for rank, record in sorted(there.items())),
-            ),
-        )
+        yield _unwinding(context, error, tuple(ranks), others, there)
+
+
+def _unwinding(
+    context: Context,
+    error: ThreadError,
+    ranks: Ranks,
+    others: Ranks,
+    there: Mapping[int, Collective],
+) -> Finding:
+    return Finding(
+        Category.EXCEPTION_ON_ONE_RANK,
+        ranks,
+        f"raised {raised_words(error.type, error.text, error.path, _LONGEST_ERROR)}, and its "
+        f"`except` or `finally` then calls {named(there[ranks[0]])}; "
+        f"{context.standing(others)}",
+        _ON_THE_WAY_OUT,
+        context.victims,
+        (
+            f"{name_ranks(ranks)}: {way_to_error(error.path)}",
+            *(fact((rank,), record) for rank, record in sorted(there.items())),
+        ),
+    )
 
 
 def _own_error(context: Context, rank: int) -> ThreadError | None:
     """What it handles, unless that says no more than that another rank is gone."""
     error = context.reports[rank].handles
-    if error is None or error.type == _REFUSED or torch_errors.is_of_others(error.text):
+    if error is None or error.type in _NO_ERRORS or torch_errors.is_of_others(error.text):
         return None
     return error
 
@@ -127,6 +142,8 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
 
 _REFUSED = "Mismatch"
 """What the guard raises."""
+_NO_ERRORS = (_REFUSED, "StopIteration", "StopAsyncIteration")
+"""The end of a loop is none either."""
 
 
 def _raised_before(

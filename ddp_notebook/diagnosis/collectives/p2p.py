@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, verb
+from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import alike
@@ -25,7 +26,10 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     in_rings: set[int] = set()
     wrong: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     alike: dict[tuple[str, str, frozenset[str]], Ranks] = {}
+    raised = {rank for finding in unwinding(context) for rank in finding.ranks}
     for ring in graph.cycles:
+        if not raised.isdisjoint(ring):
+            continue  # on the way out of an error they meet nobody
         if any(rank in at and at[rank].is_point_to_point for rank in ring):
             in_rings.update(ring)
             cause, remedy, culprits = _mistake(context, ring)
@@ -71,7 +75,11 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
         return _unsent(context, from_any)
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
-    blamed = _left_loop(context, records) or _unequal_sender(context, records)
+    blamed = (
+        _left_loop(context, records)
+        or _unequal_sender(context, records)
+        or _one_more(context, records, ring)
+    )
     if blamed is not None:
         return blamed
     both = ", or use dist.batch_isend_irecv (isend and irecv)."
@@ -152,6 +160,27 @@ def _unequal_sender(
                 f"rank {sender} has sent rank {rank} one message less than {name_ranks(equal)}",
                 "Send every receiver as many messages as it receives.",
                 (sender,),
+            )
+    return None
+
+
+def _one_more(
+    context: Context, records: Mapping[int, Collective], ring: Ranks
+) -> tuple[str, str, Ranks] | None:
+    """A rank that receives once more than its peer, which went on, has sent: either may err."""
+    for rank, record in records.items():
+        peer = record.peer if record.peer is not None else -1
+        elsewhere = records.get(peer)
+        if record.operation != "recv" or elsewhere is None or elsewhere.is_point_to_point:
+            continue
+        sent = len(wait_graph.between(context.collectives, peer, "send", rank, record))
+        received = len(wait_graph.between(context.collectives, rank, "recv", peer, record))
+        if sent and received == sent + 1:
+            return (
+                f"rank {rank} waits for message {received} of rank {peer}, which has sent {sent}",
+                "Send and receive as many messages on both sides: take the number of "
+                "micro-batches from one place.",
+                ring,
             )
     return None
 

@@ -86,19 +86,25 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
             continue
         if _all_close(list(weights.values())) or not _exchanged(context, of):
             continue
-        each, ranks = next(iter(of.values())), outvoted(weights)
-        yield Finding(
-            Category.REPLICA_DIVERGENCE,
-            ranks,
-            f"the parameters differ between the ranks before the first step of {each.type}, though "
-            f"its gradients are the same on all: the models were not made alike{_at(each.place)}",
-            "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
-            "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
-            evidence=(
-                *by_ranks({r: f"parameters begin with {_few(w)}" for r, w in weights.items()}),
-                f"gradients of the first step on all ranks: {_few(gradients[0])}",
-            ),
-        )
+        yield _unlike_from_the_start(of, gradients[0], weights)
+
+
+def _unlike_from_the_start(
+    of: _Of, gradients: Sequence[float], weights: Mapping[int, tuple[float, ...]]
+) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.REPLICA_DIVERGENCE,
+        outvoted(weights),
+        f"the parameters differ between the ranks before the first step of {each.type}, though "
+        f"its gradients are the same on all: the models were not made alike{_at(each.place)}",
+        "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
+        "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
+        evidence=(
+            *by_ranks({r: f"parameters begin with {_few(w)}" for r, w in weights.items()}),
+            f"gradients of the first step on all ranks: {_few(gradients)}",
+        ),
+    )
 
 
 def _exchanged(context: Context, of: _Of) -> bool:

@@ -68,12 +68,15 @@ class Ending:
 
     def _keep(self, error: BaseException) -> Failure:
         """How what runs failed, for whoever asks before something runs again."""
-        core = self._core
+        core, before = self._core, error.__context__
         failure = Failure(
             type(error).__name__,
             raised.message_of(error),
             *core.data_parallel.cause_of(error),
             frames=raised.frames_of(error, core.user_code),
+            during=raised.in_thread("main", before, core.user_code)
+            if isinstance(before, Exception)
+            else None,
             trace=error.__traceback__,
         )
         core.main_thread.error = failure

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from ddp_notebook.model import Frame, Place
+from ddp_notebook.model import Frame, Place, ThreadError
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 
 _MOST_FRAMES = 30
@@ -71,6 +71,12 @@ def frames_of(error: BaseException, user_code: UserCode) -> tuple[Frame, ...]:
     lines = [*_of_traceback(error), *_of_worker(error), *_of_syntax(error)]
     own = [line for line in lines if user_code.is_users(line[0])]
     return tuple(_frame(*line) for line in own[-_MOST_FRAMES:])
+
+
+def in_thread(thread: str, error: BaseException, user_code: UserCode) -> ThreadError:
+    """An error of a thread, for the report."""
+    path = tuple(map(place_of, frames_of(error, user_code)))
+    return ThreadError(thread[:60], type(error).__name__, message_of(error), path)
 
 
 def place_of(frame: Frame) -> Place:

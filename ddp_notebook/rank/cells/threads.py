@@ -9,13 +9,11 @@ import traceback
 from collections.abc import Callable
 
 from ddp_notebook.model import ThreadError
-from ddp_notebook.rank.cells.raised import frames_of, message_of, place_of
+from ddp_notebook.rank.cells.raised import in_thread
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.frames import UserCode
 
 _MOST = 4
-_ENDS = (StopIteration, StopAsyncIteration)
-"""The end of a loop, and no error."""
 
 
 class ThreadErrors(Component):
@@ -43,7 +41,8 @@ class ThreadErrors(Component):
             if not self._show(f"Exception in thread {name}:\n{''.join(lines)}"):
                 otherwise(error)
             if error.exc_value is not None and len(self.of_run) < _MOST:
-                self.of_run = (*self.of_run, self._told(name, error.exc_value))
+                told = in_thread(name, error.exc_value, self._user_code)
+                self.of_run = (*self.of_run, told)
 
         threading.excepthook = take
 
@@ -52,15 +51,10 @@ class ThreadErrors(Component):
         self.of_run = ()
 
     def in_main(self) -> ThreadError | None:
-        """What the main thread has raised and not done with; None for what ends no code."""
-        current = getattr(sys, "_current_exceptions", dict)()
-        error = current.get(threading.main_thread().ident)
+        """What the main thread has raised and not done with; None for nothing of the user's."""
+        error: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
         error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
-        if not isinstance(error, Exception) or isinstance(error, _ENDS):
+        if not isinstance(error, Exception):
             return None
-        told = self._told("main", error)
+        told = in_thread("main", error, self._user_code)
         return told if told.path else None
-
-    def _told(self, thread: str, error: BaseException) -> ThreadError:
-        path = tuple(map(place_of, frames_of(error, self._user_code)))
-        return ThreadError(thread[:60], type(error).__name__, message_of(error), path)

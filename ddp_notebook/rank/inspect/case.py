@@ -112,7 +112,7 @@ class Reporter:
             workers=() if inside else self._data_workers.owing(stack),
             children=() if inside else self._data_workers.started(stack),
             in_threads=self._thread_errors.of_run,
-            handles=self._thread_errors.in_main(),
+            handles=error.during if error else self._thread_errors.in_main(),
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized()),

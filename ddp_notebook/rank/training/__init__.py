@@ -9,10 +9,10 @@ evaluations.py    The first evaluations of a replica, and its random numbers.
 facts.py          The summary of a run: what was trained, and on what.
 gradients.py      What becomes of an optimizer's gradients between two steps.
 hooks.py          Hooks in torch that count what happens to replicas, optimizers and samplers.
-optimizers.py     What the optimizers of this rank do, step by step, with which tensors.
 parallel/         Models in parts: FSDP2, DTensor, pipelines.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
 samplers.py       What the batches of this rank come from.
 step_marks.py     Marks of when the parts of each training step begin.
 step_times.py     What the newest training steps were made of.
+tracked.py        One DDP object, one optimizer: what each does, counted as it does it.
 """

@@ -21,9 +21,9 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
-from ddp_notebook.rank.training.optimizers import TrackedOptimizer
-from ddp_notebook.rank.training.replicas import Replica, Tracker
+from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400

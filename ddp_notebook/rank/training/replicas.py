@@ -8,128 +8,20 @@ some microseconds a training step, waits for no device, and keeps nothing of the
 from __future__ import annotations
 
 import math
-import weakref
-import zlib
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
-from ddp_notebook.rank.training import ddp
-from ddp_notebook.rank.training.evaluations import Moments
-from ddp_notebook.rank.training.optimizers import Loads, TrackedOptimizer
+from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 
-NONE, BYPASSED, LOCAL, REDUCED = range(4)
-"""How a backward's gradients come about; of several forwards the greatest counts."""
 _SMALL_BUCKET = 4096
 """Elements."""
 _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
-
-
-class Replica:
-    """One DistributedDataParallel object."""
-
-    def __init__(
-        self, wrapped: DistributedDataParallel, number: int, call_sites: CallSites
-    ) -> None:
-        module = wrapped.module
-        self._users_line = call_sites.users_line
-        names, parameters, _ = ddp.reduced(module)
-        self.ref = weakref.ref(wrapped)
-        self.module = weakref.ref(module)
-        self.number = number
-        self.names = names
-        self.known = {id(each): weakref.ref(each) for each in parameters}
-        self.type = type(module).__name__
-        made_of = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
-        self.made_of = f"{self.type} {zlib.crc32(repr(made_of).encode()):08x}"
-        # Whether a model is frozen for the moment shows at either end of it.
-        self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
-        self.moments = Moments(call_sites)
-        self.inside = 0
-        """Its own forward is on the stack."""
-        self.last_facts: Any = None
-        """Of an object that is gone: its facts at its end."""
-        self.begin()
-
-    def begin(self) -> None:
-        """A run begins."""
-        self.moments.begin()
-        self.pending = self.last = NONE
-        self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
-        self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
-        self.bypass_place: Line | None = None
-        self.bad_place: Line | None = None
-        self.local_place: Line | None = None
-        self.unready: tuple[str, ...] = ()
-        self.loads = Loads(self._users_line)
-
-    @property
-    def used(self) -> bool:
-        """True when this run has done something with it."""
-        return bool(self.forwards or self.bypasses or self.steps)
-
-    def trains(self) -> bool:
-        """False while its parameters are frozen."""
-        ends = [ref() for ref in self.ends]
-        return any(each is not None and each.requires_grad for each in ends)
-
-    def knows(self, parameter: torch.Tensor) -> bool:
-        """True for what its reducer has a hook on."""
-        ref = self.known.get(id(parameter))
-        return ref is not None and ref() is parameter
-
-    def enter(self, reduces: bool) -> None:
-        """A forward through the wrapper begins."""
-        self.inside += 1
-        self.forwards += 1
-        if reduces:
-            self.pending = REDUCED
-        else:
-            self.no_sync_forwards += 1
-            if self.pending < LOCAL and self.trains():
-                self.pending = LOCAL
-            if self.local_place is None:
-                self.local_place = self._users_line()
-
-    def bypass(self) -> None:
-        """A forward of the module inside begins, and the wrapper knows nothing of it."""
-        if not self.trains():
-            return
-        self.bypasses += 1
-        if self.bypass_place is None:
-            self.bypass_place = self._users_line()
-        self.pending = self.pending or BYPASSED
-
-    def backward(self) -> None:
-        """A backward begins."""
-        self.moments.backward()
-        if self.pending:
-            self.last, self.pending = self.pending, NONE
-            self.backwards += 1
-
-    def step(self) -> None:
-        """An optimizer has updated its parameters."""
-        self.steps += 1
-        if self.last == REDUCED:
-            wrapped = self.ref()
-            places_left = ddp.unready(wrapped) if wrapped is not None else []
-            if not places_left:
-                return
-            self.unready_steps += 1
-            self.unready = tuple(self.names[i] for i in places_left if i < len(self.names))
-        elif self.last == LOCAL:
-            self.local_steps += 1
-        elif self.last == BYPASSED:
-            self.bypassed_steps += 1
-        else:
-            return
-        if self.bad_place is None:
-            self.bad_place = self._users_line()
 
 
 class Tracker:
@@ -259,7 +151,7 @@ class Tracker:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
-        self._optimizer(optimizer).step(optimizer, self)
+        self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer:
         found = self.optimizers.get(id(optimizer))

@@ -1,21 +1,23 @@
-"""What the optimizers of this rank do, step by step, with which tensors."""
+"""One DDP object, one optimizer: what each does, counted as it does it."""
 
 from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training.evaluations import Moments
 from ddp_notebook.rank.training.gradients import Gradients
 
-if TYPE_CHECKING:
-    from ddp_notebook.rank.training.replicas import Replica, Tracker
-
+NONE, BYPASSED, LOCAL, REDUCED = range(4)
+"""How a backward's gradients come about; of several forwards the greatest counts."""
 _STEPS_TO_BE_IDLE = 3
 """Without a gradient in so many steps, a tensor is in no forward."""
 
@@ -33,6 +35,108 @@ class Loads:
         self.count += 1
         if self.place is None:
             self.place = self._users_line()
+
+
+class Replica:
+    """One DistributedDataParallel object."""
+
+    def __init__(
+        self, wrapped: DistributedDataParallel, number: int, call_sites: CallSites
+    ) -> None:
+        module = wrapped.module
+        self._users_line = call_sites.users_line
+        names, parameters, _ = ddp.reduced(module)
+        self.ref = weakref.ref(wrapped)
+        self.module = weakref.ref(module)
+        self.number = number
+        self.names = names
+        self.known = {id(each): weakref.ref(each) for each in parameters}
+        self.type = type(module).__name__
+        made_of = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
+        self.made_of = f"{self.type} {zlib.crc32(repr(made_of).encode()):08x}"
+        # Whether a model is frozen for the moment shows at either end of it.
+        self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
+        self.moments = Moments(call_sites)
+        self.inside = 0
+        """Its own forward is on the stack."""
+        self.last_facts: Any = None
+        """Of an object that is gone: its facts at its end."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.moments.begin()
+        self.pending = self.last = NONE
+        self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
+        self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
+        self.bypass_place: Line | None = None
+        self.bad_place: Line | None = None
+        self.local_place: Line | None = None
+        self.unready: tuple[str, ...] = ()
+        self.loads = Loads(self._users_line)
+
+    @property
+    def used(self) -> bool:
+        """True when this run has done something with it."""
+        return bool(self.forwards or self.bypasses or self.steps)
+
+    def trains(self) -> bool:
+        """False while its parameters are frozen."""
+        ends = [ref() for ref in self.ends]
+        return any(each is not None and each.requires_grad for each in ends)
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """True for what its reducer has a hook on."""
+        ref = self.known.get(id(parameter))
+        return ref is not None and ref() is parameter
+
+    def enter(self, reduces: bool) -> None:
+        """A forward through the wrapper begins."""
+        self.inside += 1
+        self.forwards += 1
+        if reduces:
+            self.pending = REDUCED
+        else:
+            self.no_sync_forwards += 1
+            if self.pending < LOCAL and self.trains():
+                self.pending = LOCAL
+            if self.local_place is None:
+                self.local_place = self._users_line()
+
+    def bypass(self) -> None:
+        """A forward of the module inside begins, and the wrapper knows nothing of it."""
+        if not self.trains():
+            return
+        self.bypasses += 1
+        if self.bypass_place is None:
+            self.bypass_place = self._users_line()
+        self.pending = self.pending or BYPASSED
+
+    def backward(self) -> None:
+        """A backward begins."""
+        self.moments.backward()
+        if self.pending:
+            self.last, self.pending = self.pending, NONE
+            self.backwards += 1
+
+    def step(self) -> None:
+        """An optimizer has updated its parameters."""
+        self.steps += 1
+        if self.last == REDUCED:
+            wrapped = self.ref()
+            places_left = ddp.unready(wrapped) if wrapped is not None else []
+            if not places_left:
+                return
+            self.unready_steps += 1
+            self.unready = tuple(self.names[i] for i in places_left if i < len(self.names))
+        elif self.last == LOCAL:
+            self.local_steps += 1
+        elif self.last == BYPASSED:
+            self.bypassed_steps += 1
+        else:
+            return
+        if self.bad_place is None:
+            self.bad_place = self._users_line()
 
 
 class TrackedOptimizer:
@@ -84,17 +188,23 @@ class TrackedOptimizer:
         if self.gradients.step_begins() and self.pending_place is None:
             self.pending_place = self._users_line()
 
-    def step(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
-        """It has made a step."""
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        replicas: Mapping[int, Replica],
+        made: int,
+        others: Mapping[int, TrackedOptimizer],
+    ) -> None:
+        """It has made a step; `made` counts the DDP objects so far."""
         if self.gradients is not None:
             self.gradients.step_ends()
         groups = optimizer.param_groups
-        shape = (tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
+        shape = (made, len(groups), sum([len(group["params"]) for group in groups]))
         if shape != self.shape:
             if self.shape is not None and shape[1:] != self.shape[1:]:
                 self.gradients = None
             self.shape = shape
-            self._find_models(groups, tracker)
+            self._find_models(groups, replicas)
         if not self.steps:
             self.place = self._users_line()
         self.steps += 1
@@ -102,13 +212,13 @@ class TrackedOptimizer:
         if self.idle and self.steps <= _STEPS_TO_BE_IDLE:
             self.idle = [ref for ref in self.idle if _is_idle(ref())]
             if self.steps == _STEPS_TO_BE_IDLE:
-                self.unheld = self._held_by_none(tracker)
+                self.unheld = self._held_by_none(others)
         # Within a backward the reducer is not done yet, and the step is one of many.
         if self.replicas and not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
 
-    def _find_models(self, groups: Any, tracker: Tracker) -> None:
+    def _find_models(self, groups: Any, replicas: Mapping[int, Replica]) -> None:
         parameters = {
             id(parameter): (f"param_groups[{g}]['params'][{i}]", parameter)
             for g, group in enumerate(groups)
@@ -120,7 +230,7 @@ class TrackedOptimizer:
         self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
         self.on_device = any(not each.is_cpu for each in tensors)
         self.replicas = []
-        for replica in tracker.replicas.values():
+        for replica in replicas.values():
             module = replica.module()
             if module is None or replica.ref() is None:
                 continue
@@ -136,7 +246,7 @@ class TrackedOptimizer:
         ]
         self.idle = [ref for _, ref in self.unwrapped]
 
-    def _held_by_none(self, tracker: Tracker) -> tuple[str, ...]:
+    def _held_by_none(self, others: Mapping[int, TrackedOptimizer]) -> tuple[str, ...]:
         """Parameters with a gradient that no optimizer holds, alike in dimensions to idle ones.
 
         A layer that was replaced after the optimizer was made leaves just that.
@@ -145,7 +255,7 @@ class TrackedOptimizer:
             return ()
         held = {
             id(parameter)
-            for tracked in tracker.optimizers.values()
+            for tracked in others.values()
             if (optimizer := tracked.ref()) is not None
             for group in optimizer.param_groups
             for parameter in group["params"]
