@@ -337,7 +337,7 @@ class IPyParallelCluster:
             return self._view(rank).apply_async(child.call, name, arguments)
         except IndexError:  # ipyparallel heard of the end of its process before we did
             return _NoAnswer(rank)
-        except OSError:
+        except (OSError, RuntimeError):  # ipyparallel raises either for a closed client
             if not self._ended.done():
                 raise
             raise self._lost() from None
@@ -426,7 +426,7 @@ class IPyParallelCluster:
         with self._forgetting:
             if pid not in self._forgotten:
                 self._forgotten.add(pid)
-                with contextlib.suppress(OSError):  # closed meanwhile: there is no hub to ask
+                with contextlib.suppress(OSError, RuntimeError):  # closed: there is no hub to ask
                     unregister(self._client, rank)
 
     def _await_forgotten(self, rank: int) -> None:

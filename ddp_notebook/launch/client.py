@@ -26,7 +26,9 @@ _FORKED_WITHIN_S = 10.0
 """On an idle machine; the server that is asked may just have begun to load torch."""
 _LOST = "The process that starts ranks (fork server) has ended. Start again: %ddp_init"
 _BOOT = (
-    "import json, sys; a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
+    # A json.py in the working directory, which Python has put first, is not Python's.
+    "import sys; sys.path[:] = filter(None, sys.path); import json;"
+    "a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
     "from ddp_notebook.launch.fork_server import main; main(**a)"
 )
 

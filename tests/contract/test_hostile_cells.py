@@ -57,6 +57,13 @@ def test_a_cell_that_replaces_what_the_rank_needs_ends_and_so_does_the_next(
         ranks2.run_cell(RESTORED).raise_for_error()
 
 
+def test_a_cell_that_takes_its_streams_away_is_the_only_one_without(ranks2: Session) -> None:
+    ranks2.run_cell("import sys\nsys.stdout = sys.stderr = None").raise_for_error()
+    result = ranks2.run_cell("print('there', rank)\nprint('also', file=sys.stderr)")
+    result.raise_for_error()
+    assert "there 0" in text_of(result.outputs) and "also" in text_of(result.outputs)
+
+
 def test_text_that_cannot_be_written_is_shown_as_far_as_it_can_be(ranks2: Session) -> None:
     result = ranks2.run_cell(UNREADABLE, ranks=(0,))
     result.raise_for_error()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ddp_notebook.errors import SetupFailed
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.testing import pids_of
 
 SMALL_BYTES = 1_000_000
 """Less than a collective log needs."""
@@ -36,3 +40,29 @@ def test_a_full_disk_kills_no_rank_and_is_said(cramped: Session) -> None:
     assert note.startswith("Ranks 0-1: Collectives are not recorded, nor compared: no room in /")
     assert "File too large" in note
     assert not cramped.why().findings
+
+
+def test_a_script_prints_on_where_its_output_has_no_room_and_a_folder_that_is_gone_is_said(
+    cramped: Session, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "for _ in range(20):\n    print('x' * 100_000)\n"
+        "x = torch.ones(1)\ndist.all_reduce(x)\ntotal = x.item()\n"
+    )
+    result = cramped.run_script(str(script))
+    result.raise_for_error()
+    assert cramped.pull("total") == {0: 2.0, 1: 2.0}
+    said = [item.text for group in result.outputs for item in group.items]
+    assert any("printed text was lost in /" in text for text in said)
+
+    folder = pids_of(cramped)["folder"]
+    shutil.rmtree(folder)
+    (note,) = cramped.why().notes
+    assert note.startswith(f"The session's temporary folder {folder} is gone")
+    with pytest.raises(SetupFailed, match=r"is gone.*%ddp_init --replace"):
+        cramped.run_script(str(script))
+    with pytest.raises(SetupFailed, match=r"is gone.*No rank was ended\."):
+        cramped.restart()
+    cramped.run_cell("rank").raise_for_error()

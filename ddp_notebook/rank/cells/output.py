@@ -13,6 +13,7 @@ import base64
 import contextlib
 import io
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -200,6 +201,9 @@ class OutputForwarder(Component):
 
     def run_begins(self, run: Run) -> None:
         """From now on, output belongs to this run."""
+        for name, stream in zip(("stdout", "stderr"), self.streams, strict=False):
+            if getattr(sys, name) is None:  # an earlier cell's doing; IPython writes to them
+                setattr(sys, name, stream)
         with self._lock:
             self._sent_bytes = self.withheld_bytes = self._tracebacks = 0
             self._tail.clear()

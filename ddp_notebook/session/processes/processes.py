@@ -233,6 +233,7 @@ class Processes:
     # -- the store ---------------------------------------------------------------------
 
     def _store_process(self, port: int) -> StoreProcess:
+        self._need_folder("No store can be opened.")
         return StoreProcess(
             self.fork_server,
             self.receiver,
@@ -281,6 +282,7 @@ class Processes:
 
     def open_script(self, cell: int, ranks: Ranks) -> ScriptProcesses:
         """Processes for a script, in the places of `ranks`; those of the last one were ended."""
+        self._need_folder("No script can be started.")
         places = Places(self.record, self.cluster, self.logs, self.receiver)
         folder = self.folder / f"script-{cell}"
         self.script = ScriptProcesses(self.fork_server, places, folder, self.output_folder, ranks)
@@ -341,15 +343,24 @@ class Processes:
 
         Raises SetupFailed when the session's folder was removed: new ones would not be heard.
         """
-        if not self.folder.is_dir():
-            raise SetupFailed(
-                f"The session's temporary folder {self.folder} is gone: another program removed "
-                "it, perhaps one that cleans temporary files. No rank was ended. Start again: "
-                "%ddp_init --replace"
-            )
+        self._need_folder("No rank was ended.")
         self.end_script()
         for rank in ranks:
             self.cluster.stop(rank)
+
+    @property
+    def folder_gone(self) -> str:
+        """That the session's folder was removed, and by whom perhaps; empty while it is there."""
+        if self.folder.is_dir():
+            return ""
+        return (
+            f"The session's temporary folder {self.folder} is gone: another program removed it, "
+            "perhaps one that cleans temporary files."
+        )
+
+    def _need_folder(self, meanwhile: str) -> None:
+        if gone := self.folder_gone:
+            raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
     def close(self, keep_warm: bool) -> bool:
         """End everything; returns when nothing of it is left.

@@ -1,6 +1,7 @@
 """Ranks brought up, set up again, stepped and freed.
 
 bring_up.py   Takes the ranks through the stages of set-up, all at once or step by step.
+limits.py     What the limits of open files and processes leave for ranks.
 package_changes.py  Whether this package was changed since the notebook's kernel loaded it.
 set_up.py     Brings ranks up, sets them up again, and frees them: init, restart and abort.
 shadowing.py  Which file beside the notebook Python loads in place of a module that the ranks need.

@@ -18,7 +18,7 @@ from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.session.setup import package_changes
+from ddp_notebook.session.setup import limits, package_changes
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.session.setup.shadowing import why_not_loaded
 from ddp_notebook.state.board_rows import board
@@ -98,6 +98,8 @@ class SetUp:
                 return self._set_up_in_place(processes, options)
         changed = package_changes.check()
         devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
+        if processes is None and (too_few := limits.why_too_few_processes(options.world_size)):
+            raise UsageMistake(too_few)
         self._findings.begin(Found(SET_UP))
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and replace:
@@ -405,6 +407,8 @@ def _why_not_started(error: BaseException) -> str:
     what = str(error)
     if isinstance(error, KeyboardInterrupt):
         what = "Set-up was interrupted."
+    elif too_few := limits.why_too_few_files(error):
+        what = too_few
     elif not isinstance(error, DDPError):
         what = f"The ranks could not be started: {type(error).__name__}: {error}."
     if shadowed := why_not_loaded(sys.path):

@@ -34,11 +34,15 @@ def why_not_loaded(python_path: Sequence[str]) -> str:
 
 def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
     own = Path(os.__file__).parent  # what comes before it in the path wins over Python's own
+    names = sys.stdlib_module_names | _NEEDED
     for entry in python_path:
         folder = Path(entry)
-        if folder.resolve() == own:
+        if folder.name in ("site-packages", "dist-packages"):
             return
-        for name in sorted(sys.stdlib_module_names | _NEEDED):
+        if folder.resolve() == own:
+            names = _NEEDED
+            continue
+        for name in sorted(names):
             file = (folder / f"{name}.py").absolute()
             if file.is_file():
                 yield file

@@ -35,6 +35,13 @@ class Why:
 
     def diagnose(self) -> Diagnosis:
         """`Session.why`."""
+        diagnosis = self._diagnose()
+        if not (gone := self._set_up.need("%ddp_why").processes.folder_gone):
+            return diagnosis
+        note = f"{gone} Ranks cannot be asked any more. Start again: %ddp_init --replace"
+        return replace(diagnosis, notes=(note, *diagnosis.notes))
+
+    def _diagnose(self) -> Diagnosis:
         case = self.case("%ddp_why")
         now = diagnose_run(case)
         current = self._runs.current
