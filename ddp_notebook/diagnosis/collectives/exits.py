@@ -57,14 +57,20 @@ def ended(context: Context) -> Iterator[Finding]:
     yield from sorted(findings, key=partial(_time, context))
 
 
-def unwinding(context: Context) -> Iterator[Finding]:
-    """Ranks that raised, and on the way out wait in a collective that the others are not in."""
+def _in_collectives(context: Context) -> dict[int, Collective]:
+    """What ranks wait in, or were refused."""
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
         record = last_record(context, rank) if report.error_type == _REFUSED else None
         if record is not None and record.phase is Phase.REFUSED:
             there[rank] = record
+    return there
+
+
+def unwinding(context: Context) -> Iterator[Finding]:
+    """Ranks that raised, and on the way out wait in a collective that the others are not in."""
+    there = _in_collectives(context)
     own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
     elsewhere = {call_site(record) for rank, record in there.items() if rank not in own}
     same: dict[ThreadError, list[int]] = {}

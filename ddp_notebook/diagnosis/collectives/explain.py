@@ -18,6 +18,7 @@ from ddp_notebook.diagnosis.collectives.describe import (
     verb,
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
+from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.names import Varies
 from ddp_notebook.model import Category, Collective, Finding, Part, Ranks
@@ -312,18 +313,22 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
     )
 
 
-def _another_way(context: Context, classified: Classified) -> Finding:
-    own, other = (branch.here for branch in classified.sides)
-    conditions = [
+def _parting(context: Context, own: Collective | None, other: Collective | None) -> list[Condition]:
+    """The conditions that may have sent ranks to one of these and not to the other."""
+    if own is not None and other is not None and call_site(own) == call_site(other):
+        way = context.sources.way_around(own)
+        return [way] if way is not None else []
+    return [
         condition
         for one, there in ((own, other), (other, own))
         if one is not None
         and (condition := context.sources.condition(one, there)) is not None
         and condition.varies >= Varies.LOCAL
     ]
-    if own is not None and other is not None and call_site(own) == call_site(other):
-        way = context.sources.way_around(own)
-        conditions = [way] if way is not None else []
+
+
+def _another_way(context: Context, classified: Classified) -> Finding:
+    conditions = _parting(context, *(branch.here for branch in classified.sides))
     why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
     tests = (f"{each.place}: {each.place.text}" for each in conditions)
     return _finding(

@@ -251,13 +251,16 @@ class Sources:
             self._trees[name], self._names[name] = tree, Names(tree)
         return self._trees[name]
 
-    def _repeats(self, place: Place, called: str) -> bool:
-        """True of a line with a comprehension, outside of which `called` is not called there."""
-        at_line = [
+    def _expressions(self, place: Place) -> list[ast.expr]:
+        return [
             node
             for node in ast.walk(self.tree(place) or ast.Module([], []))
             if isinstance(node, ast.expr) and node.lineno <= place.line <= _end(node)
         ]
+
+    def _repeats(self, place: Place, called: str) -> bool:
+        """True of a line with a comprehension, outside of which `called` is not called there."""
+        at_line = self._expressions(place)
         loops = [node for node in at_line if isinstance(node, _COMPREHENSIONS)]
         inside = {id(node) for loop in loops for node in ast.walk(loop)}
         calls = (node for node in at_line if isinstance(node, ast.Call) and id(node) not in inside)

@@ -123,18 +123,23 @@ def module_bypass(context: Context) -> Iterator[Finding]:
         )
 
 
+def _was_reduced(context: Context) -> bool:
+    of = context.collectives.of.values()
+    return any(each.part is Part.BACKWARD for records in of for each in records)
+
+
 def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding]:
     """A model that is trained, and whose wrapper saw no forward: a method of the module was called.
 
     That replicas differ proves that nothing else reduced their gradients.
     """
-    reduced = any(
-        each.part is Part.BACKWARD
-        for records in context.collectives.of.values()
-        for each in records
-    )
     went_through = any(each.forwards or each.bypasses for each in model.of.values())
-    if reduced or went_through or not model.diverged or by_hand(model, context.collectives):
+    if (
+        went_through
+        or not model.diverged
+        or _was_reduced(context)
+        or by_hand(model, context.collectives)
+    ):
         return
     of = next((of for of in optimizers(context.facts).values() if _trains(of, key)), {})
     place = _at(next((each.place for each in of.values()), None))
@@ -238,12 +243,16 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             )
 
 
+def _never_moves(of: Mapping[int, OptimizerFacts]) -> bool:
+    return all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values())
+
+
 def detached_optimizers(context: Context) -> Iterator[Finding]:
     """An optimizer steps with tensors that never get a gradient; a model of such sizes has none."""
     all_of = optimizers(context.facts).values()
     held = {key for of in all_of for each in of.values() for key in each.replicas}
     for of in all_of:
-        if all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values()):
+        if _never_moves(of):
             models = [model for key, model in context.models.items() if key not in held]
             yield from (_detached(model, of) for model in models if _as_large(model, of))
         elif all(each.unheld for each in of.values()):

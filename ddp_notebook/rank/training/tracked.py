@@ -246,6 +246,12 @@ class TrackedOptimizer:
         ]
         self.idle = [ref for _, ref in self.unwrapped]
 
+    def holds(self) -> set[int]:
+        """The ids of its parameters."""
+        optimizer = self.ref()
+        groups = optimizer.param_groups if optimizer is not None else ()
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
     def _held_by_none(self, others: Mapping[int, TrackedOptimizer]) -> tuple[str, ...]:
         """Parameters with a gradient that no optimizer holds, alike in dimensions to idle ones.
 
@@ -253,13 +259,7 @@ class TrackedOptimizer:
         """
         if not self.idle:
             return ()
-        held = {
-            id(parameter)
-            for tracked in others.values()
-            if (optimizer := tracked.ref()) is not None
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        held = set().union(*(tracked.holds() for tracked in others.values()))
         lacking = [
             (name, each.dim())
             for replica in self.replicas

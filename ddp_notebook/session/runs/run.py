@@ -125,11 +125,8 @@ class CellRun:
                 self.changes += 1
             case CellStarted() if event.cell == self.cell:
                 self.started.add(event.rank)
-            case LineStopped() if event.cell == self.cell:
-                if event.stop > self._left_stops.get(event.rank, 0):
-                    self.stops[event.rank] = event
-            case LineLeft() if event.cell == self.cell:
-                self._forget_stop(event.rank, event.stop)
+            case LineStopped() | LineLeft() if event.cell == self.cell:
+                self._take_stop(event)
             case CellFinished() if event.cell == self.cell:
                 self.finished[event.rank] = event
                 self.stops.pop(event.rank, None)
@@ -148,6 +145,12 @@ class CellRun:
         """`rank` was told to go on from this stop: it is paused there no more."""
         with self._lock:
             self._forget_stop(rank, stop)
+
+    def _take_stop(self, event: LineStopped | LineLeft) -> None:
+        if isinstance(event, LineLeft):
+            self._forget_stop(event.rank, event.stop)
+        elif event.stop > self._left_stops.get(event.rank, 0):
+            self.stops[event.rank] = event
 
     def _forget_stop(self, rank: int, stop: int) -> None:
         self._left_stops[rank] = max(stop, self._left_stops.get(rank, 0))

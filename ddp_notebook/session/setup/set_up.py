@@ -79,20 +79,21 @@ class SetUp:
 
     # -- starting ------------------------------------------------------------------------
 
+    def _are_running(self, options: InitOptions) -> str:
+        size = self._record.snapshot.world_size
+        other = (
+            ". Another number of ranks, of which those that stay keep their variables: "
+            f"%ddp_init --world-size {options.world_size} --replace"
+        )
+        fresh = f"{size} ranks are running already. Fresh ranks: %ddp_restart"
+        return f"{fresh}{other if options.world_size != size else ''}"
+
     def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
         if processes is not None and not self._pool.lost_reason and not replace:
             if not self.half_way:
-                size = self._record.snapshot.world_size
-                other = (
-                    ". Another number of ranks, of which those that stay keep their variables: "
-                    f"%ddp_init --world-size {options.world_size} --replace"
-                )
-                raise UsageMistake(
-                    f"{size} ranks are running already. Fresh ranks: %ddp_restart"
-                    f"{other if options.world_size != size else ''}"
-                )
+                raise UsageMistake(self._are_running(options))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
