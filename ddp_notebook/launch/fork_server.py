@@ -221,6 +221,7 @@ class ForkServer:
             let_go(descriptor)
         self.commands, self.events, _, self.notebook = client
         client.introduce()
+        child.disown_finalizers()
         self.idle_modules = []  # importing them here would copy more shared pages than it saves
         self.begin()
         self.send_ready(0.0)
@@ -357,3 +358,5 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> 
     finally:
         server.listening.remove()
         server.end()
+    # Not as Python ends: that would take apart, and so copy, all that is shared with other servers.
+    child.leave(0)

@@ -44,7 +44,8 @@ def test_a_controller_that_dies_while_it_starts_is_named_at_once(
         return pid
 
     monkeypatch.setattr(ForkServerClient, "spawn", killed)
-    with pytest.raises(SetupFailed, match=r"controller ended, killed by SIGKILL\.") as caught:
+    told = r"controller \(pid \d+\) ended, killed by SIGKILL\."
+    with pytest.raises(SetupFailed, match=told) as caught:
         session.init(ONE)
     assert time.monotonic() - killed_s[0] < scaled_for_load(AT_ONCE_S)
     assert "Try again with %ddp_init" in str(caught.value)
