@@ -1,0 +1,32 @@
+"""What a forked process does when it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import os, sys, weakref
+from ddp_notebook.launch import child
+
+class Thing: pass
+
+things = [Thing(), Thing()]
+say = lambda text: print(text, flush=True)
+weakref.finalize(things[0], say, "loaded before the fork")
+if os.fork() == 0:
+    child.disown_finalizers()
+    weakref.finalize(things[1], say, "made by the child")
+    child.leave(0)
+os.wait()
+say("the child is gone")
+"""
+
+
+def test_a_fork_takes_apart_what_it_made_and_not_what_was_loaded_before() -> None:
+    said = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == [
+        "made by the child",
+        "the child is gone",
+        "loaded before the fork",
+    ]
