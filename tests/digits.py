@@ -49,6 +49,7 @@ def main() -> None:
     """Train, and write down what came out."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=1797, help="all of them")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
@@ -56,7 +57,7 @@ def main() -> None:
     torch.manual_seed(7)
     images, labels = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    data = TensorDataset(pixels, torch.tensor(labels))
+    data = TensorDataset(pixels[: arguments.samples], torch.tensor(labels[: arguments.samples]))
     sampler = DistributedSampler(data, seed=3)
     loader = DataLoader(data, batch_size=64, sampler=sampler)
     model = DistributedDataParallel(Net(32))

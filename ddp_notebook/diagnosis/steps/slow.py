@@ -202,6 +202,8 @@ def _at_times(
     it up there for a while.
     """
     share = _late_steps(margins, late_us) / len(margins)
+    if share < _SOME_STEPS:  # so with nearly all of a thousand ranks, and what follows is dear
+        return None
     blocks = [_late_steps(block, late_us) for block in _blocks(margins, _FEW_BLOCKS)]
     lowest = sorted(range(len(blocks)), key=blocks.__getitem__)[:_LOWEST_BLOCKS]
     count = sum(blocks[at] for at in lowest)
@@ -212,7 +214,7 @@ def _at_times(
     )
     chance = max(of_others, 1)
     least = max(size * share / 2, 3 * of_others, chance + _SURE * math.sqrt(chance))
-    if share < _SOME_STEPS or count < least:
+    if count < least:
         return None
     return statistics.median(margin for margin in margins if margin > late_us), share
 
