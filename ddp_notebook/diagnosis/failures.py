@@ -56,7 +56,13 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
 
 def _went_away(end: CellFinished) -> bool:
     """True of an error that says no more than that another rank's process or group is gone."""
-    return bool(torch_errors.WENT_AWAY.search(end.evalue))
+    return _lost_store(end) or bool(torch_errors.WENT_AWAY.search(end.evalue))
+
+
+def _lost_store(end: CellFinished) -> bool:
+    """True of an error of a store's client whose host is gone."""
+    from_store = end.ename in ("DistNetworkError", "DistStoreError")
+    return from_store and bool(torch_errors.STORE_WENT_AWAY.search(end.evalue))
 
 
 def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
@@ -69,6 +75,16 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
         f"{raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)}"
         for end in failed
     )
+    if one and all(map(_lost_store, failed)):
+        return Finding(
+            Category.STORE_GONE,
+            left,
+            f"{who}, and with it the store that {name_ranks(victims)} still needed",
+            "Let the rank that hosts the store wait for the others before it ends: count them in "
+            "the store (store.add), or dist.barrier().",
+            victims,
+            (lost,),
+        )
     return Finding(
         Category.EARLY_EXIT if one else Category.UNDECIDED,
         left if one else (),

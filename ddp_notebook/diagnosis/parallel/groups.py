@@ -106,6 +106,8 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
     if not stuck or any(e.file.lost for e in context.case.ranks):
         return
+    if next(other_groups(context), None) is not None:
+        return  # which explains it
     absent = context.graph.waits[stuck[0]]
     elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
     if not elsewhere:
