@@ -368,4 +368,31 @@ RIGHT = {
         for _ in range(5):
             step()
         """,
+    "files saved in turn, one for each rank, and by rank 0; weights that are tied": """
+        import os, tempfile
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(4, 4, bias=False)
+                self.last = nn.Linear(4, 4, bias=False)
+                self.last.weight = self.first.weight
+                self.copied = nn.Linear(4, 4, bias=False)
+                self.copied.load_state_dict(self.first.state_dict())
+            def forward(self, x):
+                return self.last(self.copied(self.first(x)))
+        torch.manual_seed(0)
+        tied = DDP(Tied())
+        tied_opt = torch.optim.SGD(tied.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        path = os.path.join(tempfile.gettempdir(), f"turns-{os.getppid()}.pt")
+        for turn in range(2):
+            step(tied, tied_opt)
+            torch.save(tied_opt.state_dict(), f"{path}-{rank}")
+            if turn == rank:
+                torch.save(tied.state_dict(), path)
+            dist.barrier()
+        os.remove(f"{path}-{rank}")
+        if rank == 0:
+            os.remove(path)
+        """,
 }

@@ -117,6 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN),
     Rule(files.raced_paths, When.RUN_BLOCKED),
+    Rule(files.other_paths, When.RUN_BLOCKED),
     Rule(exits.ended, When.RUN),
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
@@ -161,6 +162,8 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
+    Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
+    Rule(files.saved_by_several, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.loaded_on_some, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),
 )

@@ -73,6 +73,16 @@ class Sources:
         texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
         return all(each.label in texts for each in records)
 
+    def ties(self, one: str, other: str) -> Place | None:
+        """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
+        names = {_last_two(one), _last_two(other)}
+        for file, text in self._texts.items():
+            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
+                if isinstance(node, ast.Assign) and _last_twos(node) == names:
+                    shown = text.splitlines()[node.lineno - 1].strip()
+                    return Place(file, node.lineno, "", shown)
+        return None
+
     def condition(
         self,
         record: Collective,
@@ -458,3 +468,12 @@ def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | 
         if (mine.file, mine.line) != (theirs.file, theirs.line):
             return mine, theirs
     return None, None
+
+
+def _last_twos(node: ast.Assign) -> set[str]:
+    """The ends of both sides of ``a.b.c = d.e.f``: ``b.c`` and ``e.f``."""
+    return {_last_two(ast.unparse(each)) for each in (node.targets[0], node.value)}
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])

@@ -108,6 +108,10 @@ class Observer(Component):
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
 
+    def issued(self) -> int:
+        """How many collectives this run has, and one; 0 where none are recorded."""
+        return self.log.written + 1 if self.log is not None else 0
+
     def run_begins(self, run: Run) -> None:
         """The records of the last run are forgotten."""
         self.run, self.exchanges = run.number, None
