@@ -62,10 +62,8 @@ def raced_paths(context: Context) -> Iterator[Finding]:
 def other_paths(context: Context) -> Iterator[Finding]:
     """Ranks look for a file on one line, each under another name that it has made up."""
     same: dict[str, list[RankReport]] = {}
-    for report in context.case.ranks:
-        missing = report.activity is Activity.FAILED and report.error_type == _RACED[1]
-        if missing and report.error_at:
-            same.setdefault(str(report.error_at[-1]), []).append(report)
+    for report in filter(_lacks_a_file, context.case.ranks):
+        same.setdefault(str(report.error_at[-1]), []).append(report)
     everyone = tuple(e.rank for e in context.case.ranks)
     for failed in same.values():
         paths = {e.rank: "".join(_QUOTED.findall(e.error_text)[-1:]) for e in failed}
@@ -81,6 +79,11 @@ def other_paths(context: Context) -> Iterator[Finding]:
                 context.victims,
                 tuple(f"rank {rank}: {path}" for rank, path in paths.items()),
             )
+
+
+def _lacks_a_file(report: RankReport) -> bool:
+    failed = report.activity is Activity.FAILED and bool(report.error_at)
+    return failed and report.error_type == "FileNotFoundError"
 
 
 def _made_up(paths: Mapping[int, str]) -> bool:
@@ -115,11 +118,16 @@ def saved_by_several(context: Context) -> Iterator[Finding]:
         for each in facts.saves:
             writers.setdefault((facts.host, each.path), {})[rank] = each
     for (_, path), of in writers.items():
-        moments = Counter(moment for each in of.values() for moment in {*each.moments})
-        together = {moment for moment, count in moments.items() if count > 1}
-        racing = {rank: each for rank, each in of.items() if together.intersection(each.moments)}
+        racing = _at_one_moment(of)
         if racing:
             yield _race(path, racing)
+
+
+def _at_one_moment(of: Mapping[int, SaveFacts]) -> dict[int, SaveFacts]:
+    """Those of whose moments one is another rank's, too."""
+    moments = Counter(moment for each in of.values() for moment in {*each.moments})
+    together = {moment for moment, count in moments.items() if count > 1}
+    return {rank: each for rank, each in of.items() if together.intersection(each.moments)}
 
 
 def _race(path: str, of: Mapping[int, SaveFacts]) -> Finding:

@@ -76,15 +76,13 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
     blamed = (
-        _left_loop(context, records)
+        _strayed(context, records)
+        or _left_loop(context, records)
         or _unequal_sender(context, records)
         or _one_more(context, records, ring)
     )
     if blamed is not None:
         return blamed
-    strayed = _strayed(context, records)
-    if strayed is not None:
-        return strayed
     both = ", or use dist.batch_isend_irecv (isend and irecv)."
     if operations == {"send"}:
         cause = "each sends first and waits for the other's recv"

@@ -203,10 +203,10 @@ class Sources:
 
     def _is_counted(self, place: Place, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
         """True of a loop that makes as many turns on every rank, as far as the code says."""
-        counts = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call)
-        if not counts or last_name(loop.iter.func) != "range":
+        turns = loop.iter if isinstance(loop, ast.For) else None
+        if not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
             return False
-        if any(self._names[place.file].varies(each) > Varies.CONFIGURED for each in loop.iter.args):
+        if any(self._names[place.file].varies(each) > Varies.CONFIGURED for each in turns.args):
             return False
         ways = [*_ways_around(loop, place.line), *_leaving(loop)]
         return not any(self._differs(place, way[0], _targets(loop)) for way in ways)
