@@ -21,6 +21,22 @@ def step(model=None, opt=opt):
 BOTH, SECOND = (0, 1), (1,)
 
 WRONG = {
+    "samples of the padding that are counted": (
+        "eval-padding",
+        BOTH,
+        """
+        from torch.utils.data import DataLoader, DistributedSampler
+        data = torch.randn(15, 4)
+        loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False))
+        for _ in range(2):
+            step()
+            count = torch.zeros(2)
+            with torch.no_grad():
+                for x in loader:
+                    count += torch.tensor([(net(x).argmax(1) == 0).sum().item(), len(x)])
+            dist.all_reduce(count)
+        """,
+    ),
     "one file that both ranks save": (
         "filesystem",
         BOTH,

@@ -395,4 +395,17 @@ RIGHT = {
         if rank == 0:
             os.remove(path)
         """,
+    "samples of the padding that are left out, and a data set that needs none": """
+        from torch.utils.data import DataLoader, DistributedSampler
+        for size in (15, 16):
+            data = torch.randn(size, 4)
+            step()
+            count, seen = torch.zeros(2), 0
+            with torch.no_grad():
+                for x in DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False)):
+                    keep = (torch.arange(seen, seen + len(x)) * 2 + rank) < size
+                    count += torch.tensor([(net(x).argmax(1) == 0)[keep].sum(), keep.sum()])
+                    seen += len(x)
+            dist.all_reduce(count)
+        """,
 }

@@ -160,6 +160,7 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.buffers, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.other_statistics, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
+    Rule(evaluations.padded_counts, When.TRAINED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),

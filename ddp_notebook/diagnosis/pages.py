@@ -316,6 +316,13 @@ PAGES: Mapping[Category, Page] = {
         "Parameters that were equal when the model was wrapped, and the line that ties them.",
         "Tie them again after load_state_dict(assign=True) and the like, before wrapping.",
     ),
+    Category.EVAL_PADDING: Page(
+        _SILENT,
+        "DistributedSampler gives some samples twice, so that all ranks have as many, and a metric "
+        "counts them twice.",
+        "What an evaluation's all_reduce sums: the count that the sampler gave, padding included.",
+        "Leave out what comes twice before counting, or split without padding.",
+    ),
     Category.RNG_MISMATCH: Page(
         _SILENT,
         "Ranks were given one seed, so noise and the like is the same for their different samples.",

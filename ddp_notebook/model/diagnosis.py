@@ -58,6 +58,7 @@ class Category(StrEnum):
     LOCAL_STATISTIC = "local-statistic"
     METRIC_MISAGGREGATION = "metric-misaggregation"
     WEIGHT_TYING_LOST = "weight-tying-lost"
+    EVAL_PADDING = "eval-padding"
     RNG_MISMATCH = "rng-mismatch"
     NUMERICS_MISMATCH = "numerics-mismatch"
     SAMPLER_MISUSE = "sampler-misuse"

@@ -94,6 +94,9 @@ class EvaluationFacts:
     wrote: bool | None = None
     """Something was printed between its begin and the next backward; None where unknown."""
     place: Place | None = None
+    padded: tuple[int, int] | None = None
+    """A DistributedSampler gave samples twice, and an all_reduce afterwards has counted them: the
+    samples of the data set, and those that this rank got."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -453,3 +453,34 @@ def test_weights_that_are_two_by_intention_are_left_alone(
     fields: dict[str, Any], source: str
 ) -> None:
     assert not found(*lms(**fields), source=source)
+
+
+# -- samples that are counted twice --------------------------------------------------------
+
+
+def evaluated(*padded: tuple[int, int] | None, size: int = 3) -> tuple[Finding, ...]:
+    """Each rank's first evaluation, as it counted."""
+    return found(
+        *(
+            run(
+                rank,
+                replicas=(
+                    model(size, evaluations=(EvaluationFacts(4, loader=True, padded=each),)),
+                ),
+            )
+            for rank, each in enumerate(padded)
+        )
+    )
+
+
+def test_padding_that_all_ranks_have_counted_is_told_with_its_number() -> None:
+    (finding,) = evaluated(*[(10, 4)] * 3)
+    assert (finding.category, finding.ranks) == (Category.EVAL_PADDING, (0, 1, 2))
+    assert "12 in all, of a data set of 10: 2 of them are counted twice" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "padded", [(None,) * 3, ((10, 4), (10, 4), None), ((10, 4), (10, 4), (9, 4)), ((10, 5),) * 3]
+)
+def test_padding_that_is_left_out_or_of_other_ranks_is_no_mistake(padded: tuple[Any, ...]) -> None:
+    assert not evaluated(*padded)

@@ -212,7 +212,7 @@ class TrainingHooks(Component):
                 replica = tracker.replica(self)
                 if not torch.is_grad_enabled():
                     replica.inside += 1
-                    replica.moments.evaluates(
+                    tracker.evaluation = replica.moments.evaluates(
                         self.module, (inputs, named), tracker.backwards, samplers.current
                     )
                 else:
@@ -256,7 +256,9 @@ class TrainingHooks(Component):
                 tracker.bypass(module)
                 self._marks.mark(step_marks.INNER)
             elif (replica := tracker.modules.get(id(module))) is not None and not replica.inside:
-                replica.moments.evaluates(module, inputs, tracker.backwards, self._samplers.current)
+                tracker.evaluation = replica.moments.evaluates(
+                    module, inputs, tracker.backwards, self._samplers.current
+                )
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
