@@ -21,6 +21,59 @@ def step(model=None, opt=opt):
 BOTH, SECOND = (0, 1), (1,)
 
 WRONG = {
+    "samples of the padding that are counted": (
+        "eval-padding",
+        BOTH,
+        """
+        from torch.utils.data import DataLoader, DistributedSampler
+        data = torch.randn(15, 4)
+        loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False))
+        for _ in range(2):
+            step()
+            count = torch.zeros(2)
+            with torch.no_grad():
+                for x in loader:
+                    count += torch.tensor([(net(x).argmax(1) == 0).sum().item(), len(x)])
+            dist.all_reduce(count)
+        """,
+    ),
+    "one file that both ranks save": (
+        "filesystem",
+        BOTH,
+        """
+        import os, tempfile
+        path = os.path.join(tempfile.gettempdir(), f"both-{os.getppid()}.pt")
+        for _ in range(2):
+            step()
+            torch.save(net.state_dict(), path)
+        dist.barrier()
+        if rank == 0:
+            os.remove(path)
+        """,
+    ),
+    "weights that are no longer tied once a state is loaded": (
+        "weight-tying-lost",
+        BOTH,
+        """
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(4, 4, bias=False)
+                self.last = nn.Linear(4, 4, bias=False)
+                self.last.weight = self.first.weight
+            def forward(self, x):
+                return self.last(self.first(x))
+        torch.manual_seed(0)
+        plain = Tied()
+        state = {name: each.clone() for name, each in plain.state_dict().items()}
+        plain.load_state_dict(state, assign=True)
+        tied = DDP(plain)
+        tied_opt = torch.optim.SGD(tied.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(3):
+            step(tied, tied_opt)
+        """,
+    ),
     "a tensor changed while it is broadcast": (
         "async-misuse",
         BOTH,

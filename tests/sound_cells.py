@@ -368,4 +368,44 @@ RIGHT = {
         for _ in range(5):
             step()
         """,
+    "files saved in turn, one for each rank, and by rank 0; weights that are tied": """
+        import os, tempfile
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Linear(4, 4, bias=False)
+                self.last = nn.Linear(4, 4, bias=False)
+                self.last.weight = self.first.weight
+                self.copied = nn.Linear(4, 4, bias=False)
+                self.copied.load_state_dict(self.first.state_dict())
+            def forward(self, x):
+                return self.last(self.copied(self.first(x)))
+        torch.manual_seed(0)
+        tied = DDP(Tied())
+        tied_opt = torch.optim.SGD(tied.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        path = os.path.join(tempfile.gettempdir(), f"turns-{os.getppid()}.pt")
+        for turn in range(2):
+            step(tied, tied_opt)
+            torch.save(tied_opt.state_dict(), f"{path}-{rank}")
+            if turn == rank:
+                torch.save(tied.state_dict(), path)
+            dist.barrier()
+        os.remove(f"{path}-{rank}")
+        if rank == 0:
+            os.remove(path)
+        """,
+    "samples of the padding that are left out, and a data set that needs none": """
+        from torch.utils.data import DataLoader, DistributedSampler
+        for size in (15, 16):
+            data = torch.randn(size, 4)
+            step()
+            count, seen = torch.zeros(2), 0
+            with torch.no_grad():
+                for x in DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False)):
+                    keep = (torch.arange(seen, seen + len(x)) * 2 + rank) < size
+                    count += torch.tensor([(net(x).argmax(1) == 0)[keep].sum(), keep.sum()])
+                    seen += len(x)
+            dist.all_reduce(count)
+        """,
 }

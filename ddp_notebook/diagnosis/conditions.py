@@ -10,6 +10,7 @@ from itertools import pairwise
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_ENDS = (ast.Return, ast.Break, ast.Raise)
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
 """Names of decorators that have a function run on some ranks."""
@@ -150,3 +151,15 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
                 if isinstance(other, ast.If) and isinstance(last := other.body[-1], _LEAVES):
                     shown = f"if {ast.unparse(other.test)}: {type(last).__name__.lower()}"
                     yield Test(other.test, other.lineno, wanted=False, shown=shown)
+
+
+def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.ExceptHandler | None:
+    """The handler after which a loop runs `line` again; the loop ends once that has succeeded."""
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Try) or not any(_holds(each, line) for each in node.body):
+            continue
+        after = loop.body[loop.body.index(node) + 1 :] if node in loop.body else []
+        done = [*node.body, *node.orelse, *after]
+        if any(isinstance(each, (ast.Return, ast.Break)) for each in done):
+            return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
+    return None

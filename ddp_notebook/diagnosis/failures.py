@@ -56,7 +56,13 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
 
 def _went_away(end: CellFinished) -> bool:
     """True of an error that says no more than that another rank's process or group is gone."""
-    return bool(torch_errors.WENT_AWAY.search(end.evalue))
+    return _lost_store(end) or bool(torch_errors.WENT_AWAY.search(end.evalue))
+
+
+def _lost_store(end: CellFinished) -> bool:
+    """True of an error of a store's client whose host is gone."""
+    from_store = end.ename in ("DistNetworkError", "DistStoreError")
+    return from_store and bool(torch_errors.STORE_WENT_AWAY.search(end.evalue))
 
 
 def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
@@ -69,6 +75,16 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
         f"{raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)}"
         for end in failed
     )
+    if one and all(map(_lost_store, failed)):
+        return Finding(
+            Category.STORE_GONE,
+            left,
+            f"{who}, and with it the store that {name_ranks(victims)} still needed",
+            "Let the rank that hosts the store wait for the others before it ends: count them in "
+            "the store (store.add), or dist.barrier().",
+            victims,
+            (lost,),
+        )
     return Finding(
         Category.EARLY_EXIT if one else Category.UNDECIDED,
         left if one else (),
@@ -185,18 +201,27 @@ def interrupted(ends: Iterable[CellFinished]) -> str:
 
 
 def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | None:
-    """Ranks that stay in a run of which others were interrupted; None where one is at work."""
-    stopped = {end.rank: way_to_error(end.path) for end in ends if end.outcome == "interrupted"}
+    """Ranks that stay in a run of which others were interrupted; None where one is at work.
+
+    The others wait in collectives, which no interrupt ends: so who was interrupted was late.
+    """
+    paths = {end.rank: end.path for end in ends if end.outcome == "interrupted"}
+    stopped = {rank: way_to_error(path) if path else "" for rank, path in paths.items()}
     stay = [report for report in case.ranks if report.activity is Activity.WAITING]
     if not stopped or not stay or case.where(Activity.BUSY, Activity.HELD):
         return None
     ranks, waiting = tuple(sorted(stopped)), tuple(report.rank for report in stay)
     facts = (f"rank {rank}: {stopped[rank]}" for rank in ranks if stopped[rank])
+    places = {str(path[-1]) if path else "" for path in paths.values()}
+    late = "" not in places
+    was = f"{_were(ranks)} interrupted"
+    if late:
+        they = "it was" if len(ranks) == 1 else "they were"
+        was = f"{_were(ranks)} still at {', '.join(sorted(places))} when {they} interrupted"
     return Finding(
-        Category.EARLY_EXIT,
+        Category.STRAGGLER if late else Category.EARLY_EXIT,
         ranks,
-        f"{name_ranks(ranks)} {_were(ranks)} interrupted, and {name_ranks(waiting)} "
-        f"{_verb(waiting, 'wait')} since",
+        f"{name_ranks(ranks)} {was}, and {name_ranks(waiting)} {_verb(waiting, 'wait')} since",
         f"Free {'it' if len(waiting) == 1 else 'them'}: %ddp_abort",
         waiting,
         (*facts, *(f"rank {report.rank} {doing(report)}" for report in stay)),

@@ -310,6 +310,19 @@ PAGES: Mapping[Category, Page] = {
         "Other inputs on each rank, no collective afterwards, and only one rank that prints.",
         "all_reduce the counts, and divide afterwards.",
     ),
+    Category.WEIGHT_TYING_LOST: Page(
+        _SILENT,
+        "Two weights that the code makes one tensor have become two, and are trained apart.",
+        "Parameters that were equal when the model was wrapped, and the line that ties them.",
+        "Tie them again after load_state_dict(assign=True) and the like, before wrapping.",
+    ),
+    Category.EVAL_PADDING: Page(
+        _SILENT,
+        "DistributedSampler gives some samples twice, so that all ranks have as many, and a metric "
+        "counts them twice.",
+        "What an evaluation's all_reduce sums: the count that the sampler gave, padding included.",
+        "Leave out what comes twice before counting, or split without padding.",
+    ),
     Category.RNG_MISMATCH: Page(
         _SILENT,
         "Ranks were given one seed, so noise and the like is the same for their different samples.",
@@ -395,9 +408,9 @@ PAGES: Mapping[Category, Page] = {
         "Raise the limit, or use less: fewer workers, persistent_workers=True.",
     ),
     Category.FILESYSTEM: Page(
-        "FileNotFoundError, FileExistsError or PermissionError on some ranks.",
-        "Ranks race on a path, or it is not there for all of them.",
-        "The ranks' errors and their paths.",
+        "FileNotFoundError or the like on some ranks; or nothing, and a file that is damaged.",
+        "Ranks race on a path or write one file, or have made up another path each.",
+        "The ranks' errors and their paths; what each wrote with torch.save, and when.",
         "Let one rank make it, then a barrier, then the others use it.",
     ),
     Category.GPU_MAPPING: Page(

@@ -57,6 +57,8 @@ class Category(StrEnum):
     LOSS_SCALING = "loss-scaling"
     LOCAL_STATISTIC = "local-statistic"
     METRIC_MISAGGREGATION = "metric-misaggregation"
+    WEIGHT_TYING_LOST = "weight-tying-lost"
+    EVAL_PADDING = "eval-padding"
     RNG_MISMATCH = "rng-mismatch"
     NUMERICS_MISMATCH = "numerics-mismatch"
     SAMPLER_MISUSE = "sampler-misuse"

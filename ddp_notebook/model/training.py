@@ -62,6 +62,19 @@ class FunctionalFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveFacts:
+    """A file that torch.save has written in this run.
+
+    `moments` has for each of the first times how many collectives the rank had called, and one.
+    """
+
+    path: str
+    moments: tuple[int, ...] = ()
+    place: Place | None = None
+    """Where it was written first."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationFacts:
     """Forwards of a model without gradients, one after another, with no backward in between.
 
@@ -81,6 +94,9 @@ class EvaluationFacts:
     wrote: bool | None = None
     """Something was printed between its begin and the next backward; None where unknown."""
     place: Place | None = None
+    padded: tuple[int, int] | None = None
+    """A DistributedSampler gave samples twice, and an all_reduce afterwards has counted them: the
+    samples of the data set, and those that this rank got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +170,8 @@ class ReplicaFacts:
     """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
     start_place: Place | None = None
     """Where the first of them was called."""
+    twins: tuple[tuple[str, str], ...] = ()
+    """Parameters of one shape in unlike places that had the same values when it was wrapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +302,9 @@ class RunFacts:
     parallels: tuple[ParallelFacts, ...] = ()
     works: tuple[WorkFacts, ...] = ()
     functional: FunctionalFacts = FunctionalFacts()
+    saves: tuple[SaveFacts, ...] = ()
+    collectives: int = 0
+    """How many it has called in all, and one; 0 where that is not known."""
     precision: tuple[str, ...] = ()
     """Settings of this process that change what is computed, ``name=value``."""
     notes: tuple[str, ...] = ()

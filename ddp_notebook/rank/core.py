@@ -40,6 +40,7 @@ from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.hooks import TrainingHooks
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import StepTimer
 from ddp_notebook.rank.variables.global_names import GlobalNames
@@ -89,10 +90,11 @@ class RankCore:
         self.samplers = samplers = Samplers(call_sites)
         self.data_parallel = parallel = DataParallelTracking(tracker, call_sites)
         self.observer = observer = Observer(process, call_sites, gate, tracker, sockets, subgroups)
-        self.summary = RunSummary(process, observer, tracker, samplers, parallel, names)
+        saves = Saves(call_sites, observer.issued)
+        self.summary = RunSummary(process, observer, tracker, samplers, parallel, saves, names)
         marks = StepMarks(call_sites)
         self.hooks = TrainingHooks(
-            observer, call_sites, tracker, samplers, parallel, self.summary, subgroups, marks
+            observer, call_sites, tracker, samplers, parallel, saves, self.summary, subgroups, marks
         )
         self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
         self.step_timer = StepTimer(marks, tracker, observer, process.rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
@@ -77,7 +79,14 @@ def test_a_rank_that_waits_on_after_others_were_interrupted_is_told_how_to_get_f
     case = Case((waits(0), *(RankReport(rank, Activity.FAILED) for rank in (1, 2))))
     finding = failures.left_by_interrupted(ends, case)
     assert finding is not None and (finding.ranks, finding.waiting) == ((1, 2), (0,))
-    assert finding.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
+    assert finding.category == Category.STRAGGLER
+    assert finding.sentence == (
+        "Ranks 1-2 were still at utils.py:3 in load when they were interrupted, and rank 0 waits "
+        "since"
+    )
+    nowhere = failures.left_by_interrupted([replace(each, path=()) for each in ends], case)
+    assert nowhere is not None and nowhere.category == Category.EARLY_EXIT
+    assert nowhere.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
     assert finding.commands == ("%ddp_abort",)
     assert failures.left_by_interrupted([end(1)], case) is None
     busy = Case((waits(0), RankReport(1, Activity.BUSY)))

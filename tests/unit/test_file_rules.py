@@ -8,7 +8,18 @@ import pytest
 from collective_cases import found, same, the_one
 from traces import all_reduce, places, play, raised
 
-from ddp_notebook.model import Activity, Case, InitArguments, Place, RankReport, StoreFile
+from ddp_notebook.diagnosis import diagnose_training
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    InitArguments,
+    Place,
+    RankReport,
+    RunFacts,
+    SaveFacts,
+    StoreFile,
+)
 
 MAKE = "import os\nos.makedirs(path)\ndist.all_reduce(x)\n"
 BY_ONE = "import os\nif rank == 1:\n    os.makedirs(path)\ndist.all_reduce(x)\n"
@@ -78,3 +89,74 @@ def test_who_deleted_it_is_not_guessed_and_a_file_that_is_there_is_left_alone() 
     twice = DELETES + "os.remove(log)\n"
     assert found(in_new_group(lost=True), {"train.py": twice}) == [("store-gone", ())]
     assert found(in_new_group(lost=False), {"train.py": DELETES}) == []
+
+
+OWN = "run = f'/out/{uuid.uuid4().hex}'\ndist.barrier()\nload(run)\ndist.all_reduce(x)\n"
+SHARDS = "dist.barrier()\nfor path in files:\n  load(path)\ndist.all_reduce(x)\n"
+
+
+def missing(*paths: str) -> Case:
+    """Rank 0 has its file, the others lack theirs."""
+    at = (Place("train.py", 3, "", "load(run)"),)
+    reports = {
+        rank: replace(raised(f"[Errno 2] No such file: '{path}'", "FileNotFoundError"), error_at=at)
+        for rank, path in enumerate(paths, 1)
+    }
+    return play(same(3, [all_reduce(4)], r1=[], r2=[]), reports)
+
+
+def test_a_path_that_each_rank_makes_up_itself_is_the_mistake_of_all() -> None:
+    finding = the_one(missing("/out/8e8c42/best.pt", "/out/9bde00/best.pt"), {"train.py": OWN})
+    assert (finding.category, finding.ranks) == ("filesystem", (0, 1, 2))
+    assert "(uuid4)" in finding.cause and "rank 1: /out/8e8c42/best.pt" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("paths", "code"),
+    [
+        (("/out/best.pt", "/out/best.pt"), OWN),
+        (("/out/shard-1.pt", "/out/shard-2.pt"), OWN),
+        (("/out/cat.png", "/out/dog.png"), SHARDS),
+        (("", ""), OWN),
+    ],
+)
+def test_files_that_are_missing_for_other_reasons_are_the_ranks_own_errors(
+    paths: tuple[str, str], code: str
+) -> None:
+    assert {c for c, _ in found(missing(*paths), {"train.py": code})} == {"exception-on-one-rank"}
+
+
+# -- files that several ranks save ---------------------------------------------------------
+
+
+def saving(
+    *moments: tuple[int, ...], host: str = "a", path: str = "/out/last.pt"
+) -> list[RunFacts]:
+    at = Place("train.py", 7, "save")
+    return [
+        RunFacts(
+            rank, host="a", saves=(SaveFacts("/out/last.pt", of, at),) if of else (), collectives=9
+        )
+        for rank, of in enumerate(moments)
+    ]
+
+
+def saved(facts: list[RunFacts]) -> list[tuple[str, tuple[int, ...]]]:
+    diagnosis = diagnose_training({each.rank: each for each in facts}, Collectives())
+    return [(f.category, f.ranks) for f in diagnosis.findings]
+
+
+def test_one_file_that_ranks_save_with_nothing_in_between_is_a_race() -> None:
+    assert saved(saving((3, 6), (3, 6), (3, 6))) == [("filesystem", (0, 1, 2))]
+    assert saved(saving((4,), (), (2, 4))) == [("filesystem", (0, 2))]
+
+
+def test_files_that_ranks_save_in_turn_or_each_its_own_are_no_race() -> None:
+    assert not saved(saving((3, 6), (), ()))
+    assert not saved(saving((3,), (4,), (5,))), "a collective lets one after the other save"
+    one, other = saving((3,), (3,))
+    assert not saved([one, replace(other, host="b")]), "two disks"
+    assert not saved([one, replace(other, saves=(SaveFacts("/out/1.pt", (3,)),))])
+    assert not saved([one, replace(other, collectives=8)]), "their counts say nothing of order"
+    unknown = [replace(each, collectives=0) for each in (one, other)]
+    assert not saved(unknown)

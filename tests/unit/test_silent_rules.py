@@ -409,3 +409,78 @@ def test_what_is_known_survives_the_wire() -> None:
         functional=FunctionalFacts(1, 2, 3, "all_reduce", HERE),
     )
     assert codec.decode(RunFacts, codec.encode(facts)) == facts
+
+
+# -- weights that were one tensor ----------------------------------------------------------
+
+TIES = "class Net:\n    def tie(self):\n        self.head.weight = self.emb.weight\n"
+TWINS = (("emb.weight", "head.weight"),)
+
+
+def weights(*values: float) -> tuple[TensorDigest, ...]:
+    names = ("emb.weight", "head.weight")
+    pairs = zip(names, values, strict=False)
+    return tuple(TensorDigest(name, 6, f"{value}", value, (value,)) for name, value in pairs)
+
+
+def lms(values: tuple[float, ...] = (1.0, 2.0), **fields: Any) -> list[RunFacts]:
+    usual: dict[str, Any] = {"twins": TWINS, "parameters": weights(*values)}
+    return [
+        run(rank, replicas=(model(**{**usual, **fields}),), optimizers=(optimizer(),))
+        for rank in (0, 1)
+    ]
+
+
+def test_weights_that_the_code_ties_and_that_are_trained_apart_are_told() -> None:
+    (finding,) = found(*lms(), source=TIES)
+    assert (finding.category, finding.ranks) == (Category.WEIGHT_TYING_LOST, (0, 1))
+    assert "train.py:3" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({}, ""),  # a copy that is meant to go its own way
+        ({}, "self.head.weight = nn.Parameter(self.emb.weight.clone())\n"),
+        ({}, "self.head.weight.data = self.emb.weight.data\n"),
+        ({"twins": ()}, TIES),  # tying is off, or another class ties
+        ({"values": (1.0, 1.0)}, TIES),  # they share their memory, or are frozen
+        ({"values": (1.0,)}, TIES),  # one tensor
+        ({"steps": 0}, TIES),
+    ],
+)
+def test_weights_that_are_two_by_intention_are_left_alone(
+    fields: dict[str, Any], source: str
+) -> None:
+    assert not found(*lms(**fields), source=source)
+
+
+# -- samples that are counted twice --------------------------------------------------------
+
+
+def evaluated(*padded: tuple[int, int] | None, size: int = 3) -> tuple[Finding, ...]:
+    """Each rank's first evaluation, as it counted."""
+    return found(
+        *(
+            run(
+                rank,
+                replicas=(
+                    model(size, evaluations=(EvaluationFacts(4, loader=True, padded=each),)),
+                ),
+            )
+            for rank, each in enumerate(padded)
+        )
+    )
+
+
+def test_padding_that_all_ranks_have_counted_is_told_with_its_number() -> None:
+    (finding,) = evaluated(*[(10, 4)] * 3)
+    assert (finding.category, finding.ranks) == (Category.EVAL_PADDING, (0, 1, 2))
+    assert "12 in all, of a data set of 10: 2 of them are counted twice" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "padded", [(None,) * 3, ((10, 4), (10, 4), None), ((10, 4), (10, 4), (9, 4)), ((10, 5),) * 3]
+)
+def test_padding_that_is_left_out_or_of_other_ranks_is_no_mistake(padded: tuple[Any, ...]) -> None:
+    assert not evaluated(*padded)

@@ -182,6 +182,7 @@ class Kind(Enum):
     PAST_THE_LOOP = "a loop that one branch has left"
     ANOTHER_WAY = "another way through a loop"
     MORE_OFTEN = "a call that one branch makes more often"
+    TRIED_AGAIN = "a call that one branch made again after an error"
 
 
 @dataclass(frozen=True)
@@ -210,16 +211,26 @@ class Classified:
 
 def classify(divergence: Divergence, sources: Sources) -> Classified | None:
     """Which kind of mistake it is; None where both branches may well have met."""
+    found = _classify(divergence, sources)
+    if found is None or found.kind not in (Kind.PAST_THE_LOOP, Kind.MORE_OFTEN):
+        return found
+    right = divergence.deviation.sure and found.full.ranks != divergence.deviation.ranks
+    if right or sources.tries_again(found.record) is None:
+        return found
+    return replace(found, kind=Kind.TRIED_AGAIN, culprits=found.full.ranks)
+
+
+def _classify(divergence: Divergence, sources: Sources) -> Classified | None:
     fault = divergence.fault
     if divergence.moved:
         return _another_order(divergence)
     renamed = _renamed(divergence)
     if renamed is not None:
-        return _mismatch(divergence, renamed[:1], renamed[1:])
+        return _mismatch(divergence, sources, renamed[:1], renamed[1:])
     if not fault.own or not fault.other:
         return _one_sided(divergence)
     if _meant_to_meet(divergence, sources):
-        return _mismatch(divergence, fault.own, fault.other)
+        return _mismatch(divergence, sources, fault.own, fault.other)
     return _crossed(divergence, sources)
 
 
@@ -262,7 +273,10 @@ def _meant_to_meet(divergence: Divergence, sources: Sources) -> bool:
 
 
 def _mismatch(
-    divergence: Divergence, own: tuple[Collective, ...], other: tuple[Collective, ...]
+    divergence: Divergence,
+    sources: Sources,
+    own: tuple[Collective, ...],
+    other: tuple[Collective, ...],
 ) -> Classified | None:
     """The first of these pairs that cannot be one collective."""
     for a, b in zip(own, other, strict=False):
@@ -271,7 +285,7 @@ def _mismatch(
             continue
         # One line with two names: another thing may well have another shape.
         names = bool(a.label and b.label) and a.label != b.label and call_site(a) == call_site(b)
-        if names and labels_are_shared(divergence.deviation, a):
+        if names and (labels_are_shared(divergence.deviation, a) or sources.spells(a, b)):
             what = Difference.LABEL
         sides = divergence.own, divergence.other
         culprits = _who_mismatches(divergence, a, b)

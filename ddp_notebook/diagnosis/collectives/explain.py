@@ -356,6 +356,21 @@ def _more_often(context: Context, classified: Classified) -> Finding:
     )
 
 
+def _tried_again(context: Context, classified: Classified) -> Finding:
+    again = context.sources.tries_again(classified.record)
+    assert again is not None
+    return _finding(
+        context,
+        classified,
+        Category.DIVERGENT_CONTROL_FLOW,
+        f"{verb(classified.culprits, 'has', 'have')} called {named(classified.record)} once more "
+        f"than {classified.short.named}: the code calls it again after an error ({again.quoted})",
+        "Leave the collective out of what is tried again, or let all ranks decide together "
+        "whether to try again: all_reduce a flag.",
+        (f"{again.place}: {again.place.text}",),
+    )
+
+
 EXPLANATIONS: Mapping[Kind, Callable[[Context, Classified], Finding]] = {
     Kind.ANOTHER_ORDER: _another_order,
     Kind.MISMATCH: _mismatch,
@@ -366,4 +381,5 @@ EXPLANATIONS: Mapping[Kind, Callable[[Context, Classified], Finding]] = {
     Kind.PAST_THE_LOOP: _past_the_loop,
     Kind.ANOTHER_WAY: _another_way,
     Kind.MORE_OFTEN: _more_often,
+    Kind.TRIED_AGAIN: _tried_again,
 }

@@ -76,7 +76,8 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
     blamed = (
-        _left_loop(context, records)
+        _strayed(context, records)
+        or _left_loop(context, records)
         or _unequal_sender(context, records)
         or _one_more(context, records, ring)
     )
@@ -113,6 +114,38 @@ def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
                 (rank,),
             )
     return None
+
+
+def _strayed(context: Context, records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
+    """One rank whose peer never had a message of it or for it, while another addresses it.
+
+    In a longer ring two may be said to have the wrong peer: the one whose peer it has never been.
+    """
+    if len(records) < 3:
+        return None
+    found = []
+    for rank, record in records.items():
+        caller = next((r for r in records if _answers(records[r], rank, record.operation)), None)
+        if record.peer is None or caller in (None, record.peer):
+            continue
+        if (
+            len(
+                wait_graph.between(context.collectives, rank, record.operation, record.peer, record)
+            )
+            < 2
+        ):
+            found.append((rank, record.peer, caller, record.operation))
+    if len(found) != 1:
+        return None
+    rank, peer, caller, operation = found[0]
+    does, done = ("sends to", "receives from")
+    if operation == "recv":
+        does, done = done, does
+    return (
+        f"rank {rank} {does} rank {peer}, as never before, and rank {caller} {done} rank {rank}",
+        f"Have ranks {rank} and {caller} name each other on both sides.",
+        (rank,),
+    )
 
 
 def _left_loop(

@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ddp_notebook.diagnosis.conditions import Test, last_name, shallow, tests_around
+from ddp_notebook.diagnosis.conditions import (
+    Test,
+    last_name,
+    retry_handler,
+    shallow,
+    tests_around,
+)
 from ddp_notebook.diagnosis.names import Names, Varies
 from ddp_notebook.model import Collective, Place, Ranks
 
@@ -59,6 +65,23 @@ class Sources:
     def mentions(self, record: Collective, word: str) -> bool:
         """True when a file that leads to `record` has this word."""
         return any(word in self._texts.get(place.file, "") for place in record.path)
+
+    def spells(self, *records: Collective) -> bool:
+        """True when the labels stand in the code, which all ranks run: they are no one's data."""
+        trees = {place.file: self.tree(place) for each in records for place in each.path}
+        nodes = [node for tree in trees.values() if tree for node in ast.walk(tree)]
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        return all(each.label in texts for each in records)
+
+    def ties(self, one: str, other: str) -> Place | None:
+        """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
+        names = {_last_two(one), _last_two(other)}
+        for file, text in self._texts.items():
+            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
+                if isinstance(node, ast.Assign) and _last_twos(node) == names:
+                    shown = text.splitlines()[node.lineno - 1].strip()
+                    return Place(file, node.lineno, "", shown)
+        return None
 
     def condition(
         self,
@@ -162,6 +185,31 @@ class Sources:
                 return replace(self._as_condition(place, test, line), leaves=leaves)
             innermost = False
         return None
+
+    def tries_again(self, record: Collective) -> Condition | None:
+        """The `except` after which `record` is called again, if that alone can set ranks apart.
+
+        The loops around it make as many turns on every rank, and nothing leaves them.
+        """
+        again: Condition | None = None
+        for place in record.path:
+            for loop in reversed(self._loops(place)):
+                handler = retry_handler(loop, place.line)
+                if handler is not None:
+                    again = self._as_condition(place, ast.Constant(True), handler.lineno)
+                elif not self._is_counted(place, loop):
+                    return None
+        return again
+
+    def _is_counted(self, place: Place, loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+        """True of a loop that makes as many turns on every rank, as far as the code says."""
+        turns = loop.iter if isinstance(loop, ast.For) else None
+        if not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
+            return False
+        if any(self._names[place.file].varies(each) > Varies.CONFIGURED for each in turns.args):
+            return False
+        ways = [*_ways_around(loop, place.line), *_leaving(loop)]
+        return not any(self._differs(place, way[0], _targets(loop)) for way in ways)
 
     def in_a_loop(self, record: Collective) -> bool | None:
         """True when some line that leads to `record` stands in a loop; None where unknown."""
@@ -420,3 +468,12 @@ def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | 
         if (mine.file, mine.line) != (theirs.file, theirs.line):
             return mine, theirs
     return None, None
+
+
+def _last_twos(node: ast.Assign) -> set[str]:
+    """The ends of both sides of ``a.b.c = d.e.f``: ``b.c`` and ``e.f``."""
+    return {_last_two(ast.unparse(each)) for each in (node.targets[0], node.value)}
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])

@@ -124,8 +124,10 @@ def _one_step_less(
         *(f"rank {rank}: {_count(alignment, rank, record)} times there" for rank in some),
     )
     sides = (side(full.ranks, record), side(short.ranks, None))
-    culprits = short.ranks if len(short.ranks) <= len(full.ranks) else full.ranks
-    way = context.sources.way_around(record)
+    again = context.sources.tries_again(record)
+    outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
+    culprits = full.ranks if outvoted else short.ranks
+    way = again or context.sources.way_around(record)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
     if way is None:
         cause = f"{have} left the loop; {are} once more in {named(record)}"

@@ -104,7 +104,7 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     """Ranks that wait in `new_group` for ranks that will not call it."""
     inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
     stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
-    if not stuck or any(e.file.lost for e in context.case.ranks):
+    if not stuck or _explained(context):
         return
     absent = context.graph.waits[stuck[0]]
     elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
@@ -130,6 +130,12 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
         context.victims,
         (f"{name_ranks(elsewhere)}: not in new_group",),
     )
+
+
+def _explained(context: Context) -> bool:
+    """True where the store's file is gone, or ranks gave other lists: nobody left a call out."""
+    lost = any(e.file.lost for e in context.case.ranks)
+    return lost or next(other_groups(context), None) is not None
 
 
 def parted_over_groups(context: Context) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""The rule for a state that is loaded on some ranks only, into what no rank sends to the others."""
+"""Rules about states: loaded on some ranks only; weights that were one tensor, and are two."""
 
 from __future__ import annotations
 
@@ -72,3 +72,35 @@ def _finding(
             f"not the same on {name_ranks(model.of)}: {some(names)}",
         ),
     )
+
+
+def untied(context: Context) -> Iterator[Finding]:
+    """Weights that the code makes one tensor began with equal values, and are two by now."""
+    for model in context.models.values():
+        for pair in model.first.twins:
+            line = context.sources.ties(*pair)
+            if line is None or not all(_apart(each, pair) for each in model.of.values()):
+                continue
+            one, other = pair
+            yield Finding(
+                Category.WEIGHT_TYING_LOST,
+                tuple(model.of),
+                f"{one} and {other} of {model.title} are two parameters, which had the same values "
+                f"and are trained apart, though the code makes them one tensor ({line})",
+                "Tie them again after what replaces parameters (load_state_dict(assign=True), "
+                "deepcopy of a part, new layers), and before DistributedDataParallel(model).",
+                evidence=(
+                    f"equal when the model was wrapped, not equal after {model.first.steps} steps: "
+                    f"{one}, {other}",
+                    f"{line}: {line.text}",
+                ),
+            )
+
+
+def _apart(each: ReplicaFacts, pair: tuple[str, str]) -> bool:
+    """True when both are parameters of the replica, with other values."""
+    digests = {digest.name: digest for digest in each.parameters}
+    one, other = (digests.get(name) for name in pair)
+    if pair not in each.twins or one is None or other is None or not each.steps:
+        return False
+    return (one.norm, one.sample) != (other.norm, other.sample)

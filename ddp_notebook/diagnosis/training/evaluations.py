@@ -1,4 +1,4 @@
-"""Rules about evaluations: statistics of batches that differ, results that are never joined."""
+"""Rules about evaluations: other statistics, results never joined, samples counted twice."""
 
 from __future__ import annotations
 
@@ -63,6 +63,38 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
                 "no collective of the user's after the first of them",
             ),
         )
+
+
+def padded_counts(context: Context) -> Iterator[Finding]:
+    """Samples that a DistributedSampler gives twice are counted twice in what ranks sum."""
+    for model in context.models.values():
+        padded = [(of, each) for of in _together(model) if (each := _padded(of)) is not None]
+        if not padded or not model.whole:
+            continue
+        of, (length, got) = padded[0]
+        twice = got * len(of) - length
+        yield Finding(
+            Category.EVAL_PADDING,
+            tuple(model.of),
+            f"DistributedSampler gives every rank {got} samples, {got * len(of)} in all, of a data "
+            f"set of {length}: {twice} of them are counted twice in the evaluation of "
+            f"{model.title}{_at(of)}",
+            "Leave the samples out that come twice before you count (those whose index is at or "
+            "past len(dataset) in the order of the sampler), or split the data set without "
+            "padding: Subset(dataset, range(rank, len(dataset), world_size)).",
+            evidence=(
+                f"each rank sums a count of {got} with all_reduce, in {len(padded)} evaluations",
+                f"{length} samples in the data set, {len(of)} ranks, drop_last=False",
+            ),
+        )
+
+
+def _padded(of: _Of) -> tuple[int, int] | None:
+    """What all ranks have counted, if they share the whole data set and counted alike."""
+    counted = {each.padded for each in of.values()}
+    first = next(iter(counted))
+    shared = first is not None and first[1] == -(-first[0] // len(of))
+    return first if shared and len(counted) == 1 else None
 
 
 def _together(model: Model) -> list[dict[int, EvaluationFacts]]:

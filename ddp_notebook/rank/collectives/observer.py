@@ -108,6 +108,10 @@ class Observer(Component):
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
 
+    def issued(self) -> int:
+        """How many collectives this run has, and one; 0 where none are recorded."""
+        return self.log.written + 1 if self.log is not None else 0
+
     def run_begins(self, run: Run) -> None:
         """The records of the last run are forgotten."""
         self.run, self.exchanges = run.number, None
@@ -388,7 +392,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     record = _recorder(observer, operation)
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
-    works = observer.works
+    works, tracker, is_sum = observer.works, observer.tracker, name == operations.ALL_REDUCE
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
@@ -397,6 +401,8 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if log is None:
             return call(*args, **named)
         try:
+            if is_sum and args and tracker.evaluation is not None:
+                tracker.evaluation.summed(args[0])
             number, waited, started_at = record(group, log, args, named)
         except guard.Mismatch:
             raise

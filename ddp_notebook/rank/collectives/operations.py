@@ -211,10 +211,10 @@ def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     return facts._replace(tag=int(tag))
 
 
-FROM_ANYBODY = "recv_anysource"
+ALL_REDUCE, FROM_ANYBODY = "allreduce", "recv_anysource"
 """torch's method for a recv without a source."""
 OPERATIONS = (
-    Operation("allreduce", "all_reduce", _same(0, "tensors"), _key_of_reduced(0), has_metric=True),
+    Operation(ALL_REDUCE, "all_reduce", _same(0, "tensors"), _key_of_reduced(0), has_metric=True),
     Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
     Operation(
         "broadcast",

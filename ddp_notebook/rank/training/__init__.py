@@ -12,6 +12,7 @@ hooks.py          Hooks in torch that count what happens to replicas, optimizers
 parallel/         Models in parts: FSDP2, DTensor, pipelines.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
 samplers.py       What the batches of this rank come from.
+saves.py          Which files this rank has written with torch.save.
 step_marks.py     Marks of when the parts of each training step begin.
 step_times.py     What the newest training steps were made of.
 tracked.py        One DDP object, one optimizer: what each does, counted as it does it.

@@ -16,6 +16,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.samplers import Source, hash_of
 
 _EVALUATIONS, _INPUTS, _STARTS = 8, 2, 8
+_FEW_SUMS, _FEWEST_SAMPLES = 16, 2
 _STATISTICS, _STATISTICS_BYTES = 64, 2**20
 
 
@@ -33,6 +34,13 @@ class Evaluation:
         self.written = 0
         self.wrote: bool | None = None
         self.over = False
+        self.padded: tuple[int, int] | None = None
+
+    def summed(self, tensors: Any) -> None:
+        """These are about to be summed over the ranks: is the number of padded samples in it?"""
+        padding = _padding(self.source) if self.source is not None else None
+        if padding is not None and any(padding[1] in _few_values(each) for each in tensors):
+            self.padded = padding
 
     def facts(self) -> EvaluationFacts:
         """As they are told."""
@@ -45,7 +53,26 @@ class Evaluation:
             self.statistics,
             self.wrote,
             Place(*self.line) if self.line else None,
+            self.padded,
         )
+
+
+def _padding(source: Source) -> tuple[int, int] | None:
+    """The samples of a data set, and those that each rank gets, where some come twice."""
+    seen = source.seen
+    length, replicas = seen.get("length", 0), seen.get("num_replicas", 0)
+    if source.trained or not replicas or seen["drop_last"] or not length % replicas:
+        return None
+    got = -(-length // replicas)
+    return (length, got) if got >= _FEWEST_SAMPLES else None
+
+
+def _few_values(tensor: Any) -> list[float]:
+    """The values of a small tensor on a CPU: sums, counts; none of another."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    few = plain and tensor.is_cpu and tensor.numel() <= _FEW_SUMS
+    values: list[float] = tensor.reshape(-1).tolist() if few else []
+    return values
 
 
 class Moments:
@@ -67,12 +94,12 @@ class Moments:
 
     def evaluates(
         self, module: torch.nn.Module, inputs: Any, backwards: int, source: Source | None
-    ) -> None:
+    ) -> Evaluation | None:
         """A forward without gradients begins; its batches may come from `source`."""
         current = self._evaluation
         if current is None:
             if len(self.evaluations) >= _EVALUATIONS:
-                return
+                return None
             current = Evaluation(backwards, module, self._call_sites.users_line())
             current.written = _printed() or 0
             self._evaluation = current
@@ -81,6 +108,7 @@ class Moments:
         current.source = source
         if len(current.inputs) < _INPUTS:
             current.inputs.append(hash_of(inputs))
+        return current
 
     def trains(self, inputs: Any, loads: int) -> None:
         """A forward with gradients begins; so many loaders were iterated by now."""

@@ -23,6 +23,7 @@ from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
@@ -40,6 +41,7 @@ class RunSummary:
         tracker: Tracker,
         samplers: Samplers,
         data_parallel: DataParallelTracking,
+        saves: Saves,
         names: GlobalNames,
     ) -> None:
         self._rank = process.rank
@@ -47,6 +49,7 @@ class RunSummary:
         self._tracker = tracker
         self._samplers = samplers
         self._data_parallel = data_parallel
+        self._saves = saves
         self._names = names
 
     def facts(self) -> RunFacts:
@@ -72,6 +75,8 @@ class RunSummary:
             parallels=self._data_parallel.facts(digester),
             works=self._observer.works.facts(),
             functional=self._observer.works.functional(),
+            saves=self._saves.facts(),
+            collectives=self._observer.issued(),
             precision=_precision(),
         )
         broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
@@ -221,6 +226,7 @@ def _counts(replica: Replica, name: str) -> ReplicaFacts:
         load_place=_place(replica.loads.place),
         autocast=replica.moments.autocast,
         start_place=_place(replica.moments.start_line),
+        twins=replica.twins,
     )
 
 

@@ -31,6 +31,7 @@ from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.step_marks import StepMarks
 
 
@@ -44,6 +45,7 @@ class TrainingHooks(Component):
         tracker: Tracker,
         samplers: Samplers,
         data_parallel: DataParallelTracking,
+        saves: Saves,
         summary: RunSummary,
         subgroups: Subgroups,
         marks: StepMarks,
@@ -53,6 +55,7 @@ class TrainingHooks(Component):
         self._tracker = tracker
         self._samplers = samplers
         self._data_parallel = data_parallel
+        self._saves = saves
         self._summary = summary
         self._subgroups = subgroups
         self._marks = marks
@@ -66,6 +69,7 @@ class TrainingHooks(Component):
         self._tell_before(DistributedSampler, "__iter__", self._samplers.sampled)
         self._tell_before(DataLoader, "__iter__", self._samplers.loaded)
         self._mark_loading()
+        self._saves.attach(self._off)
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
         self._tell_before(torch.nn.Module, "load_state_dict", self._tracker.module_loads)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
@@ -88,6 +92,7 @@ class TrainingHooks(Component):
             self._marks.begin()
             self._samplers.begin()
             self._data_parallel.begin()
+            self._saves.begin()
 
     def trained(self) -> bool:
         """True when an optimizer has made a step in this run, or a handle was not waited for."""
@@ -207,7 +212,7 @@ class TrainingHooks(Component):
                 replica = tracker.replica(self)
                 if not torch.is_grad_enabled():
                     replica.inside += 1
-                    replica.moments.evaluates(
+                    tracker.evaluation = replica.moments.evaluates(
                         self.module, (inputs, named), tracker.backwards, samplers.current
                     )
                 else:
@@ -251,7 +256,9 @@ class TrainingHooks(Component):
                 tracker.bypass(module)
                 self._marks.mark(step_marks.INNER)
             elif (replica := tracker.modules.get(id(module))) is not None and not replica.inside:
-                replica.moments.evaluates(module, inputs, tracker.backwards, self._samplers.current)
+                tracker.evaluation = replica.moments.evaluates(
+                    module, inputs, tracker.backwards, self._samplers.current
+                )
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is finalised, whole yet: a script's own are gone when it is over."""

@@ -14,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.training.evaluations import Evaluation
 from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 
 _SMALL_BUCKET = 4096
@@ -38,6 +39,8 @@ class Tracker:
         """Objects of this run that are gone, with what was known of them at their end."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self.backwards = 0
+        self.evaluation: Evaluation | None = None
+        """The forwards without gradients since the last backward."""
         self._small_buckets = 0
         """Of the backward that is under way."""
         self.nan_backward: int | None = None
@@ -55,7 +58,7 @@ class Tracker:
         for stepped in self.optimizers.values():
             stepped.begin()
         self.backwards, self.nan_backward, self.nan_what = 0, None, ""
-        self.nan_place = None
+        self.nan_place = self.evaluation = None
 
     def disable(self, error: BaseException) -> None:
         """Count no more in this process."""
@@ -99,6 +102,7 @@ class Tracker:
         """A backward of `loss` begins."""
         number = self.backwards
         self.backwards = number + 1
+        self.evaluation = None
         self._small_buckets = 0
         for optimizer in self.optimizers.values():
             if optimizer.gradients is not None and optimizer.gradients.watched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,32 @@ NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """How a backward's gradients come about; of several forwards the greatest counts."""
 _STEPS_TO_BE_IDLE = 3
 """Without a gradient in so many steps, a tensor is in no forward."""
+_MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
+
+
+def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
+    """Parameters of one shape and equal values; not those of layers that are copies of another."""
+    alike: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
+    for name, each in islice(module.named_parameters(), _MOST_COMPARED):
+        values = _some_values(each)
+        if len(set(values)) > 1:
+            alike.setdefault((tuple(each.shape), values), []).append((name, each))
+    found = (
+        (one, other)
+        for those in alike.values()
+        for (one, a), (other, b) in pairwise(those)
+        if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
+    )
+    return tuple(islice(found, _MOST_TWINS))
+
+
+def _some_values(parameter: torch.Tensor) -> tuple[float, ...]:
+    """A few values of a matrix, evenly spread; none of what cannot be read."""
+    readable = not parameter.is_meta and type(parameter.data) is torch.Tensor
+    if parameter.dim() < 2 or not readable or not parameter.is_contiguous():
+        return ()
+    flat = parameter.detach().view(-1)
+    return tuple(flat[:: max(1, flat.numel() // _COMPARED)][:_COMPARED].tolist())
 
 
 class Loads:
@@ -57,6 +84,7 @@ class Replica:
         # Whether a model is frozen for the moment shows at either end of it.
         self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
         self.moments = Moments(call_sites)
+        self.twins = _twins(module)
         self.inside = 0
         """Its own forward is on the stack."""
         self.last_facts: Any = None

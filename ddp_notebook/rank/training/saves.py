@@ -1,0 +1,65 @@
+"""Which files this rank has written with torch.save, and after how many of its collectives."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import Place, SaveFacts
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+
+_MOST_PATHS, _MOST_MOMENTS = 64, 16
+
+
+class Saves:
+    """The files of this run."""
+
+    def __init__(self, call_sites: CallSites, issued: Callable[[], int]) -> None:
+        self._call_sites = call_sites
+        self._issued = issued
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._moments: dict[str, list[int]] = {}
+        self._lines: dict[str, Line | None] = {}
+
+    def attach(self, off: Callable[[], bool]) -> None:
+        """Have every file noted from now on."""
+        original = torch.save
+
+        @functools.wraps(original)
+        def save(obj: Any, f: Any, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            moment = 0 if off() else self._issued()
+            result = original(obj, f, *args, **named)
+            if moment and not off():
+                self._saved(f, moment)
+            return result
+
+        torch.save = save
+
+    def _saved(self, target: Any, moment: int) -> None:
+        name = getattr(target, "name", target)
+        if not isinstance(name, str | os.PathLike):
+            return
+        path = os.path.realpath(os.fspath(name))
+        full = len(self._moments) >= _MOST_PATHS and path not in self._moments
+        if full or not Path(path).is_file():
+            return
+        self._lines.setdefault(path, self._call_sites.users_line())
+        moments = self._moments.setdefault(path, [])
+        if len(moments) < _MOST_MOMENTS:
+            moments.append(moment)
+
+    def facts(self) -> tuple[SaveFacts, ...]:
+        """The files, in the order in which they were first written."""
+        return tuple(
+            SaveFacts(path, tuple(moments), Place(*line) if (line := self._lines[path]) else None)
+            for path, moments in self._moments.items()
+        )
