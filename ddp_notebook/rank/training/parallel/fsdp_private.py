@@ -34,6 +34,7 @@ class Unit(NamedTuple):
     reshards: bool
     syncs: bool
     mesh: tuple[int, ...]
+    trained: int
 
 
 class HeldByUnit(NamedTuple):
@@ -79,6 +80,7 @@ def units(context: Any) -> tuple[Unit, ...]:
                 group.post_forward_mesh_info is not None,
                 bool(group.reduce_grads),
                 tuple(int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()),
+                sum(each.sharded_param.requires_grad for each in group.fsdp_params),
             )
             for state in context.all_states
             for group in state._fsdp_param_groups
@@ -175,8 +177,7 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
         with contextlib.suppress(*_CHANGED):
             again = group.post_forward_mesh_info is not None and not _becomes_root(group)
             gathers = ("forward", "backward") if again else ("forward",)
-            shards = getattr(group.mesh_info, "shard_process_group", None)
-            ranks = tuple(dist.get_process_group_ranks(shards)) if shards is not None else ()
+            ranks = _members(getattr(group.mesh_info, "shard_process_group", None))
             for each in group.fsdp_params:
                 info = each._module_info
                 held = HeldByUnit(each.sharded_param, gathers, ranks)
@@ -184,6 +185,21 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
                 for module, name in zip(info.shared_modules, info.shared_param_names, strict=True):
                     found[id(module), name] = held
     return found
+
+
+def _members(group: Any) -> Ranks:
+    """None of a group that was destroyed."""
+    with contextlib.suppress(*_CHANGED):
+        return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
+    return ()
+
+
+def without(held: set[int]) -> tuple[int, ...]:
+    """The sizes of all sharded parameters, sorted; none where any of them has an id of `held`."""
+    parameters = {id(each.tensor): each.tensor for each in held_by_units().values()}
+    if held.intersection(parameters):
+        return ()
+    return tuple(sorted(int(e.numel()) for e in parameters.values() if e.requires_grad))
 
 
 def _becomes_root(group: Any) -> bool:
