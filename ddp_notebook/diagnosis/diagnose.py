@@ -73,8 +73,12 @@ class Explains(Enum):
     """What a finding explains: later findings of that are left out."""
 
     CULPRITS = "whatever its culprits do wrong afterwards"
+    MESSAGES = "that messages of a pipeline do not meet, and what its culprits do wrong afterwards"
     DRIFT = "that replicas have drifted apart"
     NOTHING = "nothing else"
+
+
+_BLAMING = (Explains.CULPRITS, Explains.MESSAGES)
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,13 @@ RULES: tuple[Rule, ...] = (
     Rule(threads.concurrent_use, When.RUN),
     Rule(sharding.other_wrapping, When.RUN_BLOCKED),
     Rule(sharding.other_sync, When.RUN_BLOCKED),
+    Rule(sharding.other_frozen, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
-    Rule(schedules.other_schedules, When.RUN_BLOCKED),
+    Rule(schedules.other_schedules, When.RUN_BLOCKED, Explains.MESSAGES),
     Rule(exits.unwinding, When.RUN_STUCK),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
-    Rule(p2p.unequal_messages, When.RUN),
+    Rule(p2p.unequal_messages, When.RUN, unless=Explains.MESSAGES),
     Rule(files.raced_paths, When.RUN_BLOCKED),
     Rule(files.other_paths, When.RUN_BLOCKED),
     Rule(exits.ended, When.RUN),
@@ -126,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.passed_over, When.RUN_STUCK),
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
-    Rule(p2p.unmatched_messages, When.RUN_STUCK),
+    Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
     Rule(groups.new_group_not_by_all, When.RUN_STUCK),
     Rule(groups.opposite_groups, When.RUN_STUCK),
     Rule(out_of_step.stragglers, When.RUN),
@@ -252,7 +257,7 @@ def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
                 continue
             findings.append(finding)
             explained.add(rule.explains)
-            if rule.explains is Explains.CULPRITS and not finding.passing:
+            if rule.explains in _BLAMING and not finding.passing:
                 blamed.update(finding.ranks)
     return findings, notes
 

@@ -168,6 +168,8 @@ class ShardedUnit:
     syncs: bool
     """Gradients are reduced in the next backward."""
     mesh: Ranks
+    trained: int | None = None
+    """How many of its parameters require a gradient; None where not known."""
 
 
 @dataclass(frozen=True, slots=True)

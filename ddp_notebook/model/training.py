@@ -307,6 +307,8 @@ class RunFacts:
     """How many it has called in all, and one; 0 where that is not known."""
     precision: tuple[str, ...] = ()
     """Settings of this process that change what is computed, ``name=value``."""
+    sharded_without_optimizer: tuple[int, ...] = ()
+    """Sizes of the trained parameters that FSDP2 shards, sorted, where no optimizer has any."""
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
 

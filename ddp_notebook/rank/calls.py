@@ -27,6 +27,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
+from ddp_notebook.model.parallel.layout import HeldParameters
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -466,6 +467,8 @@ STEP_TIMES = Question("step times", Nothing, StepTimes)
 """What its newest training steps were made of. Any time."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)
 """What it runs on."""
+HELD = Question("held", Nothing, HeldParameters)
+"""What it holds of the parameters of its models. Any time."""
 
 
 # -- the construction of a DDP object: a rank that cannot answers with a `RankFailure` --------

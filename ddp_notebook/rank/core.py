@@ -38,6 +38,7 @@ from ddp_notebook.rank.setup.subgroups import Subgroups
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.hooks import TrainingHooks
+from ddp_notebook.rank.training.parallel.held import Held
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -105,6 +106,7 @@ class RankCore:
         self.stacks = Stacks(process, main_thread, waiting, user_code)
         self.variables = Variables(process, waiting, main_thread, user_code, names)
         self.expressions = Expressions(process.rank, self.debugger, self.variables, names)
+        self.held = Held(names)
         self.reporter = self._make_reporter(waiting)
         self.handlers = Handlers()
         self.questions = ControlSocket(process.questions, self.handlers.answer)
@@ -172,6 +174,7 @@ class RankCore:
         on(calls.RUN_FACTS, lambda _: self.summary.facts())
         on(calls.STEP_TIMES, lambda _: self.step_timer.times())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
+        on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.EVALUATE, self.expressions.evaluate)
         on(calls.CHECKSUMS, self.expressions.checksums)

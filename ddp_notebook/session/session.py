@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.model.against.trail import TrailOrder
+    from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -393,7 +394,15 @@ class Session:
 
     def mesh(self) -> Mesh | None:
         """The mesh that the ranks have made; None for none. Raises NoSession, SessionLost."""
-        return self._why.mesh()
+        return self._why.mesh() or self._where.mesh_of_models()
+
+    def layout(self, ranks: Ranks | None = None) -> MeshLayout:
+        """The mesh, and what `ranks` (all by default) hold of each parameter. Any time.
+
+        Raises UsageMistake where there is neither, NoSession, SessionLost.
+        """
+        self.require("%ddp_mesh")
+        return self._where.layout(self._why.mesh(), ranks)
 
     def rank_facts(self) -> dict[int, dict[str, Any]]:
         """Versions and environment of each rank that answers, for `%ddp_doctor`."""

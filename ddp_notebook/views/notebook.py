@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.model.doctor import DoctorReport
+from ddp_notebook.model.parallel.layout import MeshLayout
 from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views import doctor, findings, folded, markup, output, stacks, step_table
@@ -30,6 +31,7 @@ from ddp_notebook.views.bench import plots as bench_plots
 from ddp_notebook.views.bench import steps_plots
 from ddp_notebook.views.bench import table as bench
 from ddp_notebook.views.bench.style import figure_bundle
+from ddp_notebook.views.training import mesh
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
@@ -37,7 +39,9 @@ _LIVE_LINES = 240
 """Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
 
 
-Shown: TypeAlias = Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport
+Shown: TypeAlias = (
+    Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport | MeshLayout
+)
 """Values that are shown as text and as HTML."""
 
 
@@ -54,6 +58,8 @@ def mime_bundle(value: Shown) -> dict[str, str]:
             text, html = stacks.text(value), stacks.html(value)
         case VariableTable():
             text, html = variables_view.text(value), variables_view.html(value)
+        case MeshLayout():
+            text, html = mesh.text(value), mesh.html(value)
         case DoctorReport():
             text, html = doctor.text(value), doctor.html(value)
     return {"text/plain": text, "text/html": html}
@@ -160,7 +166,7 @@ class Displays:
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
         formatter.for_type(StepBenchResult, self._show_steps)
-        for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport):
+        for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport, MeshLayout):
             formatter.for_type(shown, self._show)
 
     def shown_already(self, value: object = None) -> None:

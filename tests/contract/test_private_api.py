@@ -344,6 +344,9 @@ assert units["0"].syncs and units["0"].mesh == fsdp_private.mesh_of(model.parame
 module = importlib.import_module(fsdp_private.PARAM_GROUP_MODULE)
 (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
 assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private._of_unit(group)
+held = fsdp_private.held_by_units()[id(model[0]), "weight"]
+assert held.tensor is model[0].weight and held.gathers == ("forward", "backward"), held
+assert held.group == (0,) and fsdp_private.spec(held.tensor)[0] == ("Shard(0)",), held
 redistribute = importlib.import_module(fsdp_private._REDISTRIBUTE_MODULE)
 assert {"current_spec", "target_spec"} <= named(redistribute.redistribute_local_tensor)
 

@@ -116,3 +116,31 @@ def test_ranks_are_chosen_by_their_places_in_a_mesh(ranks4: Session) -> None:
     with pytest.raises(UsageMistake, match="dp is 0 to 1"):
         chosen_ranks(ranks4, Namespace(ranks="dp=2"))
     ranks4.run_cell(END_MESH + "del dp, tp\nglobals().pop('chosen', None)").raise_for_error()
+
+
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(net[0], mesh=mesh["dp"])
+fully_shard(net, mesh=mesh["dp"])
+"""
+
+
+def test_what_ranks_hold_is_told_also_while_they_are_blocked(ranks4: Session) -> None:
+    ranks4.run_cell(MESH + SHARDED).raise_for_error()
+    layout = ranks4.layout()
+    (model,) = layout.models
+    weight = model.parameters[0]
+    assert (model.name, weight.name) == ("net", "0.weight")
+    assert weight.placement == "dp: Shard(0) strided, tp: Shard(0)"
+    assert weight.bytes == (((0, 1, 2, 3), 128),) and weight.whole_bytes == 512
+    assert weight.gathers == ("forward", "backward") and weight.over == "dp"
+    assert model.parameters[-1].gathers == ("forward",), "the root is not freed after forward"
+    blocked = ranks4.run_cell("if rank == 1:\n    dist.barrier()\nelse:\n    net(torch.ones(2, 8))")
+    assert isinstance(blocked.error, Stuck)
+    assert ranks4.layout().models == layout.models, "gathered parameters are those of the unit"
+    assert ranks4.layout(chosen_ranks(ranks4, Namespace(ranks="dp=0"))).bytes.keys() == {0, 1}
+    ranks4.abort()
+    ranks4.run_cell("del net, mesh\nimport gc\n_ = gc.collect()").raise_for_error()

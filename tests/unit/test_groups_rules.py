@@ -6,6 +6,7 @@ import pytest
 from collective_cases import found, the_one
 from traces import all_reduce, barrier, play, raised
 
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Case, Collective
 
 Program = list[Collective]
@@ -54,3 +55,28 @@ def test_a_rank_that_raised_is_told_by_its_error_and_not_by_what_it_did_not_call
     programs[3] = programs[3][:7]
     case = play(programs, {3: raised("bad sample", "ValueError")}, grid(2, 2))
     assert found(case) == [("exception-on-one-rank", (3,))]
+
+
+SAVES = """\
+def save():
+    if mesh.get_local_rank("replicate") == 0:
+        gather_state()
+for step in range(9):
+    backward()
+    save()
+"""
+
+
+def test_a_call_of_some_over_another_group_is_told_by_its_condition_and_not_as_an_order() -> None:
+    def step(rank: int) -> Collective:
+        return all_reduce(5, group=f"replicate {rank % 2}", called="replicate")
+
+    save = all_reduce((6, "<module>"), (3, "save"))
+    programs = {r: [step(r), save, step(r)] if r < 2 else [step(r)] * 2 for r in range(4)}
+    groups = {"replicate 0": (0, 2), "replicate 1": (1, 3)}
+    finding = diagnose_run(play(programs, groups=groups), {"train.py": SAVES}).findings[0]
+    assert (finding.category, finding.ranks) == ("conditional-collective", (0, 1)), finding
+    assert 'mesh.get_local_rank("replicate") == 0' in finding.cause
+    crossed = {0: [all_reduce(3, group="both"), save], 1: [save, all_reduce(5, group="both")]}
+    first = diagnose_run(play(crossed, groups={"both": (0, 1)}), {"train.py": SAVES}).findings[0]
+    assert first.category == "mismatched-order", "neither was where the other is"

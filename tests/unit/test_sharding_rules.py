@@ -70,3 +70,18 @@ def test_ranks_that_are_further_stages_of_a_pipeline_or_well_are_left_alone() ->
     assert "sharding-mismatch" not in [
         c for c, _ in found(sharded(elsewhere, first, first, second))
     ]
+
+
+def trained(*counts: int) -> tuple[ShardedUnit, ...]:
+    return tuple(replace(u, trained=n) for u, n in zip(WHOLE, counts, strict=True))
+
+
+def test_a_rank_that_froze_a_unit_is_told_and_not_by_a_missing_bucket() -> None:
+    step = [gather(8), scatter(4), scatter(6)]
+    behind = play(same(3, step * 2, r1=[gather(8), scatter(4), gather(8), scatter(4)]))
+    finding = first_of(sharded(behind, trained(2, 2, 2), trained(2, 0, 2), trained(2, 2, 2)))
+    assert (finding.category, finding.ranks) == ("param-mismatch", (1,))
+    assert "rank 1: no parameters of blocks.0" in finding.cause
+    whole = [trained(0, 0, 0), trained(2, 2, 2), trained(2, 2, 2)]
+    categories = [category for category, _ in found(sharded(behind, *whole))]
+    assert "param-mismatch" not in categories, "all of it is frozen: perhaps for a while"

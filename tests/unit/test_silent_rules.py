@@ -204,6 +204,21 @@ def test_models_that_begin_apart_and_step_with_the_same_gradients(
     assert kinds(*every, records=sent) == ([(Category.REPLICA_DIVERGENCE, ranks)] if ranks else [])
 
 
+@pytest.mark.parametrize(
+    ("sharded", "steps", "wrong"),
+    [((2, 6), 8, True), ((2, 5), 8, False), ((), 8, False), ((2, 6), 1, False)],
+)
+def test_an_optimizer_that_was_made_before_fully_shard(
+    sharded: tuple[int, ...], steps: int, wrong: bool
+) -> None:
+    idle = optimizer(replicas=(), steps=steps, idle_steps=steps, numels=(2, 6))
+    facts = [run(r, optimizers=(idle,), sharded_without_optimizer=sharded) for r in range(2)]
+    findings = found(*facts)
+    assert [f.category for f in findings] == [Category.OPTIMIZER_DETACHED] * wrong
+    if wrong:
+        assert "made before fully_shard" in findings[0].cause and findings[0].ranks == (0, 1)
+
+
 def test_a_layer_that_was_replaced_after_the_optimizer_was_made() -> None:
     lacks = optimizer(unheld=("head.weight", "head.bias"), idle_tensors=2)
     every = [run(rank, replicas=(model(),), optimizers=(lacks,)) for rank in (0, 1)]

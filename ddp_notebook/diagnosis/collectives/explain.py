@@ -258,6 +258,14 @@ def _size(record: Collective | None) -> str:
 # -- DDP's buckets -----------------------------------------------------------------------
 
 
+_USE_ALL = (
+    "Use every parameter on every rank in every step, with a factor of zero where it has no part."
+)
+_USE_OR_FIND = (
+    "Use every parameter on every rank, or DistributedDataParallel(find_unused_parameters=True)."
+)
+
+
 def _some_buckets(context: Context, classified: Classified) -> Finding:
     short, there = classified.short, classified.there
     end = nothing_after(short.ranks, short.sequence.end - 1)
@@ -266,8 +274,7 @@ def _some_buckets(context: Context, classified: Classified) -> Finding:
         classified.culprits,
         f"{short.named} did not reduce all buckets of gradients in {named(classified.record)}: "
         "a parameter got no gradient there",
-        "Use every parameter on every rank, or "
-        "DistributedDataParallel(find_unused_parameters=True).",
+        _USE_ALL if "reduce_scatter" in classified.record.operation else _USE_OR_FIND,
         context.victims,
         (
             fact(classified.full.ranks, classified.record),

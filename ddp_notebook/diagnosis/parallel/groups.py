@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
-from ddp_notebook.diagnosis.collectives.describe import again, numbered, verb
+from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered, verb
 from ddp_notebook.diagnosis.collectives.divergence import classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
+from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
 from ddp_notebook.model import (
@@ -185,7 +186,45 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
             continue
         if next(parted_over_groups(context), None) is not None:
             return  # that one of them left the common way explains the ring
-        yield _ring_of_groups(context, ring, records)
+        yield _only_some(context, records) or _ring_of_groups(context, ring, records)
+
+
+def _only_some(context: Context, records: list[Collective]) -> Finding | None:
+    """A ring in which some are behind a condition, in a call to which the others never came.
+
+    And they have been where the others are now: it is no matter of the order.
+    """
+    calls = {
+        rank: {call_site(record) for record in of} for rank, of in context.collectives.of.items()
+    }
+    ways = [(record, call_site(record)) for record in records]
+    for record, site in ways:
+        here = tuple(sorted(rank for rank, at in context.graph.at.items() if call_site(at) == site))
+        there = [(at, other) for at, other in ways if other != site]
+        apart = all(site not in calls[at.rank] for at, _ in there)
+        passed = all(other in calls[rank] for _, other in there for rank in here)
+        if not there or not apart or not passed:
+            continue
+        condition = context.sources.condition(record, there[0][0], here, (there[0][0].rank,))
+        if condition is not None:
+            return _alone(context, here, record, condition)
+    return None
+
+
+def _alone(context: Context, ranks: Ranks, record: Collective, condition: Condition) -> Finding:
+    others = tuple(rank for rank in context.graph.at if rank not in ranks)
+    return Finding(
+        Category.CONDITIONAL_COLLECTIVE,
+        ranks,
+        f"{verb(ranks, 'calls', 'call')} {named(record)} alone ({condition.quoted}); "
+        f"{context.standing(others)}",
+        f"Call {called(record)} on every rank of its group: move it out of the condition.",
+        context.victims,
+        (
+            *(f"rank {rank}: in {named(context.graph.at[rank])}" for rank in ranks),
+            f"{condition.place}: {condition.place.text}",
+        ),
+    )
 
 
 def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:

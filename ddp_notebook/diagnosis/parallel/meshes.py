@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from ddp_notebook.model import Case, Ranks
+from ddp_notebook.model import Case, GroupMade, Ranks
 
 _TERM = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)(?:-(\d+))?\s*")
 
@@ -65,20 +65,33 @@ class Mesh:
 def mesh_of(case: Case) -> Mesh | None:
     """The mesh that groups with names make, as a rank made them for all; None for none.
 
-    In each dimension every rank is in one group, and no two ranks are at one place.
+    In each dimension every rank is in one group, and no two ranks are at one place. Dimensions
+    that are made of others (`_flatten`), and further meshes, come after those of the first one.
     """
     ranks = tuple(e.rank for e in case.ranks)
     made = next((e.groups_made for e in case.ranks if any(g.called for g in e.groups_made)), ())
+    of_meshes = [each for each in made if each.of_mesh]
+    return _made_by(ranks, of_meshes) or _made_by(ranks, made)
+
+
+def _made_by(ranks: Ranks, made: Iterable[GroupMade]) -> Mesh | None:
     of_name: dict[str, dict[int, tuple[int, int]]] = {}
     for each in made:
         if each.called:  # of a mesh that was made twice, the last
             places = of_name.setdefault(each.called, {})
             places.update({m: (at, len(each.members)) for at, m in enumerate(each.members)})
-    dimensions = {
-        name: places
-        for name, places in of_name.items()
-        if len(places) == len(ranks) and len({size for _, size in places.values()}) == 1
-    }
+    dimensions: dict[str, dict[int, tuple[int, int]]] = {}
+    count = 1
+    for name, places in of_name.items():
+        sizes = {size for _, size in places.values()}
+        covers = len(places) == len(ranks) and len(sizes) == 1
+        if covers and (count < len(ranks) or sizes == {1}):
+            dimensions[name] = places
+            count *= max(sizes)
+    return _mesh(ranks, dimensions)
+
+
+def _mesh(ranks: Ranks, dimensions: Mapping[str, Mapping[int, tuple[int, int]]]) -> Mesh | None:
     shape = tuple((name, places[0][1]) for name, places in dimensions.items() if 0 in places)
     coordinates = {
         rank: tuple(places[member][0] for places in dimensions.values())

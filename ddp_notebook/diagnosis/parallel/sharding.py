@@ -25,8 +25,7 @@ def other_wrapping(context: Context) -> Iterator[Finding]:
 def _wrapped(context: Context, what: str, values: Mapping[int, tuple[str, ...]]) -> Finding:
     culprits = outvoted(values)
     sides = sorted(alike(values), key=lambda side: len(side[0]))
-    common = set.intersection(*(set(value) for value in values.values()))
-    facts = {rank: _some([v for v in value if v not in common]) for rank, value in values.items()}
+    facts = _uncommon(values)
     said = "; ".join(f"{name_ranks(ranks)}: {facts[ranks[0]]}" for ranks, _ in sides)
     return Finding(
         Category.SHARDING_MISMATCH,
@@ -91,6 +90,52 @@ def other_sync(context: Context) -> Iterator[Finding]:
             by_ranks({rank: f"reduces {_some(value)}" for rank, value in values.items()}),
         )
         return
+
+
+def other_frozen(context: Context) -> Iterator[Finding]:
+    """Ranks that train other parameters of one model: who trains none of a unit reduces nothing.
+
+    Only where a rank reduces what another does not. Where all of a model is frozen on a rank, that
+    may be for a while: a GAN trains its parts in turns.
+    """
+    if not any(_reduces(context)):
+        return
+    for of_rank in _models(context):
+        values = {
+            rank: tuple(f"{u.trained or 'no'} parameters of {_name(u)}" for u in units.values())
+            for rank, units in of_rank.items()
+        }
+        some = all(any(u.trained for u in units.values()) for units in of_rank.values())
+        if not some or len(set(values.values())) < 2:
+            continue
+        facts = _uncommon(values)
+        sides = sorted(alike(facts), key=lambda side: len(side[0]))
+        yield Finding(
+            Category.PARAM_MISMATCH,
+            outvoted(values),
+            "the ranks train other parameters of one model, so they do not reduce the same "
+            f"gradients: {'; '.join(f'{name_ranks(ranks)}: {fact}' for ranks, fact in sides)}",
+            "Freeze and unfreeze (requires_grad) the same parameters on every rank, before "
+            "fully_shard.",
+            context.victims,
+            by_ranks({rank: f"trains {_some(value)}" for rank, value in values.items()}),
+        )
+        return
+
+
+def _uncommon(values: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
+    common = set.intersection(*(set(value) for value in values.values()))
+    return {
+        rank: _some([each for each in value if each not in common])
+        for rank, value in values.items()
+    }
+
+
+def _reduces(context: Context) -> Iterator[bool]:
+    """For each divergence, whether a side reduces gradients of sharded parameters there."""
+    for divergence in context.divergences:
+        for here in (divergence.own.here, divergence.other.here):
+            yield here is not None and "reduce_scatter" in here.operation
 
 
 def _in_one_backward(context: Context) -> Iterator[bool]:

@@ -255,6 +255,8 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
         if _never_moves(of):
             models = [model for key, model in context.models.items() if key not in held]
             yield from (_detached(model, of) for model in models if _as_large(model, of))
+            if all(e.numels == context.facts[r].sharded_without_optimizer for r, e in of.items()):
+                yield _of_before_sharding(context, of)
         elif all(each.unheld for each in of.values()):
             yield _detached_in_part(of)
 
@@ -280,6 +282,25 @@ def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:
                 rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
                 f"{e.steps} steps, and no optimizer that steps holds parameters of {model.title}, "
                 f"which had {model.of[rank].backwards} backwards"
+                for rank, e in of.items()
+            }
+        ),
+    )
+
+
+def _of_before_sharding(context: Context, of: Mapping[int, OptimizerFacts]) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"{each.type} was made before fully_shard: it holds the tensors that the parameters were, "
+        f"none of them ever gets a gradient, and its steps change nothing{_at(each.place)}",
+        "Make the optimizer after fully_shard(model): it keeps the tensors that it was given.",
+        evidence=by_ranks(
+            {
+                rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
+                f"{e.steps} steps; sharded parameters of the same sizes are in no optimizer, in "
+                f"{context.facts[rank].backwards} backwards"
                 for rank, e in of.items()
             }
         ),

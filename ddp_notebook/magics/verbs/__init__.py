@@ -9,6 +9,7 @@ doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
 lab.py          `%ddp_fault`: the fault lab, where set-up goes wrong on purpose.
 look.py         `%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look at ranks.
+mesh.py         `%ddp_mesh`: where each rank is in the mesh, and what it holds.
 ranks.py        `%ddp_init`, `%ddp_restart`, `%ddp_abort`, `%ddp_shutdown`: from start to end.
 run.py          `%%ddp`, `%ddp_run`, `%ddp_wait`: a cell or a script on the ranks.
 tour.py         `%ddp_tour`: five things to try.
@@ -25,6 +26,7 @@ from ddp_notebook.magics.verbs import (
     files,
     lab,
     look,
+    mesh,
     ranks,
     run,
     tour,
@@ -40,6 +42,7 @@ VERBS: tuple[Verb, ...] = (
     look.BOARD,
     look.WHY,
     look.WHERE,
+    mesh.MESH,
     look.STEP,
     debug.BREAK,
     debug.FRAME,

@@ -21,6 +21,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
+from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -78,9 +79,16 @@ class RunSummary:
             saves=self._saves.facts(),
             collectives=self._observer.issued(),
             precision=_precision(),
+            sharded_without_optimizer=self._without_optimizer(),
         )
         broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
         return replace(facts, notes=(*digester.notes, *broken))
+
+    def _without_optimizer(self) -> tuple[int, ...]:
+        optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]
+        groups = [group for each in optimizers if each is not None for group in each.param_groups]
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        return fsdp_private.without(held)[:_MOST_NUMELS]
 
     def counts(self) -> tuple[ReplicaFacts, ...]:
         """What was counted of each DDP object, without tensors: safe whatever main does."""

@@ -1,9 +1,11 @@
-"""Where the ranks are, as one tree of Python stacks; and what software they run on."""
+"""Where the ranks are, as one tree of Python stacks; what they hold, and what they run on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.diagnosis.parallel.layout import arranged, mesh_of_parameters
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
     Doing,
@@ -12,6 +14,7 @@ from ddp_notebook.model import (
     RankState,
     StackTree,
     Status,
+    name_ranks,
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
@@ -21,11 +24,14 @@ from ddp_notebook.state import stack_tree
 from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
+    from ddp_notebook.diagnosis.parallel.meshes import Mesh
+    from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
 
 _ASK_TIMEOUT_S = 2.0
 _FACTS_TIMEOUT_S = 10.0
+_NO_ANSWER = "{} did not answer, so what is held there is not known (%ddp_where says more)."
 
 
 class Where:
@@ -47,6 +53,32 @@ class Where:
         answers = cluster.ask(alive, calls.STACK, request, _ASK_TIMEOUT_S)
         stacks = (_stack(state, answers.get(state.rank)) for state in states)
         return stack_tree.merge(stacks, snapshot.world_size)
+
+    def mesh_of_models(self) -> Mesh | None:
+        """The largest mesh on which ranks hold parameters; None for none."""
+        cluster = self._pool.need("--ranks").cluster
+        everyone = tuple(range(self._record.snapshot.world_size))
+        answers = cluster.ask(everyone, calls.HELD, calls.Nothing(), _ASK_TIMEOUT_S)
+        held = {r: e.parameters for r, e in answers.items() if not isinstance(e, CannotAnswer)}
+        return mesh_of_parameters(held)
+
+    def layout(self, mesh: Mesh | None, ranks: Ranks | None = None) -> MeshLayout:
+        """`Session.layout`; `mesh` is the one that the ranks made."""
+        cluster = self._pool.need("%ddp_mesh").cluster
+        snapshot = self._record.snapshot
+        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+        check_ranks(members, snapshot)
+        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        answers = cluster.ask(alive, calls.HELD, calls.Nothing(), _FACTS_TIMEOUT_S)
+        held = {r: e for r, e in answers.items() if not isinstance(e, CannotAnswer)}
+        silent = [rank for rank in members if rank not in held]
+        if mesh is None and not any(each.parameters for each in held.values()) and not silent:
+            raise UsageMistake(
+                "The ranks have no device mesh, and no model with parameters. Make them first: "
+                'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), fully_shard(model).'
+            )
+        notes = [_NO_ANSWER.format(name_ranks(silent))] if silent else []
+        return arranged(mesh, held, snapshot.world_size, notes)
 
     def rank_facts(self) -> dict[int, dict[str, Any]]:
         """`Session.rank_facts`."""

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from ddp_notebook.model import Ranks
 
@@ -22,6 +23,7 @@ _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _ALL_STATES_MODULE = "torch.distributed._composable_state"
 _REDISTRIBUTE_MODULE = "torch.distributed.tensor._redistribute"
 _MOST_FRAMES = 24
+_CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
 
 
 class Unit(NamedTuple):
@@ -32,6 +34,15 @@ class Unit(NamedTuple):
     reshards: bool
     syncs: bool
     mesh: tuple[int, ...]
+    trained: int
+
+
+class HeldByUnit(NamedTuple):
+    """A parameter of a unit: what this rank holds of it, and where which ranks gather it."""
+
+    tensor: torch.Tensor
+    gathers: tuple[str, ...]
+    group: tuple[int, ...]
 
 
 def root_of(frame: FrameType | None) -> Any:
@@ -69,6 +80,7 @@ def units(context: Any) -> tuple[Unit, ...]:
                 group.post_forward_mesh_info is not None,
                 bool(group.reduce_grads),
                 tuple(int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()),
+                sum(each.sharded_param.requires_grad for each in group.fsdp_params),
             )
             for state in context.all_states
             for group in state._fsdp_param_groups
@@ -153,6 +165,74 @@ def _groups() -> Iterator[Any]:
         if groups is None:
             groups = [getattr(state, "_fsdp_param_group", None)]
         yield from (group for group in groups if group is not None)
+
+
+def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
+    """Every parameter that FSDP2 shards, by the id of its module and its name there.
+
+    In a forward the module itself has the gathered tensor.
+    """
+    found: dict[tuple[int, str], HeldByUnit] = {}
+    for group in list(_groups()):
+        with contextlib.suppress(*_CHANGED):
+            again = group.post_forward_mesh_info is not None and not _becomes_root(group)
+            gathers = ("forward", "backward") if again else ("forward",)
+            ranks = _members(getattr(group.mesh_info, "shard_process_group", None))
+            for each in group.fsdp_params:
+                info = each._module_info
+                held = HeldByUnit(each.sharded_param, gathers, ranks)
+                found[id(info.module), info.param_name] = held
+                for module, name in zip(info.shared_modules, info.shared_param_names, strict=True):
+                    found[id(module), name] = held
+    return found
+
+
+def _members(group: Any) -> Ranks:
+    """None of a group that was destroyed."""
+    with contextlib.suppress(*_CHANGED):
+        return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
+    return ()
+
+
+def without(held: set[int]) -> tuple[int, ...]:
+    """The sizes of all sharded parameters, sorted; none where any of them has an id of `held`."""
+    parameters = {id(each.tensor): each.tensor for each in held_by_units().values()}
+    if held.intersection(parameters):
+        return ()
+    return tuple(sorted(int(e.numel()) for e in parameters.values() if e.requires_grad))
+
+
+def _becomes_root(group: Any) -> bool:
+    """True before the first forward of a model whose root stays gathered from then on."""
+    state = group.modules[0]._get_fsdp_state()
+    return state._is_root is None and bool(state._auto_reshard_after_forward) and _is_top(group)
+
+
+def _is_top(group: Any) -> bool:
+    inside = {id(part) for part in group.modules[0].modules()}
+    others = [each.modules[0] for each in _groups() if each is not group]
+    return not any(
+        id(group.modules[0]) in map(id, other.modules())
+        for other in others
+        if id(other) not in inside
+    )
+
+
+def spec(tensor: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...], Ranks]:
+    """A DTensor's placements, and its mesh's dimensions, shape and ranks; all empty for others."""
+    with contextlib.suppress(*_CHANGED):
+        mesh = tensor.device_mesh
+        names = tuple(mesh.mesh_dim_names or ())
+        placements = tuple(map(_placement, tensor.placements))
+        return placements, names, tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
+    return (), (), (), ()
+
+
+def _placement(placement: Any) -> str:
+    """``Shard(0)``, ``Replicate``; ``Shard(0) strided`` where FSDP2 shards a shard."""
+    if not placement.is_shard() and not hasattr(placement, "split_factor"):
+        return repr(placement).removesuffix("()")
+    return f"Shard({placement.dim})" + " strided" * hasattr(placement, "split_factor")
 
 
 def _ends(group: Any) -> list[Any]:

@@ -1,0 +1,116 @@
+"""What this rank holds of the parameters of every model, looked up when it is asked.
+
+Called on the thread that answers questions, whatever the main thread does. Nothing communicates,
+and nothing of the user's runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.model.parallel.layout import HeldParameter, HeldParameters
+from ddp_notebook.rank.training.parallel import fsdp_private
+from ddp_notebook.rank.variables.global_names import GlobalNames
+
+_MOST_PARAMETERS = 2000
+_MOST_FRAMES = 64
+_WRAPPED = "module."
+"""What DDP puts before the names of the parameters in it."""
+
+
+class Held:
+    """Answers what this rank holds; `names` are the user's global variables."""
+
+    def __init__(self, names: GlobalNames) -> None:
+        self._names = names
+
+    def parameters(self) -> HeldParameters:
+        """The parameters of all models, those of one model one after another."""
+        found = [held for root in _roots() for held in self._of(root)]
+        return HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
+
+    def _of(self, root: torch.nn.Module) -> Iterator[HeldParameter]:
+        model, wrapper = self._name(root), ""
+        group: tuple[int, ...] = ()
+        if isinstance(root, DistributedDataParallel):
+            wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
+        for name, tensor, unit in _parameters(root):
+            placements, dimensions, shape, mesh = fsdp_private.spec(tensor)
+            yield HeldParameter(
+                model,
+                name.removeprefix(_WRAPPED) if wrapper else name,
+                tuple(int(n) for n in tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                *_bytes(tensor),
+                placements,
+                dimensions,
+                shape,
+                mesh,
+                "FSDP2" if unit is not None else wrapper,
+                unit.gathers if unit is not None else (),
+                unit.group if unit is not None else group,
+            )
+
+    def _name(self, root: torch.nn.Module) -> str:
+        """The variable that has the model: a global one, else one of a function that runs."""
+        for variables in (self._names.get(), *_locals()):
+            for name, value in list(variables.items()):
+                if value is root and not name.startswith("_"):
+                    return name
+        return type(root).__name__
+
+
+def _parameters(
+    root: torch.nn.Module,
+) -> Iterator[tuple[str, torch.Tensor, fsdp_private.HeldByUnit | None]]:
+    """Each parameter once: its name, what this rank holds of it, its unit of FSDP2."""
+    units = fsdp_private.held_by_units()
+    seen: set[int] = set()
+    for prefix, module in list(root.named_modules()):
+        for name, plain in list(module._parameters.items()):
+            unit = units.get((id(module), name))
+            tensor = unit.tensor if unit is not None else plain
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (f"{prefix}.{name}" if prefix else name), tensor, unit
+
+
+def _locals() -> Iterator[Mapping[str, Any]]:
+    """The variables of the main thread's functions, the outermost first."""
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    for each in reversed(frames):
+        with contextlib.suppress(RuntimeError):
+            yield dict(each.f_locals)
+
+
+def _roots() -> list[torch.nn.Module]:
+    """Modules that are in no other, and have parameters."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    children = {id(part) for module in modules for part in _parts(module)}
+    roots = [module for module in modules if id(module) not in children]
+    return [root for root in roots if next(root.parameters(), None) is not None]
+
+
+def _parts(module: torch.nn.Module) -> list[Any]:
+    return list(vars(module).get("_modules", {}).values())
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Those on this rank, and those of the whole tensor."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.numel() * local.element_size(), tensor.numel() * tensor.element_size()

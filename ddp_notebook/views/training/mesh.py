@@ -1,0 +1,174 @@
+"""The mesh and what ranks hold of each parameter: a grid and a table, as text and as HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+
+from ddp_notebook.model import format_bytes, format_ranks, name_ranks
+from ddp_notebook.model.parallel.layout import MeshLayout, ModelLayout, Placed
+from ddp_notebook.views import markup
+from ddp_notebook.views.paragraphs import WIDTH, indented, view
+from ddp_notebook.views.table import Cell, Column, Row, Table
+
+_MOST_COLUMNS, _MOST_LINES = 6, 32
+"""Of a larger mesh a line names its ranks together; of more lines the rest are counted."""
+_MOST_ROWS = 60
+_COLUMNS = (
+    Column("parameter", widest=30, always=True, names_row=True),
+    Column("tensor", widest=22),
+    Column("ranks", widest=12, rank_set=True),
+    Column("placement", fills=True, breaks=True),
+    Column("bytes on a rank", widest=17, rank_set=True),
+    Column("gathered in: by", widest=21),
+)
+_CELL = f"padding: 4px 10px; border: 1px solid rgba({markup.IDLE}, 0.35); text-align: center"
+_BAR = f"height: 5px; margin-top: 2px; background: rgb({markup.BUSY})"
+
+
+def text(layout: MeshLayout) -> str:
+    """The mesh as a grid, then a table for each model."""
+    parts = [indented(_title(layout), "")]
+    lines = list(_lines(layout))
+    if lines:
+        width = max(len(label) for label, _ in lines)
+        cell = max((len(each) for _, cells in lines for each in cells), default=0)
+        parts.append(
+            "\n".join(
+                f"  {label.ljust(width)}  {'  '.join(c.ljust(cell) for c in cells)}".rstrip()
+                for label, cells in lines
+            )
+        )
+    for model in layout.models:
+        parts += [indented(_about(model), ""), _table(model).text()]
+    parts += [indented(note, "note: ") for note in layout.notes]
+    return "\n\n".join(parts)
+
+
+def html(layout: MeshLayout) -> str:
+    """The same, the grid with a bar for what each rank holds; every value escaped."""
+    title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(_title(layout))}</div>'
+    parts = [title, _grid(layout)]
+    for model in layout.models:
+        parts.append(f'<div style="margin: 10px 0 4px">{markup.words(_about(model))}</div>')
+        parts.append(_table(model).html())
+    parts += [f"<div>note: {markup.words(note)}</div>" for note in layout.notes]
+    return view(parts)
+
+
+def _title(layout: MeshLayout) -> str:
+    ranks = f"{layout.world_size} ranks"
+    if not layout.dimensions:
+        return f"No mesh; {ranks}."
+    shape = " x ".join(f"{name}[{size}]" for name, size in layout.dimensions)
+    return f"Mesh {shape}, {ranks}. Each rank holds {_range(list(layout.bytes.values()))}."
+
+
+def _range(sizes: Sequence[int]) -> str:
+    if not sizes or max(sizes) == 0:
+        return "no parameters"
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return f"{most} of parameters" if least == most else f"{least} to {most} of parameters"
+
+
+def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
+    """The lines of the grid: the last dimension across, the others down."""
+    if not layout.dimensions:
+        return
+    (last, size), names = layout.dimensions[-1], [name for name, _ in layout.dimensions[:-1]]
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in sorted(layout.coordinates.items(), key=lambda item: item[1]):
+        rows.setdefault(place[:-1], []).append(rank)
+    wide = size > _MOST_COLUMNS
+    if not wide:
+        yield "", [f"{last}={at}" for at in range(size)]
+    for place, ranks in list(rows.items())[:_MOST_LINES]:
+        label = ", ".join(f"{name}={at}" for name, at in zip(names, place, strict=True))
+        together = f"{last}=0-{size - 1}: {name_ranks(ranks)}"
+        yield label, [together] if wide else [f"rank {rank}" for rank in ranks]
+    if len(rows) > _MOST_LINES:
+        yield f"and {len(rows) - _MOST_LINES} more lines", []
+
+
+def _grid(layout: MeshLayout) -> str:
+    """The lines as a table; where each rank has a cell of its own, with what it holds."""
+    most = max(layout.bytes.values(), default=0)
+    rows = []
+    for label, cells in _lines(layout):
+        drawn = "".join(_drawn(cell, layout, most) for cell in cells)
+        rows.append(f'<tr><th style="{_CELL}">{escape(label)}</th>{drawn}</tr>')
+    style = "border-collapse: collapse; color: inherit; margin: 4px 0"
+    return f'<table style="{style}">{"".join(rows)}</table>' if rows else ""
+
+
+def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
+    rank = re.fullmatch(r"rank (\d+)", cell)
+    size = layout.bytes.get(int(rank[1])) if rank else None
+    bar = ""
+    if size is not None and most:
+        bar = (
+            f'<div style="{markup.MUTED}">{format_bytes(size)}</div>'
+            f'<div style="{_BAR}; width: {100 * size // most}%"></div>'
+        )
+    return f'<td style="{_CELL}">{escape(cell)}{bar}</td>'
+
+
+def _about(model: ModelLayout) -> str:
+    whole = {each.name: each.whole_bytes for each in model.parameters}
+    count = f"{len(whole)} parameters" if len(whole) != 1 else "1 parameter"
+    return f"{model.name}: {count}, {format_bytes(sum(whole.values()))} in all."
+
+
+def _table(model: ModelLayout) -> Table:
+    every = {rank for each in model.parameters for rank in each.ranks}
+    folded = list(_folded(model.parameters))
+    rows = [_row(name, each, every) for name, each in folded[:_MOST_ROWS]]
+    if len(folded) > _MOST_ROWS:
+        more = f"and {len(folded) - _MOST_ROWS} more: --json"
+        rows.append(Row([Cell(more), *[Cell("")] * (len(_COLUMNS) - 1)]))
+    return Table(_COLUMNS, rows, WIDTH)
+
+
+def _row(name: str, each: Placed, every: set[int]) -> Row:
+    gathered = ", ".join(each.gathers) + (f": {each.over}" if each.gathers and each.over else "")
+    sizes = "; ".join(
+        f"{format_bytes(size)}" + (f" ({name_ranks(ranks)})" if len(each.bytes) > 1 else "")
+        for ranks, size in each.bytes
+    )
+    cells = (
+        name,
+        f"{each.dtype} {list(each.shape)}",
+        "" if set(each.ranks) == every else format_ranks(each.ranks),
+        each.placement,
+        sizes,
+        gathered or "never",
+    )
+    return Row([Cell(cell) for cell in cells])
+
+
+def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
+    """Parameters with their names; those alike but for one number in the name as one."""
+    alike: dict[tuple[object, ...], list[Placed]] = {}
+    for each in parameters:
+        numbers = re.findall(r"\d+", each.name)
+        key = (re.sub(r"\d+", "#", each.name), *numbers[1:], each.shape, each.dtype)
+        alike.setdefault(
+            (*key, each.placement, each.ranks, each.bytes, each.gathers, each.over), []
+        ).append(each)
+    for group in alike.values():
+        yield _range_of_names([each.name for each in group]), group[0]
+
+
+def _range_of_names(names: Sequence[str]) -> str:
+    """``layers.0-3.weight``; the name itself where it is one."""
+    numbers = sorted(int(m[0]) for name in names if (m := re.search(r"\d+", name)))
+    if len(names) == 1:
+        return names[0]
+    spans = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ]
+    text = ",".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
+    return re.sub(r"\d+", text, names[0], count=1)
