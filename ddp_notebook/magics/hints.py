@@ -51,15 +51,19 @@ def after(error: Exception, ended: frozenset[int]) -> str:
     """What to type in place of `%debug` after `error`; `ended` are ranks without a process."""
     first = "There is nothing for a debugger in the notebook: "
     if isinstance(error, Stuck):
-        return f"{first}ranks wait. Their stacks, with variables: %ddp_where --locals"
+        return (
+            f"{first}ranks wait. The frames of all ranks: %ddp_frame, and then %ddp_print "
+            "EXPRESSION; with variables: %ddp_where --locals"
+        )
     if not isinstance(error, CellFailed):
         return f"{first}{error}"
     raised = [rank for rank in error.ranks if rank not in ended]
     if not raised:
         return f"{first}the ranks that failed have ended. What they wrote last: %ddp_output"
     return (
-        f"{first}the error was raised on rank {raised[0]}. To see the line and its variables, run "
-        f"a cell there:\n%%ddp --ranks {raised[0]}\n%debug"
+        f"{first}the error was raised on rank {raised[0]}. The frames that it left, of all ranks "
+        "at once: %ddp_frame, and then %ddp_print EXPRESSION. Or run a cell there:\n"
+        f"%%ddp --ranks {raised[0]}\n%debug"
     )
 
 

@@ -32,6 +32,9 @@ _ELSEWHERE = dict.fromkeys(
 """What torchrun, mpirun and others call options of ours."""
 _RANK_SET = re.compile(r"all|[\d,-]*\d")
 _SIMILAR = 0.6
+_WORD = re.compile(r"\s*(\S+)")
+_LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
+"""Whoever begins Python text so has mistyped an option."""
 
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
 """What the word typed so far may become. None leaves it to IPython, which completes files."""
@@ -44,7 +47,8 @@ class Option:
     flag, "script" for an argument that is told by its position. A `default` that is not given is
     False for a flag, the first of `choices`, None with a `type`, or else an empty string. Values
     are of the default's type. `completer` offers them to Tab; without one Tab offers the choices.
-    `more` is for `argparse.add_argument`.
+    `is_text`: it is what stands behind the options, quotes and all, as it was typed. `more` is for
+    `argparse.add_argument`.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Option:
         default: Any = ...,
         choices: Sequence[str] = (),
         completer: Completer | None = None,
+        is_text: bool = False,
         **more: Any,
     ) -> None:
         words = typed.split()
@@ -73,7 +78,8 @@ class Option:
         if self.default not in (None, False, "", []) and "default" not in help:
             self.help += f" (default {str(self.default).removesuffix('.0')})"
         self.completer = completer
-        self._more = more
+        self.is_text = is_text
+        self._more = more | ({"nargs": "?"} if is_text else {})
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Have `parser` know it."""
@@ -146,9 +152,13 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def read(self, line: str) -> argparse.Namespace:
         """The arguments of `line`. Raises UsageError, HelpShown."""
+        text = next((option for option in self._options if option.is_text), None)
+        options, source = self._parted(line) if text is not None else (line, "")
         # Quotes are taken off as a shell does; on Windows a backslash is part of a path.
-        words = arg_split(line, posix=os.name == "posix", strict=False)
+        words = arg_split(options, posix=os.name == "posix", strict=False)
         arguments, unknown = self.parse_known_args(words)
+        if text is not None:
+            setattr(arguments, text.attribute, source)
         if unknown:
             meant, message = self._meant(unknown), f"unrecognized arguments: {' '.join(unknown)}"
             if not meant:
@@ -157,6 +167,21 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
                 f"{message}. Did you mean: {self.prog} {meant}   ({self._all_options})"
             )
         return arguments
+
+    def _parted(self, line: str) -> tuple[str, str]:
+        """The options at the beginning of a line, and the text behind them."""
+        takes_value = {name: not each.is_flag for each in self._options for name in each.names}
+        takes_value |= dict.fromkeys(HELP.names, False)
+        at = 0
+        while (word := _WORD.match(line, at)) is not None:
+            name, equals, _ = word[1].partition("=")
+            if name not in takes_value and not _LIKE_AN_OPTION.fullmatch(word[1]):
+                break
+            at = word.end()
+            takes = any(takes_value[full] for full in takes_value if full.startswith(name))
+            if takes and not equals and (value := _WORD.match(line, at)):
+                at = value.end()
+        return line[:at], line[at:].strip()
 
     def _meant(self, unknown: Sequence[str]) -> str:
         """What the words that were not understood may have meant; empty where that is open."""

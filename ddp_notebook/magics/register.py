@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
+from IPython.core.magic import no_var_expand
 
 from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
 from ddp_notebook.errors import NoSession, UsageMistake
@@ -100,4 +101,4 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.
     setattr(magic, "getdoc", verb.help_page)  # noqa: B010  # a function has no such attribute
-    return magic
+    return no_var_expand(magic) if verb.is_python else magic

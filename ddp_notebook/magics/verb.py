@@ -39,7 +39,8 @@ class Verb:
     `about` is sentences, the first of them a summary. `examples` are calls and what each is for;
     errors end with the first. `run` gets the parsed arguments, and with them `line` and `cell` as
     they were typed (`cell` is None without one); what it returns is the value of the magic. It
-    raises UsageMistake for what the user got wrong.
+    raises UsageMistake for what the user got wrong. `is_python`: braces and dollars in its line are
+    Python's, and IPython puts no variables of the notebook in their place.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Verb:
     kind: Literal["line", "line_cell"] = "line"
     button: VerbButton | None = None
     value_display: ValueDisplay | None = None
+    is_python: bool = False
 
     @property
     def magic(self) -> str:

@@ -134,8 +134,9 @@ class TensorFacts:
     """What is known of a tensor's values. `read` of them were looked at; 0 of one not read.
 
     `mean`, `least` and `most` are of those that are numbers; None where there is none. `digest`
-    tells values apart, empty unless all were read. `sample` has some of them, at the same places
-    on every rank where the tensor has this shape; None in it is NaN or infinite.
+    tells values apart, empty unless it is of all. `sample` has some of them, at the same places
+    on every rank where the tensor has this shape; None in it is NaN or infinite. `std` and
+    `infinite`, how many are, are told where this value alone was asked for.
     """
 
     shape: tuple[int, ...]
@@ -148,6 +149,8 @@ class TensorFacts:
     nans: int = field(default=0, metadata=OMIT_DEFAULT)
     digest: str = field(default="", metadata=OMIT_DEFAULT)
     sample: tuple[float | None, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    std: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    infinite: int = field(default=0, metadata=OMIT_DEFAULT)
 
     @property
     def size(self) -> int:

@@ -324,12 +324,18 @@ class Part:
     end: int
 
 
+MOST_VALUES = 1024
+"""Of a tensor, that are told one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checksums:
     """Of each `step` values of such a part. `step` 0: the tensor is gone, or cannot be read."""
 
     of: tuple[int, ...] = ()
     step: int = 0
+    values: tuple[float | None, ...] = ()
+    """Those of a part that has few; None for what is NaN or infinite."""
 
 
 CHECKSUMS = Question("checksums", Part, Checksums)

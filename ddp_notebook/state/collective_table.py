@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ddp_notebook.model import (
     Collective,
@@ -14,6 +15,7 @@ from ddp_notebook.model import (
     StepRow,
     StepTable,
     format_bytes,
+    name_ranks,
 )
 
 _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."
@@ -39,16 +41,26 @@ _Row = tuple[str, str, str, Ranks]
 
 
 def step_table(
-    collectives: Collectives, members: Ranks, pending: Ranks, now_ns: int = 0
+    collectives: Collectives,
+    members: Ranks,
+    pending: Ranks,
+    now_ns: int = 0,
+    *,
+    what: str = "the cell",
+    failures: Mapping[int, str] = MappingProxyType({}),
 ) -> StepTable:
-    """Where the ranks of a cell stand. `pending` are those that have not finished it."""
+    """Where the ranks of `what` runs stand. `pending` are those that have not left it.
+
+    `failures` has how ranks left it that did not finish it.
+    """
     latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
     missing = MissingRanks(collectives)
     ranks_of: dict[_Row, list[int]] = {}
     since: dict[_Row, float] = {}
     for rank in members:
         record = latest.get(rank)
-        row = _row(record, rank in pending, collectives, missing)
+        failure = failures.get(rank, "")
+        row = _row(record, rank in pending, collectives, missing, failure)
         ranks_of.setdefault(row, []).append(rank)
         if record is not None and now_ns and rank in pending:
             since[row] = max(since.get(row, 0.0), (now_ns - record.issued_ns) / 1e9)
@@ -59,17 +71,22 @@ def step_table(
     operation = latest[paused.ranks[0]].operation if paused is not None else ""
     about = _ABOUT.get(operation, "")
     link = f"{_DOCUMENTED}{operation}" if about else ""
-    return StepTable(_title(rows, pending), rows, about, link, _next(bool(operation), pending))
+    title, call = _title(rows, pending, what), _next(bool(operation), pending)
+    return StepTable(title, rows, about, link, call)
 
 
 def _row(
-    record: Collective | None, pending: bool, collectives: Collectives, missing: MissingRanks
+    record: Collective | None,
+    pending: bool,
+    collectives: Collectives,
+    missing: MissingRanks,
+    failure: str,
 ) -> _Row:
     """What ranks have in common that share a row."""
-    state = _state(record, pending)
+    state = "failed" if failure else _state(record, pending)
     if record is None:
-        return "0 issued", state, "", ()
-    text = describe(record, collectives.of[record.rank]) if pending else ""
+        return "0 issued", state, failure, ()
+    text = describe(record, collectives.of[record.rank]) if pending else failure
     waits_for = missing.of(record) if state == "waiting" else ()
     return f"{record.number + (not is_paused(record))} issued", state, text, waits_for
 
@@ -186,9 +203,11 @@ def _at(record: Collective, at_ns: int) -> Collective:
     return replace(record, phase=Phase.ISSUED, done_ns=0, freed=False)
 
 
-def _title(rows: Sequence[StepRow], pending: Ranks) -> str:
+def _title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:
     if not pending:
-        return "The cell has finished on every rank."
+        failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
+        end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
+        return f"{what[:1].upper()}{what[1:]} has {end}."
     if any(row.state == "paused" for row in rows):
         return "Ranks are paused before their next collective."
     return "No rank is paused; ranks that wait need other ranks."

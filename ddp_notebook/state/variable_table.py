@@ -82,7 +82,9 @@ def row(
     cells = []
     for key, members in groups.items():
         value = comparable.get(members[0])
-        cell = VariableCell(tuple(members), _text(members, comparable), absent=value is None)
+        cell = VariableCell(
+            tuple(members), _text(members, comparable, full=sparks), absent=value is None
+        )
         if key not in known:
             cell = replace(cell, unknown=True)
         elif members is not base:
@@ -98,9 +100,20 @@ def row(
 
 def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
     """`values` without what is known of some ranks only."""
-    if all(value.digest or value.tensor for value in values.values()):
+    if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
+        values = {rank: replace(value, digest="") for rank, value in values.items()}
+    tensors = [value.tensor for value in values.values() if value.tensor is not None]
+    if all(each.digest or not each.read for each in tensors):
         return values
-    return {rank: replace(value, digest="") for rank, value in values.items()}
+    return {rank: _without_digest(value) for rank, value in values.items()}
+
+
+def _without_digest(value: Variable) -> Variable:
+    """Of a tensor that was read in part: there may have been time for its digest on some ranks."""
+    tensor = value.tensor
+    if tensor is None or tensor.read == tensor.size:
+        return value
+    return replace(value, tensor=replace(tensor, digest=""))
 
 
 def _key(value: Variable | None) -> object:
@@ -135,7 +148,7 @@ def _kind(tensor: TensorFacts) -> str:
 # -- in words ------------------------------------------------------------------------------
 
 
-def _text(members: Sequence[int], values: Mapping[int, Variable]) -> str:
+def _text(members: Sequence[int], values: Mapping[int, Variable], *, full: bool) -> str:
     value = values.get(members[0])
     if value is None:
         return ""
@@ -143,7 +156,11 @@ def _text(members: Sequence[int], values: Mapping[int, Variable]) -> str:
         return value.text
     devices = {each.tensor.device for rank in members if (each := values[rank]).tensor}
     device = value.tensor.device if len(devices) == 1 else _kind(value.tensor)
-    return tensor_text(replace(value.tensor, device=device))
+    text = tensor_text(replace(value.tensor, device=device))
+    is_long = value.tensor.size > _MOST_SHOWN
+    return (
+        f"{text}, hash {value.tensor.digest}" if full and is_long and value.tensor.digest else text
+    )
 
 
 def tensor_text(tensor: TensorFacts) -> str:
@@ -156,6 +173,8 @@ def tensor_text(tensor: TensorFacts) -> str:
     if tensor.size <= _MOST_SHOWN and len(numbers) == tensor.size:
         return f"{what}: {', '.join(f'{number:.6g}' for number in numbers)}"
     mean = f", mean {tensor.mean:.4g}" if tensor.mean is not None else ""
+    mean += f", std {tensor.std:.4g}" if tensor.std is not None else ""
+    nans += f", {tensor.infinite:,} inf" if tensor.infinite else ""
     part = f" of {tensor.read:,} of its values" if tensor.read < tensor.size else ""
     return f"{what}{mean}{nans}{part}"
 
@@ -168,7 +187,9 @@ def _difference(value: Variable | None, other: Variable | None) -> str:
         return _tensor_difference(value.tensor, other.tensor)
     if value.number is not None and other.number is not None:
         return f"difference {abs(value.number - other.number):.4g}"
-    return "other parameter values" if value.text == other.text else ""
+    if value.text != other.text:
+        return ""
+    return "other parameter values" if " parameters, " in value.text else "other values"
 
 
 def _tensor_difference(one: TensorFacts, base: TensorFacts) -> str:

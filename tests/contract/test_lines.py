@@ -139,6 +139,13 @@ def test_a_breakpoint_is_set_while_the_line_runs(ranks2: Session) -> None:
     assert {text.rpartition(" ")[2] for text in where(result.steps).values()} == {"6"}
 
 
+def test_to_end_from_a_line_passes_collectives_that_were_paused_before(ranks2: Session) -> None:
+    """A breakpoint on the way to a collective does not have `--to end` pause before that."""
+    ranks2.run_cell("breakpoint()\nbreakpoint()\nfor _ in range(3):\n    dist.barrier()\n")
+    assert set(where(ranks2.step(to="collective"))) == {(0, 1)}
+    assert "finished" in ranks2.step(to="end").title
+
+
 def test_a_line_of_an_earlier_cell_is_named_with_it_and_its_branch_is_known(
     ranks2: Session,
 ) -> None:

@@ -177,3 +177,32 @@ def test_values_are_compared_and_watched(ranks2: Session) -> None:
     with pytest.raises(UsageMistake, match="watched: i"):
         ranks2.looking.unwatch("k")
     ranks2.step(to="end")
+
+
+DIFFERENT = (
+    "import torch, numpy\nclass Config:\n    pass\nconfig = Config()\nconfig.lr = rank\n"
+    "text = 'a' * 5000 + str(rank)\nitems = [*range(100_000), rank]\nsame = [*range(100_000)]\n"
+    "lists = [[i, [i] * 50] for i in range(3000)]\nlists[2999][1][49] -= rank\n"
+    "t = torch.zeros(800)\nt[700] = rank * 0.5\nbig = torch.zeros(5_000_000)\nbig[-1] = rank\n"
+    "array = t.numpy()\nclass Long:\n    def __repr__(self):\n        return text\nlong = Long()\n"
+)
+
+
+def test_what_differs_past_what_is_shown_is_not_called_equal(ranks2: Session) -> None:
+    ranks2.run_cell(DIFFERENT).raise_for_error()
+    for source in ("config", "text", "items", "lists", "{'a': {'b': {'c': [rank]}}}"):
+        assert set(values(ranks2.evaluate(source))) == {(0,), (1,)}, source
+    for source in ("same", "torch.zeros(9)", "[config.__class__, None]"):
+        assert set(values(ranks2.evaluate(source))) == {(0, 1)}, source
+    assert set(values(ranks2.evaluate("long", own_text=True))) == {(0,), (1,)}
+    assert set(values(ranks2.variables(["text", "items"]))) == {(0,), (1,)}
+
+    def note(source: str) -> str:
+        return ranks2.evaluate(source).sections[0].rows[0].cells[1].note
+
+    exact = "max difference 0.5, first at [700]"
+    assert note("t") == note("array") == note("t * 1") == exact
+    assert note("big") == "max difference 1 or more, first at [4999999]"
+    odd = "torch.tensor([1., 2., 3., 4., 6., float('inf'), float('nan')])"
+    assert "mean inf, 1 NaN, 1 inf, hash " in values(ranks2.evaluate(odd))[(0, 1)]
+    assert "mean 3, std 1.581, hash" in values(ranks2.evaluate("torch.arange(1., 6.)"))[(0, 1)]

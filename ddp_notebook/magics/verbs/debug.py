@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
@@ -68,20 +67,27 @@ def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None)
     ui.say(ui.session.breakpoints.add(args.place, wanted).text)
 
 
-_BEHIND = re.compile(r"(?P<source>.*\S)\s+--(?:ranks\s+(?P<ranks>[\d,-]+)|up\s+(?P<up>\d+))", re.S)
-"""An option behind the Python text, of which none ends so."""
+_BEHIND = re.compile(
+    r"(?P<source>.*\S)\s+(?:--ranks[ =](?P<ranks>[\w=,-]+)|--up[ =](?P<up>\d+)"
+    r"|--(?P<flag>each|watch|unwatch))",
+    re.S,
+)
+"""An option behind the Python text, of which hardly any ends so."""
 
 
-def source_of(words: Sequence[str], args: argparse.Namespace) -> str:
+def source_of(text: str, args: argparse.Namespace) -> str:
     """The Python text of a line; options behind it count as those before it."""
-    source = " ".join(words)
-    while (behind := _BEHIND.fullmatch(source)) is not None:
-        source = behind["source"]
+    while (behind := _BEHIND.fullmatch(text)) is not None:
+        if behind["flag"] and behind["flag"] not in args:
+            break
+        text = behind["source"]
         if behind["ranks"]:
             args.ranks = behind["ranks"]
-        else:
+        elif behind["up"]:
             args.up = int(behind["up"])
-    return source
+        else:
+            setattr(args, behind["flag"], True)
+    return text
 
 
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
@@ -117,8 +123,9 @@ PRINT = Verb(
         Option("--each", "call the value's own repr on each rank, which may be your code"),
         Option("--watch", "show it after each step, too; without an expression, list those"),
         Option("--unwatch", "show it after steps no more; without an expression, nothing"),
-        Option("expression", "a Python expression", nargs=argparse.REMAINDER),
+        Option("expression", "a Python expression", is_text=True),
     ),
+    is_python=True,
 )
 
 
@@ -171,8 +178,9 @@ SET = Verb(
     options=(
         options.ranks("assign it on these ranks only"),
         Option("--up N", "in the frame of yours N above (default: that of %ddp_frame)", type=int),
-        Option("assignment", "such as x = 3", nargs=argparse.REMAINDER),
+        Option("assignment", "such as x = 3", is_text=True),
     ),
+    is_python=True,
 )
 
 
@@ -211,4 +219,5 @@ BREAK = Verb(
         Option("place", "FILE:LINE, a function, or a line of the last cell", nargs="?", default=""),
     ),
     button=VerbButton(_break_by_click, str),
+    is_python=True,
 )

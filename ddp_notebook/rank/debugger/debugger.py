@@ -274,9 +274,9 @@ class Debugger(Component):
     def _go_on(self, order: Move, frame: FrameType) -> None:
         """Have this thread, which stood at `frame`, go on as it is told."""
         goal: Goal | None = None
-        if order.how is How.COLLECTIVE:
-            self._gate.paused = True
-        elif order.how is not How.END:
+        if order.how in (How.COLLECTIVE, How.END):
+            self._gate.paused = order.how is How.COLLECTIVE
+        else:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
             goal = goal if goal.frames or goal.into else None
         try:

@@ -5,14 +5,16 @@ So it does in the frames that an error has left, until something runs again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import sys
 import threading
 import weakref
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -33,14 +35,17 @@ from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.stops import Places, Stop
 from ddp_notebook.rank.inspect.frames import CELL_NAME
 from ddp_notebook.rank.variables.described import describe
+from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.scopes import Variables
-from ddp_notebook.rank.variables.tensors import TensorReader, checksums
+from ddp_notebook.rank.variables.tensors import TensorReader, checksums, values
 
 _WITHIN_S = 1.5
 _LONGEST = 2000
 """Characters of a value's own `repr`."""
 _MOST_FRAMES = 60
+_MOST_KEPT = 2**18
+"""Values of a tensor."""
 _BUSY = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -69,7 +74,8 @@ class Expressions:
         self._variables = variables
         self._names = names
         self._last: weakref.ref[torch.Tensor] | None = None
-        """The tensor that was evaluated last, as long as somebody else has it."""
+        """The tensor that was evaluated last, as long as somebody has it."""
+        self._kept: torch.Tensor | None = None
 
     def evaluate(self, wanted: Expression) -> Evaluated:
         """The value, or why there is none. Any thread."""
@@ -98,11 +104,10 @@ class Expressions:
     def checksums(self, part: Part) -> Checksums:
         """What tells where in a tensor ranks differ. Any thread."""
         tensor = self._last() if self._last is not None else None
-        return (
-            Checksums(*checksums(tensor, part.begin, part.end))
-            if tensor is not None
-            else Checksums()
-        )
+        if tensor is None:
+            return Checksums()
+        of, step = checksums(tensor, part.begin, part.end)
+        return Checksums(of, step, values(tensor, part.begin, part.end))
 
     def _where(self) -> _Where:
         stop = self._debugger.stopped
@@ -148,11 +153,32 @@ class Expressions:
         names = (own,) if frame is None else (frame.f_globals, frame.f_locals)
         value = eval(code, *names)  # noqa: S307
         if wanted.own_text:
-            variable = Variable(wanted.source, repr(value)[:_LONGEST])
+            text = repr(value)
+            digest = f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}"
+            variable = Variable(wanted.source, text[:_LONGEST], digest=digest)
         else:
-            variable = describe(wanted.source, value, TensorReader())
-            self._last = weakref.ref(value) if type(value) in _TENSORS else None
+            digester = Digester(objects=True)
+            variable = describe(wanted.source, value, TensorReader(full=True), digester)
+            if not (variable.digest or variable.tensor or variable.number is not None):
+                variable = replace(variable, text=f"{variable.text}, not compared to its end")
+            self._keep(value)
         return Evaluated(RankVariables(self._rank, (Scope("", "", (variable,)),)))
+
+    def _keep(self, value: Any) -> None:
+        """A tensor may be asked about once more; a small one that nobody else has stays till then.
+
+        Without what it was computed from, which may be large.
+        """
+        self._last = self._kept = None
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
+            with contextlib.suppress(TypeError, ValueError):  # of texts, or read backwards
+                self._kept = torch.from_numpy(value)
+                self._last = weakref.ref(self._kept)
+        if type(value) in _TENSORS:
+            if value.numel() <= _MOST_KEPT:
+                self._kept = value = value.detach()
+            self._last = weakref.ref(value)
 
     def _assign(self, source: str, frame: FrameType | None) -> Evaluated:
         code = compile(source, "<assignment>", "exec")

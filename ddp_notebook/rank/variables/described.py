@@ -10,12 +10,14 @@ import math
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ddp_notebook.model import Variable
 from ddp_notebook.rank.inspect import safe_repr
+from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.tensors import TensorReader, sample
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -28,12 +30,19 @@ _LARGEST = 2**53
 _MOST_GROUPS = 3
 
 
-def describe(name: str, value: Any, reader: TensorReader) -> Variable:
-    """A variable of this `name`. Raises nothing."""
+def describe(
+    name: str, value: Any, reader: TensorReader, digester: Digester | None = None
+) -> Variable:
+    """A variable of this `name`; what `digester` can tell apart has a digest. Raises nothing."""
     try:
-        return _described(name, value, reader)
+        variable = _described(name, value, reader)
     except Exception:  # noqa: BLE001  # it may change while it is looked at
-        return Variable(name, safe_repr.of(value))
+        variable = Variable(name, safe_repr.of(value))
+    if digester is None or variable.tensor is not None or variable.number is not None:
+        return variable
+    is_model = safe_repr.inherits(value, torch.nn.Module)
+    digest = digester.of(list(_tensors(value)) if is_model else value)
+    return replace(variable, digest=digest) if digest else variable
 
 
 def _described(name: str, value: Any, reader: TensorReader) -> Variable:
@@ -82,17 +91,32 @@ def _class(module: Any) -> str:
 def _parameters(module: Any) -> Iterator[torch.Tensor]:
     """Its parameters and those of the modules in it, each once."""
     seen: set[int] = set()
-    waiting = [module]
-    while waiting and len(seen) < _MOST_MODULES:
-        attributes = _ATTRIBUTES_OF(waiting.pop())
-        for parameter in list(attributes.get("_parameters", {}).values()):
+    for each in _modules(module):
+        for parameter in list(_ATTRIBUTES_OF(each).get("_parameters", {}).values()):
             if type(parameter) in _TENSORS and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield parameter
-        for inner in list(attributes.get("_modules", {}).values()):
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    """It and the modules in it, each once."""
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting and len(seen) < _MOST_MODULES:
+        each = waiting.pop()
+        yield each
+        for inner in list(_ATTRIBUTES_OF(each).get("_modules", {}).values()):
             if safe_repr.inherits(inner, torch.nn.Module) and id(inner) not in seen:
                 seen.add(id(inner))
                 waiting.append(inner)
+
+
+def _tensors(module: Any) -> Iterator[torch.Tensor]:
+    """Its parameters, and the buffers of all modules in it."""
+    yield from _parameters(module)
+    for each in _modules(module):
+        buffers = list(_ATTRIBUTES_OF(each).get("_buffers", {}).values())
+        yield from (buffer for buffer in buffers if type(buffer) in _TENSORS)
 
 
 def _of(parameters: list[torch.Tensor]) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ from ddp_notebook.rank.inspect.waiting import Waiting
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.variables.described import describe
+from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.tensors import TensorReader
 
@@ -56,17 +58,18 @@ class Variables:
         inside = self._waiting.wait(awaited, is_runnable()).inside
         frame = self._innermost(stack)
         busy = self._waiting.activity(inside) is Activity.BUSY and frame is not None
-        reader = TensorReader(values=not busy)
+        digester = None if busy else Digester(objects=False)
+        tell = partial(describe, reader=TensorReader(values=not busy), digester=digester)
         room = _Room()
         scopes = []
         if frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             traced = any(f.f_globals.get("__name__") == "bdb" for f in stack)
             local = [each for each in values_of(frame, keep=traced) if _is_shown(*each)]
-            scopes.append(self._scope(_function(frame), _file(frame), local, request, reader, room))
+            scopes.append(self._scope(_function(frame), _file(frame), local, request, tell, room))
         users = self._names.get()
         names = frame.f_globals if frame is not None else users
         file = "" if names is users or frame is None else _file(frame)
-        scopes.append(self._scope("", file, self._global(names), request, reader, room))
+        scopes.append(self._scope("", file, self._global(names), request, tell, room))
         return RankVariables(self._rank, tuple(scopes), busy)
 
     def standing(self) -> tuple[list[tuple[FrameType, int]], bool]:
@@ -109,13 +112,13 @@ class Variables:
         file: str,
         values: list[tuple[str, Any]],
         request: VariablesRequest,
-        reader: TensorReader,
+        tell: Callable[[str, Any], Variable],
         room: _Room,
     ) -> Scope:
         if request.names:
             values = [each for each in values if each[0] in request.names]
         newest = values[-MOST_VARIABLES:]
-        kept = room.take(describe(name[:LONGEST_NAME], value, reader) for name, value in newest)
+        kept = room.take(tell(name[:LONGEST_NAME], value) for name, value in newest)
         return Scope(function, file, kept, len(values) - len(kept))
 
 

@@ -9,22 +9,28 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ddp_notebook.model import TensorFacts
+from ddp_notebook.rank.calls import MOST_VALUES
 
 SECONDS = 0.02
 """Of CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
 more."""
 _WHOLE = 2**20
 """Values of a tensor that is read to its end; of a larger one a part is."""
+_MOST_COMPARED = 2**25
+"""Values of a tensor whose digest is made, where one value alone is asked for."""
 _PART = 2**15
 _CHUNK = 2**15
 """Values at a time: so many are read by one thread, in some 0.1 ms."""
 _SAMPLE = 16
+_FULL_SECONDS = 0.06
+_BLOCK = 2**20
 _LONGEST_SHAPE = 8
 _PARTS = 256
 
@@ -32,8 +38,15 @@ _PARTS = 256
 class TensorReader:
     """Reads tensors until its time is up; of those after that it tells what they are."""
 
-    def __init__(self, values: bool = True, seconds: float = SECONDS) -> None:
-        """Without `values` nothing is read: the main thread may change or free them meanwhile."""
+    def __init__(
+        self, values: bool = True, seconds: float = SECONDS, *, full: bool = False
+    ) -> None:
+        """Without `values` nothing is read: the main thread may change or free them meanwhile.
+
+        `full`: there is time to tell more, and to compare large ones: it is one value alone.
+        """
+        self._full = full
+        seconds = _FULL_SECONDS if full else seconds
         self._seconds = seconds if values else 0.0
         self._began_s = time.thread_time()
 
@@ -68,6 +81,10 @@ class TensorReader:
             if begin and self._is_time_up(size):
                 break
             sums.add(part[begin : begin + _CHUNK])
+        digest = f"{sums.crc:08x}" if sums.read == size else ""
+        if self._full:
+            facts = replace(facts, std=sums.std, infinite=sums.infinite)
+            digest = digest or self._digest(flat)
         return replace(
             facts,
             read=sums.read,
@@ -75,18 +92,30 @@ class TensorReader:
             least=_short(min(sums.ends)) if sums.ends else None,
             most=_short(max(sums.ends)) if sums.ends else None,
             nans=sums.nans,
-            digest=f"{sums.crc:08x}" if sums.read == size else "",
+            digest=digest,
             sample=sample(flat),
         )
+
+    def _digest(self, flat: torch.Tensor) -> str:
+        """Of a large tensor; empty where there was no time."""
+        if flat.numel() > _MOST_COMPARED:
+            return ""
+        crc = 0
+        for block in blocks_of(flat):
+            crc = zlib.crc32(block, crc)
+            if self._is_time_up(flat.numel()):
+                return ""
+        return f"{crc:08x}"
 
 
 class _Sums:
     """What the values of a tensor add up to, part by part."""
 
     def __init__(self) -> None:
-        self.read = self.nans = self.crc = 0
+        self.read = self.nans = self.crc = self.infinite = 0
         self.ends: list[float] = []
-        self._total = 0.0
+        self._total = self._squares = 0.0
+        """`_squares`: of the distances from the mean."""
 
     def add(self, chunk: torch.Tensor) -> None:
         """Add some values, of one dimension."""
@@ -99,7 +128,24 @@ class _Sums:
         if numbers.numel():
             least, most = torch.aminmax(numbers)
             self.ends += [float(least), float(most)]
-            self._total += float(numbers.sum())
+            if math.isinf(least) or math.isinf(most):
+                self.infinite += int(numbers.isinf().sum())
+            self._add(float(numbers.sum()), numbers)
+
+    def _add(self, total: float, numbers: torch.Tensor) -> None:
+        """Two parts' means and squares as one's, which stays exact where values are large."""
+        count, before = numbers.numel(), self.read - self.nans - numbers.numel()
+        own = float((numbers - total / count).square().sum())
+        apart = (total / count - self._total / before) if before else 0.0
+        self._squares += own + apart * apart * before * count / (before + count)
+        self._total += total
+
+    @property
+    def std(self) -> float | None:
+        """As `torch.std` has it; None of one number, and where one is infinite."""
+        count = self.read - self.nans
+        none = count < 2 or not math.isfinite(self._squares)
+        return None if none else _short(math.sqrt(self._squares / (count - 1)))
 
     @property
     def mean(self) -> float | None:
@@ -111,6 +157,27 @@ class _Sums:
 def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
     """Some values of a tensor of one dimension, at places that depend on its length alone."""
     some = flat[:: max(1, -(-flat.numel() // _SAMPLE))].to(torch.float64).tolist()
+    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+
+
+def blocks_of(flat: torch.Tensor) -> Iterator[Any]:
+    """The bytes of a tensor of one dimension, some at a time."""
+    for begin in range(0, flat.numel(), _BLOCK):
+        yield flat[begin : begin + _BLOCK].contiguous().view(torch.uint8).numpy().data
+
+
+def bytes_of(tensor: torch.Tensor) -> Iterator[Any]:
+    """The same of any tensor; nothing where its values cannot be read here."""
+    flat = _flat(tensor.detach()) if 0 < tensor.numel() <= _MOST_COMPARED else None
+    return blocks_of(flat) if flat is not None else iter(())
+
+
+def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ...]:
+    """Values `begin` to `end`, which are few; None for what is NaN or infinite."""
+    flat = _flat(tensor.detach())
+    if flat is None or not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
+        return ()
+    some = flat[begin:end].to(torch.float64).tolist()
     return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
 
 

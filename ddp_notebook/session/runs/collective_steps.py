@@ -97,7 +97,14 @@ def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
     # Who stands at a line is shown there: of its collectives only their number is.
     last = 1 if stops.keys() >= set(run.pending) else READ_LAST
     collectives = logs.read(run.ranks, run.cell, last)
-    made = collective_table.step_table(collectives, run.ranks, run.pending, time.monotonic_ns())
+    made = collective_table.step_table(
+        collectives,
+        run.ranks,
+        run.pending,
+        time.monotonic_ns(),
+        what=run.script or "the cell",
+        failures=run.failures,
+    )
     return line_table(stops, made, _partings(run, stops)) if stops else made
 
 
@@ -240,8 +247,8 @@ def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None)
 def _why_not(run: CellRun, logs: CollectiveLogs) -> str:
     if run.done:
         return (
-            "The cell has finished: there is nothing to step. To stop in the next: breakpoint() in "
-            "it, or %ddp_break LINE; or %%ddp --step collective"
+            f"{run.heading} has finished: there is nothing to step. To stop in the next: "
+            "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
         )
     paused = paused_ranks(run, logs)
     if paused:

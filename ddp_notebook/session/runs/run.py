@@ -203,6 +203,17 @@ class CellRun:
         return {word: tuple(ranks) for word, ranks in words.items()}
 
     @property
+    def failures(self) -> Mapping[int, str]:
+        """How ranks left it that did not finish it, in a few words."""
+        with self._lock:
+            died = dict.fromkeys((*self.died, *self.lost), "its process ended")
+            return died | {
+                rank: "interrupted" if end.outcome == "interrupted" else self._raised(end)
+                for rank, end in self.finished.items()
+                if end.outcome != "ok"
+            }
+
+    @property
     def pending(self) -> Ranks:
         """Ranks that are still in the cell."""
         over = self.finished.keys() | self.died.keys() | self.lost

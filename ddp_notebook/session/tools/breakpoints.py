@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -112,7 +111,7 @@ class Breakpoints:
         self._record = record
         self._pool = pool
         self._runs = runs
-        self._numbers = itertools.count(1)
+        self._last_number = 0
         self._all: dict[int, Breakpoint] = {}
         self.enabled = True
         self.known: tuple[BreakpointRow, ...] = ()
@@ -133,7 +132,7 @@ class Breakpoints:
             check_ranks(wanted.ranks, self._record.snapshot)
         placed = _on_event(wanted) if wanted.on else self._placed(where, wanted)
         _check_code(placed)
-        spec = replace(placed, number=next(self._numbers))
+        spec = replace(placed, number=self._last_number + 1)
         self._all[spec.number] = spec
         self.enabled = True
         if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
@@ -143,6 +142,7 @@ class Breakpoints:
             del self._all[spec.number]
             self._send()
             raise UsageMistake(problem)
+        self._last_number = spec.number
         return row
 
     def rows(self) -> tuple[BreakpointRow, ...]:

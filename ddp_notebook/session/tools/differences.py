@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.model import RankVariables, TensorFacts, VariableCell, VariableRow, VariableTable
 from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import MOST_VALUES
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _ASK_TIMEOUT_S = 1.0
 _MOST_CELLS = 3
 """Of a row are looked into: more than so many are different everywhere."""
+_FAR = "max difference"
 LARGEST = 2**24
 """Values of a tensor that is looked into."""
 
@@ -55,11 +57,15 @@ def _cell(
     own, other = facts.get(rank), facts.get(base)
     if rank == base or own is None or other is None or not _comparable(own, other):
         return cell
-    index = _first((base, rank), own.size, cluster)
+    index, far = _first((base, rank), own.size, cluster)
     if index is None:
         return cell
-    note = f"first at {unravelled(index, own.shape)}"
-    return replace(cell, note=f"{cell.note}, {note}" if cell.note else note)
+    whole = own.size <= MOST_VALUES
+    note = cell.note
+    if far and (whole or not note.startswith(_FAR)):
+        note = f"{_FAR} {far:.4g}{'' if whole else ' or more'}"
+    place = f"first at {unravelled(index, own.shape)}"
+    return replace(cell, note=f"{note}, {place}" if note else place)
 
 
 def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
@@ -67,23 +73,31 @@ def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
     return was_read and own.shape == other.shape and 1 < own.size <= LARGEST
 
 
-def _first(ranks: tuple[int, int], size: int, cluster: RankCluster) -> int | None:
-    """The first of the `size` values that is not the same on both; None where that is not told."""
-    begin, end = 0, size
+def _first(
+    ranks: tuple[int, int], size: int, cluster: RankCluster
+) -> tuple[int | None, float | None]:
+    """The first of the `size` values that is not the same on both; None where that is not told.
+
+    And the largest difference among those that were looked at, all of them where they are few.
+    """
+    begin, end, far = 0, size, None
     while True:
         request = calls.Part(begin, end)
         answers = cluster.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
         told = [each for each in answers.values() if isinstance(each, calls.Checksums)]
         if len(told) < len(ranks) or not all(each.step for each in told):
-            return None
+            return None, far
         one, other = told
         pairs = zip(one.of, other.of, strict=False)
         number = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
         if number is None:
-            return None
+            return None, far
+        numbers = zip(one.values, other.values, strict=False)
+        apart = [abs(a - b) for a, b in numbers if a is not None and b is not None]
+        far = max(far or 0.0, *apart) if apart else far
         begin, step = begin + number * one.step, one.step
         if step == 1:
-            return begin
+            return begin, far
         end = min(begin + step, end)
 
 

@@ -1,0 +1,174 @@
+"""What tells values apart that are written alike: cut texts, long lists, deep dicts, objects.
+
+Nothing of the user's is run: values of Python's own types are read by those types, and an object
+is what its `__dict__` has, read past its class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+import sys
+import time
+import types
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank.inspect import safe_repr
+from ddp_notebook.rank.variables.tensors import bytes_of
+
+_SECONDS = 0.02
+_FULL_SECONDS = 0.035
+"""Of CPU time for all digests of one answer; where one value alone is asked for."""
+_CHUNK = 512
+_MOST_AT_ONCE = 200_000
+"""Items and characters."""
+_DEEPEST_AT_ONCE = 5
+_DEEPEST = 12
+_SCALARS = frozenset((int, float, complex, bool, type(None), type(Ellipsis)))
+_TEXTS = frozenset((str, bytes, bytearray))
+_PLAIN = _SCALARS | {str, bytes}
+_LISTS = (list, tuple)
+_SETS = (set, frozenset)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_NAMES_OF = type.__dict__["__dict__"].__get__
+_MRO_OF = type.__dict__["__mro__"].__get__
+_NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}) - {
+    "argparse",
+    "types",
+    "enum",
+}
+"""Packages whose objects are known by their class: much in them is a rank's own, as a lock is."""
+_VERSION = 2
+"""Of `marshal`: the last in which equal values are always written as equal bytes."""
+
+
+class _TimeIsUp(Exception):
+    """Something was not read to its end."""
+
+
+class Digester:
+    """Makes digests until its time is up. Without `objects`, of Python's own types only."""
+
+    def __init__(self, *, objects: bool, seconds: float = 0.0) -> None:
+        self._objects = objects
+        seconds = seconds or (_FULL_SECONDS if objects else _SECONDS)
+        self._until_s = time.thread_time() + seconds
+
+    def of(self, value: Any) -> str:
+        """Equal for equal values; empty where it was not read to its end. Raises nothing."""
+        if not self._objects and type(value) not in (*_TEXTS, *_LISTS, *_SETS, dict):
+            return ""
+        try:
+            return f"{self._crc(value, 0):08x}"
+        except Exception:  # noqa: BLE001  # it may change while it is looked at
+            return ""
+
+    def _crc(self, value: Any, depth: int) -> int:
+        kind = type(value)
+        if kind in _SCALARS:
+            return zlib.crc32(marshal.dumps(value, _VERSION))
+        if time.thread_time() > self._until_s:
+            raise _TimeIsUp
+        name = zlib.crc32(safe_repr.class_name(value).encode())
+        if kind in _TEXTS:
+            return zlib.crc32(_encoded(value), name)
+        if depth >= _DEEPEST:
+            return name
+        if kind in _LISTS:
+            return self._items(value, name, depth)
+        if safe_repr.inherits(value, dict):
+            return self._dict(value, name, depth)
+        if kind in _SETS:
+            return self._unordered(list(value), name, depth)
+        return self._other(value, name, depth)
+
+    def _items(self, items: Sequence[Any], crc: int, depth: int) -> int:
+        """Of a list's or a tuple's items, in their order."""
+        for begin in range(0, len(items), _CHUNK):
+            chunk = list(items[begin : begin + _CHUNK])
+            if _is_plain(chunk):
+                crc = zlib.crc32(marshal.dumps(chunk, _VERSION), crc)
+                if time.thread_time() > self._until_s:
+                    raise _TimeIsUp
+            else:
+                for item in chunk:
+                    crc = zlib.crc32(self._crc(item, depth + 1).to_bytes(4, "little"), crc)
+        return crc
+
+    def _dict(self, value: dict[Any, Any], crc: int, depth: int) -> int:
+        """Whose order does not count, as for Python's `==`."""
+        keys = list(dict.keys(value))
+        if {type(key) for key in keys} in ({str}, {int}):
+            keys.sort()
+            values = [dict.__getitem__(value, key) for key in keys]
+            return self._items(values, self._items(keys, crc, depth), depth)
+        return self._unordered(list(dict.items(value)), crc, depth)
+
+    def _unordered(self, items: list[Any], crc: int, depth: int) -> int:
+        if {type(item) for item in items} in ({str}, {int}):
+            return self._items(sorted(items), crc, depth)
+        total = sum(self._crc(item, depth + 1) for item in items)
+        return zlib.crc32(total.to_bytes(8, "little"), crc)
+
+    def _other(self, value: Any, crc: int, depth: int) -> int:
+        if type(value) in _TENSORS:
+            return self._blocks(bytes_of(value), zlib.crc32(safe_repr.of(value).encode(), crc))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
+            crc = zlib.crc32(safe_repr.of(value).encode(), crc)
+            is_plain = value.dtype.kind in "fiubc" and value.flags.c_contiguous
+            return self._blocks((memoryview(value).cast("B"),) if is_plain else (), crc)
+        if safe_repr.inherits(value, str):
+            return self._crc(str.__str__(value), depth + 1)
+        for base in (list, tuple, set, frozenset):
+            if safe_repr.inherits(value, base):
+                return self._crc(base(base.__iter__(value)), depth + 1)
+        own = self._attributes(value)
+        if own is not None:
+            return self._dict(own, crc, depth)
+        return zlib.crc32(safe_repr.of(value).encode(), crc)
+
+    def _blocks(self, blocks: Iterable[Any], crc: int) -> int:
+        for block in blocks:
+            crc = zlib.crc32(block, crc)
+            if time.thread_time() > self._until_s:
+                raise _TimeIsUp
+        return crc
+
+    def _attributes(self, value: Any) -> dict[str, Any] | None:
+        """What an object of the user's classes has of its own; None of all others."""
+        kind = type(value)
+        module = str(_NAMES_OF(kind).get("__module__", "")).partition(".")[0]
+        if module in _NOT_LOOKED_INTO or safe_repr.inherits(value, type):
+            return None
+        own = (_NAMES_OF(base).get("__dict__") for base in _MRO_OF(kind))
+        descriptor = next((d for d in own if type(d) is types.GetSetDescriptorType), None)
+        attributes = descriptor.__get__(value) if descriptor is not None else None
+        return attributes if type(attributes) is dict else None
+
+
+def _is_plain(chunk: list[Any]) -> bool:
+    """Whether `marshal` may write it at once: texts, numbers, lists of them; not too much."""
+    level, room = chunk, _MOST_AT_ONCE
+    for _ in range(_DEEPEST_AT_ONCE):
+        kinds = set(map(type, level))
+        if not kinds <= _PLAIN | {list, tuple}:
+            return False
+        if kinds & {str, bytes}:
+            room -= sum(len(text) for text in level if type(text) is str or type(text) is bytes)
+        if not kinds & {list, tuple} or room < 0:
+            return room >= 0
+        inner = [item for item in level if type(item) is list or type(item) is tuple]
+        room -= sum(map(len, inner))
+        if room < 0:
+            return False
+        level = list(itertools.chain.from_iterable(inner))
+    return False
+
+
+def _encoded(value: Any) -> Any:
+    return value.encode("utf-8", "surrogatepass") if type(value) is str else value
