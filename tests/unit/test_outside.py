@@ -159,7 +159,11 @@ def test_a_rank_that_is_busy_is_waited_for_and_is_no_mistake(script: str) -> Non
     verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,)) and finding.passing
-    assert verdict.outcome is Outcome.NO_PROBLEM and not finding.commands
+    assert verdict.outcome is Outcome.UNDECIDED and not finding.commands
+    assert "used no CPU time" in finding.evidence[-1]
+    before = {0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 4)}
+    (goes_on,) = seen({**before, 1: busy(script, 5)}, before).verdict().diagnosis.findings
+    assert not goes_on.evidence
 
 
 def test_a_rank_that_waits_for_its_gpu_in_backward_is_not_said_to_wait_for_others(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -92,7 +93,10 @@ def _reason(pid: int, error: str) -> str:
     if any(word in lower for word in _GONE):
         return f"process {pid} has ended meanwhile"
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return f"py-spy could not read process {pid}: {cut(lines[-1], 200) if lines else 'no stack'}"
+    # Below its reasons stands a stack of its own.
+    reasons = list(itertools.takewhile(lambda line: not line.startswith("Stack backtrace"), lines))
+    words = " ".join(line.removeprefix("Error: ") for line in reasons)
+    return f"py-spy could not read process {pid}: {cut(words, 200) or 'no stack'}"
 
 
 def _rights() -> str:
