@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.evidence import flight_recorder, folder, logs
+from ddp_notebook.evidence import flight_recorder, folder, logs, nccl
 from ddp_notebook.evidence.flight_recorder import Dump
 from ddp_notebook.evidence.frames import Sources, function_called
 from ddp_notebook.evidence.logs import Logs, Raised
+from ddp_notebook.evidence.nccl import Watched
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -44,7 +45,10 @@ class Gathered:
     stacks: bool
     unread: tuple[str, ...] = ()
     stood: Mapping[int, Collective] = field(default_factory=dict)
-    """By rank, the call in which it gave up waiting, by its traceback: which number is unknown."""
+    """By rank, the call in which it gave up waiting, by its stack: which number is unknown."""
+    parted: str = ""
+    """Which collective NCCL's watchdogs gave up on, and who had not issued it; or what else is
+    certain of logs that name no rank. Empty for none."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
@@ -54,15 +58,18 @@ def gather(paths: Sequence[Path]) -> Gathered:
     sources = Sources(found.newest_s)
     dumps = {r: flight_recorder.read(wire, r, sources) for r, (_, wire) in found.dumps.items()}
     ranks = {*dumps, *written.ranks}
-    if not ranks:
+    if not ranks and not written.closed:
         raise UsageMistake(
             "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
             "its rank, no saved run." + "".join(f"\n  {note}" for note in found.notes[:5])
         )
-    size = max(max(ranks) + 1, *(dump.world_size for dump in dumps.values()), 1)
+    size = max((r + 1 for r in (*ranks, *(d.world_size - 1 for d in dumps.values()))), default=0)
     if size > _MOST_RANKS:
         raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
     errors = {rank: _error(each, sources) for rank, each in written.raised.items()}
+    watched = written.watchdogs.joined()
+    late = {rank: each for rank, of in watched.items() if (each := nccl.gave_up(of)) is not None}
+    errors = {**{rank: _timed_out(e, sources) for rank, (_, e) in late.items()}, **errors}
     records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in dumps.items()}
     reports = tuple(
         _report(rank, records.get(rank, ()), errors.get(rank), written) for rank in range(size)
@@ -73,8 +80,21 @@ def gather(paths: Sequence[Path]) -> Gathered:
         tuple(sorted(written.ranks)),
         all(dump.stacks for dump in dumps.values() if dump.records),
         tuple(found.notes),
-        _stood(written.raised, errors, size),
+        {**_watched(late, errors), **_stood(written.raised, errors, size)},
+        nccl.parted(watched) or _unclear(written, ranks),
     )
+
+
+def _unclear(written: Logs, ranks: Collection[int]) -> str:
+    """What is certain of logs that do not say which ranks it happened to."""
+    if written.watchdogs.timed_out and not written.watchdogs.joined():
+        return "NCCL's watchdogs timed out, and the log does not tell in which of several groups"
+    if not ranks:
+        return (
+            f"torchrun ended {len(written.closed)} processes that still ran, and no rank wrote "
+            "what it did"
+        )
+    return ""
 
 
 def _stood(
@@ -99,6 +119,33 @@ def _stood(
             peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
             path=path,
         )
+    return stood
+
+
+def _timed_out(late: Watched, sources: Sources) -> RankReport:
+    """What NCCL's watchdog ended a process for, in the fields of a report."""
+    return RankReport(
+        0,
+        Activity.FAILED,
+        error_type="DistBackendError",
+        error_text=f"NCCL's watchdog timed out in {late.words}",
+        error_at=sources.path(late.frames),
+    )
+
+
+def _watched(
+    late: Mapping[int, tuple[str, Watched]], errors: Mapping[int, RankReport]
+) -> dict[int, Collective]:
+    """The calls in which NCCL's watchdogs gave up, of those ranks whose stacks it wrote."""
+    stood: dict[int, Collective] = {}
+    if len({(group, each.timed_out) for group, each in late.values()}) != 1:
+        return stood  # they gave up on different ones: some may be done with those of others
+    for rank, (group, each) in late.items():
+        api, part = function_called(each.frames)
+        if api and (path := errors[rank].error_at):
+            operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
+            where = DEFAULT_GROUP if group == nccl.DEFAULT else "?"
+            stood[rank] = Collective(rank, 0, operation, where, api=api, part=part, path=path)
     return stood
 
 
@@ -170,15 +217,6 @@ def _report(
         return replace(known, activity=Activity.FAILED, path=error.error_at, **own)
     code = written.exits.get(rank)
     alive = rank in written.ended_by_agent or code in _ENDED_BY_OTHERS
-    timed_out = written.timed_out.get(rank)
-    if timed_out is not None:  # whatever ended its process then
-        what = f"{timed_out.operation} (collective {timed_out.number - 1})"
-        return replace(
-            known,
-            activity=Activity.FAILED,
-            error_type="DistBackendError",
-            error_text=f"NCCL's watchdog timed out in {what}",
-        )
     if code == 0:
         # What it issued after its dump is not known: so it is not known either what it lacks.
         return replace(known, exit_code=0, doing="its process ended without an error")

@@ -13,10 +13,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ddp_notebook.evidence.frames import Frame
+from ddp_notebook.evidence.nccl import Watchdogs
 
-_PREFIX = re.compile(r"\s*\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)", re.DOTALL)
+_PREFIX = re.compile(
+    r"\s*(?:(?:[^\s\[\]()]{1,80}|\([^()]{1,80}\)|\[(?:\d{1,9}|std\w+)\]) ){0,4}"
+    r"\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)",
+    re.DOTALL,
+)
 """torch's own on errors that nobody caught (rank), torchrun's on what it forwards (default), and
-mpirun's, which has the number of the job first."""
+mpirun's, which has the number of the job first. Schedulers write marks of their own before it: a
+time, a pod, a number, ``(Worker pid=63294)``."""
 _LABEL = re.compile(r"\s*(\d{1,6}): ?(.*)", re.DOTALL)
 """That of ``srun --label``, which is on all lines."""
 _TRACEBACK = "Traceback (most recent call last):"
@@ -30,10 +36,6 @@ _EXIT = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
 _CODE = re.compile(r"\s*exitcode\s+: (-?\d{1,5})\b(?: \(pid: (\d+)\))?")
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 _SIGABRT = signal.SIGABRT.value
-_WATCHDOG = re.compile(
-    r"\[(?:PG .*?)?Rank (\d{1,7})\].*Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w+)(?:, NumelIn=(\d{1,15}))?"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,6 @@ class Raised:
     certain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The collective that NCCL's watchdog gave up on: its number in its group, from 1."""
-
-    number: int
-    operation: str
-    numel: int
-
-
 @dataclass
 class Logs:
     """What is known of ranks by what was written. `exits` are codes; negative for signals.
@@ -68,10 +61,12 @@ class Logs:
 
     raised: dict[int, Raised] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+    """Processes that torchrun's agent ended."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
     last_words: dict[int, str] = field(default_factory=dict)
-    timed_out: dict[int, TimedOut] = field(default_factory=dict)
+    watchdogs: Watchdogs = field(default_factory=Watchdogs)
     ranks: set[int] = field(default_factory=set)
     """Those that wrote, or about which something is written."""
 
@@ -141,17 +136,15 @@ _OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elas
 
 
 def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
-    """What the ranks themselves wrote, and torch's watchdogs in them."""
+    """What the ranks themselves wrote, and NCCL's watchdogs in them."""
     for who, own, certain in _by_rank(lines, rank):
         logs.ranks.add(who)
         if (raised := _last_raised(own, certain)) is not None:
             logs.raised[who] = raised
         if match := next(filter(None, map(_ABORTED.match, own)), None):
             logs.last_words[who] = match[1]
-    for match in filter(None, map(_WATCHDOG.search, lines)):
-        timed_out = TimedOut(int(match[2]), match[3], int(match[4] or 0))
-        logs.timed_out.setdefault(int(match[1]), timed_out)
-        logs.ranks.add(int(match[1]))
+    logs.watchdogs.add(lines, rank)
+    logs.ranks.update(logs.watchdogs.ranks)
 
 
 def _clean(line: str) -> str:
@@ -215,7 +208,7 @@ def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int
 
 def _read_agent(lines: list[str], logs: Logs) -> None:
     """What torchrun's agent says of its processes: whom it ended, and how each one ended."""
-    closed = {int(match[1]) for match in filter(None, map(_CLOSED.search, lines))}
+    logs.closed.update(int(match[1]) for match in filter(None, map(_CLOSED.search, lines)))
     rank = None
     listed = [match.groups() for match in filter(None, map(_EXIT.match, lines))]
     if all(rank == local for rank, local in listed):
@@ -229,6 +222,6 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
             code, pid = int(match[1]), int(match[2] or 0)
             logs.exits[rank] = code
             # One that it closed may have failed of that: its connections went away.
-            if pid in closed:
+            if pid in logs.closed:
                 logs.ended_by_agent.add(rank)
             rank = None

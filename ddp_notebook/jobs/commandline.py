@@ -106,7 +106,11 @@ def _why(args: argparse.Namespace) -> int:
 def _where(args: argparse.Namespace) -> int:
     target = targets.named(args.target)
     places = target.places()
-    _print(places_to_json(places) if args.json else _places_text(places, target.world_size, target.about))
+    _print(
+        places_to_json(places)
+        if args.json
+        else _places_text(places, target.world_size, target.about)
+    )
     return 0
 
 

@@ -110,7 +110,8 @@ class Prepared:
     def save(self, path: str, *, force: bool) -> None:
         """Asks the ranks that run."""
         job = self.job
-        picture.save(prepared.case_of(job), not job.alive, path, force=force)
+        found = prepared.why(job).diagnosis
+        picture.save(prepared.case_of(job), found, not job.alive, path, force=force)
 
 
 def _keys(job: Job) -> set[tuple[int, int]]:
@@ -165,7 +166,7 @@ class Left:
 
     def save(self, path: str, *, force: bool) -> None:
         """All that the files told, in one file."""
-        picture.save(self._case(), True, path, force=force)
+        picture.save(self._case(), self.why().diagnosis, True, path, force=force)
 
     @property
     def _reports(self) -> tuple[RankReport, ...]:
@@ -174,7 +175,7 @@ class Left:
 
     def _case(self) -> Case:
         case = dead.case(self._files)
-        if case is None:
+        if case is None or not case.ranks:
             raise UsageMistake(f"Nothing is known of any rank in {self.name}.")
         return case
 
