@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import flight_recorder, folder, logs, nccl
+from ddp_notebook.evidence.connects import Connects
 from ddp_notebook.evidence.flight_recorder import Dump
 from ddp_notebook.evidence.frames import Sources, function_called
 from ddp_notebook.evidence.logs import Logs, Raised
@@ -46,6 +47,7 @@ class Gathered:
     unread: tuple[str, ...] = ()
     stood: Mapping[int, Collective] = field(default_factory=dict)
     """By rank, the call in which it gave up waiting, by its stack: which number is unknown."""
+    connects: Connects = field(default_factory=Connects)
     parted: str = ""
     """Which collective NCCL's watchdogs gave up on, and who had not issued it; or what else is
     certain of logs that name no rank. Empty for none."""
@@ -57,18 +59,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
     written = logs.read((text, rank) for _, text, rank in found.logs)
     sources = Sources(found.newest_s)
     dumps = {r: flight_recorder.read(wire, r, sources) for r, (_, wire) in found.dumps.items()}
-    ranks = {*dumps, *written.ranks}
-    if not ranks and not written.closed:
-        raise UsageMistake(
-            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
-            "its rank, no saved run." + "".join(f"\n  {note}" for note in found.notes[:5])
-        )
-    size = max((r + 1 for r in (*ranks, *(d.world_size - 1 for d in dumps.values()))), default=0)
-    if size > _MOST_RANKS:
-        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+    size = _size(dumps, written, found.notes)
     errors = {rank: _error(each, sources) for rank, each in written.raised.items()}
     watched = written.watchdogs.joined()
-    late = {rank: each for rank, of in watched.items() if (each := nccl.gave_up(of)) is not None}
+    gave_up = {rank: nccl.gave_up(of) for rank, of in watched.items()}
+    late = {rank: each for rank, each in gave_up.items() if each is not None}
     errors = {**{rank: _timed_out(e, sources) for rank, (_, e) in late.items()}, **errors}
     records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in dumps.items()}
     reports = tuple(
@@ -81,20 +76,45 @@ def gather(paths: Sequence[Path]) -> Gathered:
         all(dump.stacks for dump in dumps.values() if dump.records),
         tuple(found.notes),
         {**_watched(late, errors), **_stood(written.raised, errors, size)},
-        nccl.parted(watched) or _unclear(written, ranks),
+        written.connects,
+        nccl.parted(watched) or _unclear(written),
     )
 
 
-def _unclear(written: Logs, ranks: Collection[int]) -> str:
+def _size(dumps: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int:
+    """How many ranks there are, as far as files tell. Raises UsageMistake where they tell nothing.
+
+    Of torchrun's log alone that may be none.
+    """
+    told = [written.connects.size, *(dump.world_size for dump in dumps.values())]
+    size = max([*told, *(rank + 1 for rank in (*dumps, *written.ranks))])
+    if not size and not written.closed:
+        raise UsageMistake(
+            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
+            "its rank, no saved run." + "".join(f"\n  {note}" for note in notes[:5])
+        )
+    if size > _MOST_RANKS:
+        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+    return size
+
+
+def _unclear(written: Logs) -> str:
     """What is certain of logs that do not say which ranks it happened to."""
     if written.watchdogs.timed_out and not written.watchdogs.joined():
         return "NCCL's watchdogs timed out, and the log does not tell in which of several groups"
-    if not ranks:
+    if written.unclaimed:
+        errors = "; ".join(map(_first_line, written.unclaimed[:4]))
+        return f"the log does not tell which ranks raised {errors}"
+    if written.closed and not written.ranks:
         return (
             f"torchrun ended {len(written.closed)} processes that still ran, and no rank wrote "
             "what it did"
         )
     return ""
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _stood(
@@ -145,7 +165,7 @@ def _watched(
         if api and (path := errors[rank].error_at):
             operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
             where = DEFAULT_GROUP if group == nccl.DEFAULT else "?"
-            stood[rank] = Collective(rank, 0, operation, where, api=api, part=part, path=path)
+            stood[rank] = Collective(rank, 0, operation, group=where, api=api, part=part, path=path)
     return stood
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ddp_notebook.evidence.connects import Connects
 from ddp_notebook.evidence.frames import Frame
 from ddp_notebook.evidence.nccl import Watchdogs
 
@@ -65,8 +66,11 @@ class Logs:
     """Processes that torchrun's agent ended."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
+    unclaimed: tuple[str, ...] = ()
+    """Errors that ended ranks: which ones, is not told."""
     last_words: dict[int, str] = field(default_factory=dict)
     watchdogs: Watchdogs = field(default_factory=Watchdogs)
+    connects: Connects = field(default_factory=Connects)
     ranks: set[int] = field(default_factory=set)
     """Those that wrote, or about which something is written."""
 
@@ -103,14 +107,26 @@ def _attribute(logs: Logs, lines: list[str]) -> None:
     _attribute_last_words(logs, lines)
     errors = list(_all_raised(lines))
     failed = [rank for rank, code in logs.exits.items() if code > 0 and rank not in logs.raised]
-    alike = {(error.type, error.text.partition("\n")[0], error.frames) for error in errors}
-    if len(errors) == len(failed) == 1 or (failed and len(alike) == 1):
-        logs.raised.update(dict.fromkeys(failed, errors[0]))
+    # An address or a time may be each rank's own: only words without numbers are compared.
+    alike = {(e.type, _NUMBER.sub("…", e.text.partition("\n")[0]), e.frames) for e in errors}
+    if failed and len(alike) == 1:
+        logs.raised.update(dict.fromkeys(failed, _common(errors)))
     elif errors:
         # That one of these ended it is known; how it ended says nothing without that.
         logs.ranks.update(failed)
         for rank in failed:
             del logs.exits[rank]
+        logs.unclaimed = tuple(dict.fromkeys(f"{e.type}: {e.text[:200]}" for e in errors))
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+def _common(errors: list[Raised]) -> Raised:
+    """What errors that differ at most by their numbers have in common."""
+    same = len({error.text for error in errors}) == 1
+    text = errors[0].text if same else _NUMBER.sub("…", errors[0].text)
+    return replace(errors[0], text=text)
 
 
 def _attribute_last_words(logs: Logs, lines: list[str]) -> None:
@@ -144,7 +160,8 @@ def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
         if match := next(filter(None, map(_ABORTED.match, own)), None):
             logs.last_words[who] = match[1]
     logs.watchdogs.add(lines, rank)
-    logs.ranks.update(logs.watchdogs.ranks)
+    logs.connects.add(lines)
+    logs.ranks.update(logs.watchdogs.ranks | logs.connects.refused)
 
 
 def _clean(line: str) -> str:

@@ -45,6 +45,12 @@ class Watched:
     done: int | None = None
     frames: tuple[Frame, ...] = ()
 
+    def stands_at(self, number: int) -> bool:
+        """True where that one was issued and not finished."""
+        return (
+            self.done is not None and self.issued is not None and self.done < number <= self.issued
+        )
+
     @property
     def words(self) -> str:
         """``ALLREDUCE of 1,024 elements (SeqNum=808)``."""
@@ -88,33 +94,33 @@ class Watchdogs:
         of: dict[int, dict[str, Watched]] = {rank: {} for rank in sorted(self.ranks)}
         for (rank, group), far in self.status.items():
             of[rank][group] = far
-        if any(rank is None for rank, _, _ in self.timed_out):
-            return {}
-        for rank, named, late in sorted(self._named(), key=lambda each: not each[1]):
+        found = self._named()
+        for rank, named, late in sorted(found, key=lambda each: not each[1]):
             group = named or self._same_elsewhere(late)
             known = of[rank].get(group, Watched())
             if known.timed_out not in (-1, late.timed_out):
                 return {}  # of several groups, that are not named
             of[rank][group] = replace(late, issued=known.issued, done=known.done)
         for rank, frames in self.stacks.items():
-            late_in = [group for group, e in of.get(rank, {}).items() if e.timed_out >= 0]
-            if len(late_in) == 1:
-                of[rank][late_in[0]] = replace(of[rank][late_in[0]], frames=frames)
-        return of
+            if (only := gave_up(of.get(rank, {}))) is not None:
+                of[rank][only[0]] = replace(only[1], frames=frames)
+        return of if len(found) == len(self.timed_out) else {}
 
     def _named(self) -> list[tuple[int, str, Watched]]:
-        """The time-outs with their groups: one that stands with it, or was at its number."""
-        found = []
-        for rank, group, late in self.timed_out:
-            if rank is None:
-                continue
-            named = {g for r, g, e in self.timed_out if r == rank and g and e == late} or {
-                name
-                for (who, name), far in self.status.items()
-                if who == rank and (far.done or 0) < late.timed_out <= (far.issued or 0)
-            }
-            found.append((rank, group or (named.pop() if len(named) == 1 else ""), late))
-        return found
+        """The time-outs with their groups, where these are known."""
+        return [
+            (rank, group or self._group_of(rank, late), late)
+            for rank, group, late in self.timed_out
+            if rank is not None
+        ]
+
+    def _group_of(self, rank: int, late: Watched) -> str:
+        """The group of a time-out: one that stands with it elsewhere, or was at its number."""
+        named = {g for r, g, each in self.timed_out if r == rank and g and each == late}
+        if not named:
+            own = ((group, far) for (who, group), far in self.status.items() if who == rank)
+            named = {group for group, far in own if far.stands_at(late.timed_out)}
+        return named.pop() if len(named) == 1 else ""
 
     def _same_elsewhere(self, late: Watched) -> str:
         """The group in which other ranks gave up on the very same; a log may be cut."""
@@ -161,20 +167,25 @@ def gave_up(groups: Mapping[str, Watched]) -> tuple[str, Watched] | None:
 
 def parted(known: Mapping[int, Mapping[str, Watched]]) -> str:
     """Which ranks gave up on what, and which had not issued it, in words; empty if none did."""
-    for group in sorted({name for groups in known.values() for name in groups}):
-        here = {rank: of[group] for rank, of in known.items() if group in of}
-        late = [each.timed_out for each in here.values() if each.timed_out >= 0]
-        if not late:
-            continue
-        at = {rank: each for rank, each in here.items() if each.timed_out == min(late)}
-        words = _at_words(at, f" of {group}" if group else "")
-        # -1: the watchdog of that rank has seen nothing of the group, which proves nothing.
-        lacks = {r: e.issued for r, e in here.items() if 0 <= (e.issued or -1) < min(late)}
-        if lacks:
-            last = "; ".join(f"the last of rank {rank} was {n}" for rank, n in lacks.items())
-            return f"{words}, which {name_ranks(lacks)} had not issued by then ({last})"
+    groups = sorted({name for groups in known.values() for name in groups})
+    words = (
+        _parted({r: of[name] for r, of in known.items() if name in of}, name) for name in groups
+    )
+    return next(filter(None, words), "")
+
+
+def _parted(here: Mapping[int, Watched], group: str) -> str:
+    first = min((each.timed_out for each in here.values() if each.timed_out >= 0), default=None)
+    if first is None:
+        return ""
+    at = {rank: each for rank, each in here.items() if each.timed_out == first}
+    words = _at_words(at, f" of {group}" if group else "")
+    # -1: the watchdog of that rank has seen nothing of the group, which proves nothing.
+    lacks = {r: e.issued for r, e in here.items() if e.issued is not None and 0 <= e.issued < first}
+    if not lacks:
         return words
-    return ""
+    last = "; ".join(f"the last of rank {rank} was {number}" for rank, number in lacks.items())
+    return f"{words}, which {name_ranks(lacks)} had not issued by then ({last})"
 
 
 def _at_words(at: Mapping[int, Watched], where: str) -> str:

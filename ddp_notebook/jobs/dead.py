@@ -18,6 +18,7 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.standing_still import apart
 from ddp_notebook.evidence.gathered import Gathered, gather
+from ddp_notebook.jobs.never_met import never_met
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -66,7 +67,12 @@ def judged(gathered: Gathered) -> Diagnosis:
     diagnosis = diagnose_run(by_rules)
     findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
     if all(finding.passing for finding in findings):
-        findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
+        findings += [
+            *never_met(case, gathered.connects),
+            *_ended_in_set_up(case),
+            *own_errors(case),
+            *_conditional(by_rules),
+        ]
     findings = findings or _apart(gathered) or _died(case) or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)

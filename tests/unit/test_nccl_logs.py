@@ -30,17 +30,18 @@ def gave_up(rank: int, at: int, work: str, number: int | None = None) -> str:
 def reached(rank: int, issued: int, done: int, group: str = PG) -> str:
     """How far `rank` had come, as newer torch writes it."""
     return (
-        f"[rank{rank}]:{BEGAN} [{group} Rank {rank}]  failure detected by watchdog at work sequence "
-        f"id: {done + 1} PG status: last enqueued work: {issued}, last completed work: {done}\n"
+        f"[rank{rank}]:{BEGAN} [{group} Rank {rank}]  failure detected by watchdog at work "
+        f"sequence id: {done + 1} PG status: last enqueued work: {issued}, "
+        f"last completed work: {done}\n"
     )
 
 
 def told(rank: int, issued: int, done: int) -> str:
     """What a rank writes that another one has told of its time-out."""
     return (
-        f"[rank{rank}]:{BEGAN} [{PG} Rank {rank}] Received a dump signal due to a collective timeout "
-        f"from  rank 3 and we will try our best to dump the debug info. Last enqueued NCCL work: "
-        f"{issued}, last completed NCCL work: {done}.This is most likely caused by incorrect usages\n"
+        f"[rank{rank}]:{BEGAN} [{PG} Rank {rank}] Received a dump signal due to a collective "
+        f"timeout from  rank 3 and we will try our best to dump the debug info. "
+        f"Last enqueued NCCL work: {issued}, last completed NCCL work: {done}.This is\n"
     )
 
 

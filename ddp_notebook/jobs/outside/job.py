@@ -97,10 +97,14 @@ class Outside:
             why = f"No problem found so far: {_go_on(self.case.where(Activity.BUSY))}."
         if moves or unknown:
             return replace(found, findings=(), unsure=why)
-        if all(finding.passing for finding in found.findings):
-            findings = tuple(self._with_rest(finding) for finding in found.findings)
-            return replace(found, findings=findings, unsure=why)
-        return found
+        return self._unproven(found, why)
+
+    def _unproven(self, found: Diagnosis, why: str) -> Diagnosis:
+        """With `why` no proof is there that all is well, where nothing is wrong."""
+        if not all(finding.passing for finding in found.findings):
+            return found
+        findings = tuple(self._with_rest(finding) for finding in found.findings)
+        return replace(found, findings=findings, unsure=why)
 
     def _with_rest(self, finding: Finding) -> Finding:
         """A finding on ranks that are late, with which of them do nothing at all meanwhile."""
