@@ -59,6 +59,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
     written = logs.read((text, rank) for _, text, rank in found.logs)
     sources = Sources(found.newest_s)
     dumps = {r: flight_recorder.read(wire, r, sources) for r, (_, wire) in found.dumps.items()}
+    if written.two_jobs:
+        raise UsageMistake(
+            f"These files are of more than one job: in their logs {written.two_jobs}. Name the "
+            "files of one job."
+        )
     size = _size(dumps, written, found.notes)
     errors = {rank: _error(each, sources) for rank, each in written.raised.items()}
     watched = written.watchdogs.joined()

@@ -64,6 +64,10 @@ class Logs:
     exits: dict[int, int] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     """Processes that torchrun's agent ended."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """By rank, the process of which torchrun's agent says how it ended."""
+    two_jobs: str = ""
+    """What shows that the logs are of more than one job; empty where nothing does."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
     unclaimed: tuple[str, ...] = ()
@@ -79,11 +83,17 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     """What stands in logs; with each goes the rank that wrote it, None where lines say which."""
     logs = Logs()
     unmarked: list[str] = []
+    before: dict[int, int] = {}
     for text, rank in texts:
         lines = [_clean(line) for line in text.splitlines()]
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent(lines, logs)
+        for other in (r for r in logs.pids if before.get(r, logs.pids[r]) != logs.pids[r]):
+            logs.two_jobs = (
+                f"rank {other} is process {before[other]} and process {logs.pids[other]}"
+            )
+        before = dict(logs.pids)
         _read_ranks(lines, rank, logs)
         unmarked += lines if rank is None else ()
     if logs.exits:
@@ -238,6 +248,7 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
             logs.ranks.add(rank)
             code, pid = int(match[1]), int(match[2] or 0)
             logs.exits[rank] = code
+            logs.pids[rank] = pid
             # One that it closed may have failed of that: its connections went away.
             if pid in logs.closed:
                 logs.ended_by_agent.add(rank)

@@ -191,7 +191,7 @@ def named(words: Sequence[str]) -> Target:
     if first.isascii() and first.isdigit() and not Path(first).exists():
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
-        return _of_pid(int(first[:10]))
+        return _of_pid(int(first[:18]))
     if (elsewhere := _ELSEWHERE.fullmatch(first)) and not Path(first).exists():
         raise UsageMistake(
             f"{first}: only jobs on this host can be looked at from here. In a shell on "

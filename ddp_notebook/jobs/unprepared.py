@@ -70,6 +70,14 @@ def was_set(pid: int) -> bool:
         return False
 
 
+def has_torch(pid: int) -> bool:
+    """True of a process of this user's that has loaded torch."""
+    try:
+        return "libtorch" in _read(pid, "maps", 1 << 24)
+    except OSError:
+        return False
+
+
 def _ranks() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
@@ -88,7 +96,7 @@ def _ranks() -> Iterator[Seen]:
                     _script(pid),
                     _began_s(pid),
                     told,
-                    "libtorch" in _read(pid, "maps", 1 << 24),
+                    has_torch(pid),
                 )
         except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
             continue

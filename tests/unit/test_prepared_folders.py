@@ -86,10 +86,13 @@ def test_what_is_half_written_or_of_another_version_is_passed_over(root: Path, t
 
 @pytest.mark.parametrize(
     ("pid", "why"),
-    [(2**22 + 5, "There is no process"), (os.getpid(), "is not prepared")],
+    [(2**22 + 5, "There is no process"), (os.getpid(), "has not loaded torch, and is neither")],
     ids=["no process", "this one"],
 )
-def test_a_pid_that_is_no_prepared_rank_is_told_why(pid: int, why: str) -> None:
+def test_a_pid_that_is_no_prepared_rank_is_told_why(
+    pid: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "has_torch", lambda pid: False)
     with pytest.raises(UsageMistake, match=why):
         prepared.job_of(pid)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import dead
 from ddp_notebook.model import Diagnosis
 
@@ -97,6 +100,15 @@ def test_ranks_that_looked_for_the_store_at_ports_of_their_own_are_named(tmp_pat
     # One of both may only be late; or they looked at the right port.
     for ports in (unanswered(4001), unanswered(4001) + unanswered(29500)):
         assert told(tmp_path, ports + waits + summary(1, -15, -15)) == [("undecided", ())]
+
+
+def test_logs_of_two_jobs_are_not_judged_as_one(tmp_path: Path) -> None:
+    for name, pid in (("one", 50), ("other", 70)):
+        row = f"  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {pid})\n"
+        (tmp_path / f"{name}.log").write_text(traceback("f()", f"ValueError: {name}") + row)
+    with pytest.raises(UsageMistake, match="in their logs rank 0 is process 50"):
+        dead.why([tmp_path])
+    assert dead.why([tmp_path / "one.log"]).diagnosis.findings
 
 
 def test_errors_that_differ_and_name_no_rank_are_facts(tmp_path: Path) -> None:
