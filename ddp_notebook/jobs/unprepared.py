@@ -78,6 +78,18 @@ def has_torch(pid: int) -> bool:
         return False
 
 
+def untold(pid: int) -> tuple[int, ...]:
+    """Processes with torch that a process has started, and that were told no rank when they began.
+
+    So are those of ``mp.spawn``: they set their own environment, which cannot be seen.
+    """
+    try:
+        words = _read(pid, f"task/{pid}/children").split()
+        return tuple(n for n in map(int, words) if has_torch(n) and not _environment(n))
+    except (OSError, ValueError):
+        return ()
+
+
 def _ranks() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

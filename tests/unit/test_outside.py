@@ -251,6 +251,25 @@ def test_what_py_spy_prints_is_read_with_its_variables() -> None:
     assert other == replace(thread, main=False)
 
 
+def test_a_read_that_failed_as_the_process_ran_on_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"os_thread_id": 7, "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]
+    program = tmp_path / "py-spy"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"if mkdir {tmp_path}/once 2>/dev/null; then\n"
+        "  printf 'Error: Failed to copy\\n\\nStack backtrace:\\n 1: main' >&2\n"
+        f"else echo '{json.dumps(rows)}'; fi\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(pyspy, "command", lambda: str(program))
+    stacks = pyspy.read([7])
+    assert stacks.of[7][0].frames[0].line == 3 and not stacks.why_not
+    program.write_text("#!/bin/sh\nprintf 'Error: Failed\\nStack backtrace:\\n 1: main' >&2\n")
+    assert pyspy.read([7]).why_not == ("py-spy could not read process 7: Failed",)
+
+
 def test_without_py_spy_a_line_says_what_would_give_the_stacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
