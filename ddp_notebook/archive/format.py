@@ -58,6 +58,8 @@ class SavedRun:
     """The number of the last cell or script, as its events have it; 0 for none."""
     versions: Mapping[str, str] = field(default_factory=dict)
     dropped: Dropped = Dropped()
+    stands: bool = False
+    """`diagnosis` stands on more than `case` has, as on a look at a job from outside."""
 
     @property
     def world_size(self) -> int:

@@ -83,9 +83,12 @@ class Replay:
     def why(self) -> Diagnosis:
         """What was wrong, found anew from what was known of the ranks when it was saved.
 
-        `saved.diagnosis` is what was found then. Raises UsageMistake when nothing was known.
+        `saved.diagnosis` is what was found then; of a job that no notebook started it is the
+        answer. Raises UsageMistake when nothing was known.
         """
         case = self._case("%ddp_why")
+        if self.saved.stands and self.saved.diagnosis is not None:
+            return self.saved.diagnosis
         diagnosis = diagnose_run(case)
         if diagnosis.wrong:
             return diagnosis

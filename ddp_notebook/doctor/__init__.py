@@ -6,6 +6,7 @@ gpus.py       checks of GPUs: which there are, and whether ranks can have them
 machine.py    checks of memory, processes, cores, folders
 network.py    checks of ports, host names, interfaces
 software.py   checks of versions, backends, and whether the ranks agree
+schema.json   the form of the report as JSON
 variables.py  checks of environment variables: left over, wrong, or known to make trouble
 
 A check is a function of facts that returns a `Check` (model/doctor.py), so a test needs no broken

@@ -49,7 +49,7 @@ def read(paths: Sequence[Path]) -> Found:
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
-            raise UsageMistake(f"{path} does not exist. Name a folder or files of a job.")
+            raise UsageMistake(f"{path} does not exist. Name a pid, or a folder or files of a job.")
         if path.is_dir():
             # Links are not followed: they may lead anywhere, and in a ring.
             yield from (file for file in path.rglob("*") if file.is_file() and not _is_link(file))

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.evidence import flight_recorder, folder, logs
+from ddp_notebook.evidence import flight_recorder, folder, logs, nccl
+from ddp_notebook.evidence.connects import Connects
 from ddp_notebook.evidence.flight_recorder import Dump
 from ddp_notebook.evidence.frames import Sources, function_called
 from ddp_notebook.evidence.logs import Logs, Raised
+from ddp_notebook.evidence.nccl import Watched
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -44,7 +46,11 @@ class Gathered:
     stacks: bool
     unread: tuple[str, ...] = ()
     stood: Mapping[int, Collective] = field(default_factory=dict)
-    """By rank, the call in which it gave up waiting, by its traceback: which number is unknown."""
+    """By rank, the call in which it gave up waiting, by its stack: which number is unknown."""
+    connects: Connects = field(default_factory=Connects)
+    parted: str = ""
+    """Which collective NCCL's watchdogs gave up on, and who had not issued it; or what else is
+    certain of logs that name no rank. Empty for none."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
@@ -53,16 +59,17 @@ def gather(paths: Sequence[Path]) -> Gathered:
     written = logs.read((text, rank) for _, text, rank in found.logs)
     sources = Sources(found.newest_s)
     dumps = {r: flight_recorder.read(wire, r, sources) for r, (_, wire) in found.dumps.items()}
-    ranks = {*dumps, *written.ranks}
-    if not ranks:
+    if written.two_jobs:
         raise UsageMistake(
-            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
-            "its rank, no saved run." + "".join(f"\n  {note}" for note in found.notes[:5])
+            f"These files are of more than one job: in their logs {written.two_jobs}. Name the "
+            "files of one job."
         )
-    size = max(max(ranks) + 1, *(dump.world_size for dump in dumps.values()), 1)
-    if size > _MOST_RANKS:
-        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+    size = _size(dumps, written, found.notes)
     errors = {rank: _error(each, sources) for rank, each in written.raised.items()}
+    watched = written.watchdogs.joined()
+    gave_up = {rank: nccl.gave_up(of) for rank, of in watched.items()}
+    late = {rank: each for rank, each in gave_up.items() if each is not None}
+    errors = {**{rank: _timed_out(e, sources) for rank, (_, e) in late.items()}, **errors}
     records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in dumps.items()}
     reports = tuple(
         _report(rank, records.get(rank, ()), errors.get(rank), written) for rank in range(size)
@@ -73,8 +80,46 @@ def gather(paths: Sequence[Path]) -> Gathered:
         tuple(sorted(written.ranks)),
         all(dump.stacks for dump in dumps.values() if dump.records),
         tuple(found.notes),
-        _stood(written.raised, errors, size),
+        {**_watched(late, errors), **_stood(written.raised, errors, size)},
+        written.connects,
+        nccl.parted(watched) or _unclear(written),
     )
+
+
+def _size(dumps: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int:
+    """How many ranks there are, as far as files tell. Raises UsageMistake where they tell nothing.
+
+    Of torchrun's log alone that may be none.
+    """
+    told = [written.connects.size, *(dump.world_size for dump in dumps.values())]
+    size = max([*told, *(rank + 1 for rank in (*dumps, *written.ranks))])
+    if not size and not written.closed:
+        raise UsageMistake(
+            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
+            "its rank, no saved run." + "".join(f"\n  {note}" for note in notes[:5])
+        )
+    if size > _MOST_RANKS:
+        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+    return size
+
+
+def _unclear(written: Logs) -> str:
+    """What is certain of logs that do not say which ranks it happened to."""
+    if written.watchdogs.timed_out and not written.watchdogs.joined():
+        return "NCCL's watchdogs timed out, and the log does not tell in which of several groups"
+    if written.unclaimed:
+        errors = "; ".join(map(_first_line, written.unclaimed[:4]))
+        return f"the log does not tell which ranks raised {errors}"
+    if written.closed and not written.ranks:
+        return (
+            f"torchrun ended {len(written.closed)} processes that still ran, and no rank wrote "
+            "what it did"
+        )
+    return ""
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _stood(
@@ -99,6 +144,33 @@ def _stood(
             peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
             path=path,
         )
+    return stood
+
+
+def _timed_out(late: Watched, sources: Sources) -> RankReport:
+    """What NCCL's watchdog ended a process for, in the fields of a report."""
+    return RankReport(
+        0,
+        Activity.FAILED,
+        error_type="DistBackendError",
+        error_text=f"NCCL's watchdog timed out in {late.words}",
+        error_at=sources.path(late.frames),
+    )
+
+
+def _watched(
+    late: Mapping[int, tuple[str, Watched]], errors: Mapping[int, RankReport]
+) -> dict[int, Collective]:
+    """The calls in which NCCL's watchdogs gave up, of those ranks whose stacks it wrote."""
+    stood: dict[int, Collective] = {}
+    if len({(group, each.timed_out) for group, each in late.values()}) != 1:
+        return stood  # they gave up on different ones: some may be done with those of others
+    for rank, (group, each) in late.items():
+        api, part = function_called(each.frames)
+        if api and (path := errors[rank].error_at):
+            operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
+            where = DEFAULT_GROUP if group == nccl.DEFAULT else "?"
+            stood[rank] = Collective(rank, 0, operation, group=where, api=api, part=part, path=path)
     return stood
 
 
@@ -170,15 +242,6 @@ def _report(
         return replace(known, activity=Activity.FAILED, path=error.error_at, **own)
     code = written.exits.get(rank)
     alive = rank in written.ended_by_agent or code in _ENDED_BY_OTHERS
-    timed_out = written.timed_out.get(rank)
-    if timed_out is not None:  # whatever ended its process then
-        what = f"{timed_out.operation} (collective {timed_out.number - 1})"
-        return replace(
-            known,
-            activity=Activity.FAILED,
-            error_type="DistBackendError",
-            error_text=f"NCCL's watchdog timed out in {what}",
-        )
     if code == 0:
         # What it issued after its dump is not known: so it is not known either what it lacks.
         return replace(known, exit_code=0, doing="its process ended without an error")

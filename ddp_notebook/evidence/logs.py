@@ -9,14 +9,21 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ddp_notebook.evidence.connects import Connects
 from ddp_notebook.evidence.frames import Frame
+from ddp_notebook.evidence.nccl import Watchdogs
 
-_PREFIX = re.compile(r"\s*\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)", re.DOTALL)
+_PREFIX = re.compile(
+    r"\s*(?:(?:[^\s\[\]()]{1,80}|\([^()]{1,80}\)|\[(?:\d{1,9}|std\w+)\]) ){0,4}"
+    r"\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)",
+    re.DOTALL,
+)
 """torch's own on errors that nobody caught (rank), torchrun's on what it forwards (default), and
-mpirun's, which has the number of the job first."""
+mpirun's, which has the number of the job first. Schedulers write marks of their own before it: a
+time, a pod, a number, ``(Worker pid=63294)``."""
 _LABEL = re.compile(r"\s*(\d{1,6}): ?(.*)", re.DOTALL)
 """That of ``srun --label``, which is on all lines."""
 _TRACEBACK = "Traceback (most recent call last):"
@@ -30,10 +37,6 @@ _EXIT = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
 _CODE = re.compile(r"\s*exitcode\s+: (-?\d{1,5})\b(?: \(pid: (\d+)\))?")
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 _SIGABRT = signal.SIGABRT.value
-_WATCHDOG = re.compile(
-    r"\[(?:PG .*?)?Rank (\d{1,7})\].*Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w+)(?:, NumelIn=(\d{1,15}))?"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +53,6 @@ class Raised:
     certain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    """The collective that NCCL's watchdog gave up on: its number in its group, from 1."""
-
-    number: int
-    operation: str
-    numel: int
-
-
 @dataclass
 class Logs:
     """What is known of ranks by what was written. `exits` are codes; negative for signals.
@@ -68,10 +62,19 @@ class Logs:
 
     raised: dict[int, Raised] = field(default_factory=dict)
     exits: dict[int, int] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+    """Processes that torchrun's agent ended."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """By rank, the process of which torchrun's agent says how it ended."""
+    two_jobs: str = ""
+    """What shows that the logs are of more than one job; empty where nothing does."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
+    unclaimed: tuple[str, ...] = ()
+    """Errors that ended ranks: which ones, is not told."""
     last_words: dict[int, str] = field(default_factory=dict)
-    timed_out: dict[int, TimedOut] = field(default_factory=dict)
+    watchdogs: Watchdogs = field(default_factory=Watchdogs)
+    connects: Connects = field(default_factory=Connects)
     ranks: set[int] = field(default_factory=set)
     """Those that wrote, or about which something is written."""
 
@@ -80,11 +83,17 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     """What stands in logs; with each goes the rank that wrote it, None where lines say which."""
     logs = Logs()
     unmarked: list[str] = []
+    before: dict[int, int] = {}
     for text, rank in texts:
         lines = [_clean(line) for line in text.splitlines()]
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent(lines, logs)
+        for other in (r for r in logs.pids if before.get(r, logs.pids[r]) != logs.pids[r]):
+            logs.two_jobs = (
+                f"rank {other} is process {before[other]} and process {logs.pids[other]}"
+            )
+        before = dict(logs.pids)
         _read_ranks(lines, rank, logs)
         unmarked += lines if rank is None else ()
     if logs.exits:
@@ -108,14 +117,26 @@ def _attribute(logs: Logs, lines: list[str]) -> None:
     _attribute_last_words(logs, lines)
     errors = list(_all_raised(lines))
     failed = [rank for rank, code in logs.exits.items() if code > 0 and rank not in logs.raised]
-    alike = {(error.type, error.text.partition("\n")[0], error.frames) for error in errors}
-    if len(errors) == len(failed) == 1 or (failed and len(alike) == 1):
-        logs.raised.update(dict.fromkeys(failed, errors[0]))
+    # An address or a time may be each rank's own: only words without numbers are compared.
+    alike = {(e.type, _NUMBER.sub("…", e.text.partition("\n")[0]), e.frames) for e in errors}
+    if failed and len(alike) == 1:
+        logs.raised.update(dict.fromkeys(failed, _common(errors)))
     elif errors:
         # That one of these ended it is known; how it ended says nothing without that.
         logs.ranks.update(failed)
         for rank in failed:
             del logs.exits[rank]
+        logs.unclaimed = tuple(dict.fromkeys(f"{e.type}: {e.text[:200]}" for e in errors))
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+def _common(errors: list[Raised]) -> Raised:
+    """What errors that differ at most by their numbers have in common."""
+    same = len({error.text for error in errors}) == 1
+    text = errors[0].text if same else _NUMBER.sub("…", errors[0].text)
+    return replace(errors[0], text=text)
 
 
 def _attribute_last_words(logs: Logs, lines: list[str]) -> None:
@@ -141,17 +162,16 @@ _OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elas
 
 
 def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
-    """What the ranks themselves wrote, and torch's watchdogs in them."""
+    """What the ranks themselves wrote, and NCCL's watchdogs in them."""
     for who, own, certain in _by_rank(lines, rank):
         logs.ranks.add(who)
         if (raised := _last_raised(own, certain)) is not None:
             logs.raised[who] = raised
         if match := next(filter(None, map(_ABORTED.match, own)), None):
             logs.last_words[who] = match[1]
-    for match in filter(None, map(_WATCHDOG.search, lines)):
-        timed_out = TimedOut(int(match[2]), match[3], int(match[4] or 0))
-        logs.timed_out.setdefault(int(match[1]), timed_out)
-        logs.ranks.add(int(match[1]))
+    logs.watchdogs.add(lines, rank)
+    logs.connects.add(lines)
+    logs.ranks.update(logs.watchdogs.ranks | logs.connects.refused)
 
 
 def _clean(line: str) -> str:
@@ -215,7 +235,7 @@ def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int
 
 def _read_agent(lines: list[str], logs: Logs) -> None:
     """What torchrun's agent says of its processes: whom it ended, and how each one ended."""
-    closed = {int(match[1]) for match in filter(None, map(_CLOSED.search, lines))}
+    logs.closed.update(int(match[1]) for match in filter(None, map(_CLOSED.search, lines)))
     rank = None
     listed = [match.groups() for match in filter(None, map(_EXIT.match, lines))]
     if all(rank == local for rank, local in listed):
@@ -228,7 +248,8 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
             logs.ranks.add(rank)
             code, pid = int(match[1]), int(match[2] or 0)
             logs.exits[rank] = code
+            logs.pids[rank] = pid
             # One that it closed may have failed of that: its connections went away.
-            if pid in closed:
+            if pid in logs.closed:
                 logs.ended_by_agent.add(rank)
             rank = None

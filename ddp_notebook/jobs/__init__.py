@@ -4,6 +4,7 @@ commandline.py      `ddp-notebook jobs | why | where | save | run | mcp`: argume
 dead.py             What was wrong with a job that has ended, by the files that it left.
 listing.py          A user's jobs on this host, as a table and as JSON.
 mcp_server.py       `ddp-notebook mcp`: the jobs of this user for a program, over stdio.
+never_met.py        Mistakes of set-up that logs alone prove.
 outside/            A job that was not prepared, seen from outside: stacks by py-spy, /proc.
 picture.py          A job as a board, and as a run in a file.
 prepared.py         Jobs whose ranks were prepared: found, asked, judged.

@@ -106,7 +106,11 @@ def _why(args: argparse.Namespace) -> int:
 def _where(args: argparse.Namespace) -> int:
     target = targets.named(args.target)
     places = target.places()
-    _print(places_to_json(places) if args.json else _places_text(places, target.world_size))
+    _print(
+        places_to_json(places)
+        if args.json
+        else _places_text(places, target.world_size, target.about)
+    )
     return 0
 
 
@@ -115,9 +119,9 @@ def _as_text(verdict: Verdict) -> str:
     return "\n".join([*lines, *(f"Note: {note}" for note in verdict.unread)])
 
 
-def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int) -> str:
+def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int, about: str) -> str:
     if not paths:
-        return "No line of the user's code is known of any rank."
+        return f"No line of the user's code is known of any rank. {about[:1].upper()}{about[1:]}."
     lines = [
         f"rank {rank}: {' → '.join(map(str, path))}"
         + (f": {path[-1].text}" if path[-1].text else "")

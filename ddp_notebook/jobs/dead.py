@@ -18,6 +18,7 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.standing_still import apart
 from ddp_notebook.evidence.gathered import Gathered, gather
+from ddp_notebook.jobs.never_met import never_met
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -66,8 +67,13 @@ def judged(gathered: Gathered) -> Diagnosis:
     diagnosis = diagnose_run(by_rules)
     findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
     if all(finding.passing for finding in findings):
-        findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
-    findings = findings or _apart(gathered) or _died(case) or _undecided(case)
+        findings += [
+            *never_met(case, gathered.connects),
+            *_ended_in_set_up(case),
+            *own_errors(case),
+            *_conditional(by_rules),
+        ]
+    findings = findings or _apart(gathered) or _died(case) or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
     sure = findings or _all_ended_well(case)
@@ -84,6 +90,8 @@ def basis(files: Files) -> str:
         parts.append(f"flight-recorder dumps of {name_ranks(files.dumps)} ({stacks})")
     if files.logs:
         parts.append(f"logs of {name_ranks(files.logs)}")
+    if not parts:
+        parts.append("a log of torchrun")
     return " and ".join(parts)
 
 
@@ -164,31 +172,31 @@ def _in_set_up(text: str) -> bool:
     return "clients joined" in text or "default_pg/" in text
 
 
-def _undecided(case: Case) -> list[Finding]:
+def _undecided(gathered: Gathered) -> list[Finding]:
     """Who waited, failed or was ended, where no rule says why."""
-    waited = tuple(
-        report.rank
-        for report in case.ranks
-        if report.activity in (Activity.WAITING, Activity.FAILED)
-        or GOT_TOO_MUCH.search(report.last_words)
-    )
-    if not waited:
+    case = gathered.case
+    waited = case.where(Activity.WAITING)
+    failed = case.where(Activity.FAILED)
+    ended = [report for report in case.ranks if GOT_TOO_MUCH.search(report.last_words)]
+    what = [gathered.parted] if gathered.parted else []
+    if (waited or failed) and not what:
+        what.append(f"{name_ranks(tuple(sorted({*waited, *failed})))} waited or failed")
+    for report in ended:
+        sizes = GOT_TOO_MUCH.search(report.last_words)
+        if sizes is not None:
+            what.append(
+                f"gloo ended rank {report.rank}, for another rank sent it {sizes[1]} bytes where "
+                f"it expected {sizes[2]}"
+            )
+    if not what:
         return []
-    return [
-        Finding(
-            Category.UNDECIDED,
-            (),
-            f"{name_ranks(waited)} waited or failed, and these files do not prove why",
-            _MORE,
-            waited,
-            tuple(_facts(case)),
-        )
-    ]
+    cause = f"{'; '.join(what)}; these files do not prove why"
+    return [Finding(Category.UNDECIDED, (), cause, _MORE, waited, tuple(_facts(case)))]
 
 
 _MORE = (
-    "Start the job again with DDP_NOTEBOOK=1 in its environment, and when it hangs: "
-    "ddp-notebook why PID"
+    "Start the job again with DDP_NOTEBOOK=1 in its environment. When it hangs, or has ended: "
+    "ddp-notebook why"
 )
 _MOST_FACTS = 64
 

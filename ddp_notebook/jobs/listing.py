@@ -62,6 +62,8 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
     first = ranks[min(ranks)]
     pids = {rank: seen.pid for rank, seen in ranks.items()}
     state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
+    if unprepared.was_set(first.pid):
+        state = f"has DDP_NOTEBOOK=1 and has not told of itself: ddp-notebook why {first.pid}"
     size = max(first.world_size, max(ranks) + 1)
     return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
 

@@ -81,13 +81,21 @@ def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
             return replace(state, heard_ns=0 if over else now_ns)
 
 
-def save(case: Case, over: bool, path: str | os.PathLike[str], *, force: bool) -> SavedRun:
-    """Write what is known to a file; it has no events, since none were heard.
+def save(
+    case: Case,
+    found: Diagnosis,
+    over: bool,
+    path: str | os.PathLike[str],
+    *,
+    force: bool,
+) -> SavedRun:
+    """Write what is known, and what was found, to a file; no events were heard.
 
     Raises UsageMistake when it cannot be written there.
     """
     target = check_target(path, force, _VERB)
     shown = snapshot(case, over)
     saved = saved_run(shown, Kept(shown, (), (), 0, 0), case)
+    saved = replace(saved, diagnosis=found, stands=True)
     write(target, saved, force)
     return saved

@@ -16,7 +16,7 @@ from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.records import Process
-from ddp_notebook.jobs.unprepared import how_to_see, was_set
+from ddp_notebook.jobs.unprepared import has_torch, how_to_see, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -136,6 +136,18 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         mine = False
     if not mine:
         return f"Process {pid} is another user's: only that user can ask it."
+    if (started := untold(pid)) and not was_set(pid):
+        pids = ", ".join(map(str, started[:8]))
+        return (
+            f"Process {pid} started processes with torch ({pids}) and told them no RANK when they "
+            "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
+            f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
+        )
+    if not was_set(pid) and not has_torch(pid):
+        return (
+            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
+            "Your jobs: ddp-notebook jobs"
+        )
     how = _WAS_SET if was_set(pid) else HOW_TO_PREPARE
     return (
         f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "

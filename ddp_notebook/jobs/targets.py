@@ -110,7 +110,8 @@ class Prepared:
     def save(self, path: str, *, force: bool) -> None:
         """Asks the ranks that run."""
         job = self.job
-        picture.save(prepared.case_of(job), not job.alive, path, force=force)
+        found = prepared.why(job).diagnosis
+        picture.save(prepared.case_of(job), found, not job.alive, path, force=force)
 
 
 def _keys(job: Job) -> set[tuple[int, int]]:
@@ -165,7 +166,7 @@ class Left:
 
     def save(self, path: str, *, force: bool) -> None:
         """All that the files told, in one file."""
-        picture.save(self._case(), True, path, force=force)
+        picture.save(self._case(), self.why().diagnosis, True, path, force=force)
 
     @property
     def _reports(self) -> tuple[RankReport, ...]:
@@ -174,7 +175,7 @@ class Left:
 
     def _case(self) -> Case:
         case = dead.case(self._files)
-        if case is None:
+        if case is None or not case.ranks:
             raise UsageMistake(f"Nothing is known of any rank in {self.name}.")
         return case
 
@@ -190,7 +191,7 @@ def named(words: Sequence[str]) -> Target:
     if first.isascii() and first.isdigit() and not Path(first).exists():
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
-        return _of_pid(int(first[:10]))
+        return _of_pid(int(first[:18]))
     if (elsewhere := _ELSEWHERE.fullmatch(first)) and not Path(first).exists():
         raise UsageMistake(
             f"{first}: only jobs on this host can be looked at from here. In a shell on "

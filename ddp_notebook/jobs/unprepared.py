@@ -70,6 +70,26 @@ def was_set(pid: int) -> bool:
         return False
 
 
+def has_torch(pid: int) -> bool:
+    """True of a process of this user's that has loaded torch."""
+    try:
+        return "libtorch" in _read(pid, "maps", 1 << 24)
+    except OSError:
+        return False
+
+
+def untold(pid: int) -> tuple[int, ...]:
+    """Processes with torch that a process has started, and that were told no rank when they began.
+
+    So are those of ``mp.spawn``: they set their own environment, which cannot be seen.
+    """
+    try:
+        words = _read(pid, f"task/{pid}/children").split()
+        return tuple(n for n in map(int, words) if has_torch(n) and not _environment(n))
+    except (OSError, ValueError):
+        return ()
+
+
 def _ranks() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
@@ -88,7 +108,7 @@ def _ranks() -> Iterator[Seen]:
                     _script(pid),
                     _began_s(pid),
                     told,
-                    "libtorch" in _read(pid, "maps", 1 << 24),
+                    has_torch(pid),
                 )
         except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
             continue

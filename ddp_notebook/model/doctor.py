@@ -99,8 +99,10 @@ class DoctorReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON object; `json.dumps` takes it as it is."""
+        """The report as a JSON object, of the form in ``doctor/schema.json``."""
         return {
+            "format": "ddp_notebook doctor",
+            "version": 1,
             "ok": self.ok,
             "worst": self.worst.value,
             "headline": self.headline,

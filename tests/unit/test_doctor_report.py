@@ -7,12 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
+import jsonschema
 import pytest
 from doctor_cases import FAILURE, OK
 from pages import Page
 
+from ddp_notebook import doctor as package
 from ddp_notebook.model.doctor import Check, DoctorReport
 from ddp_notebook.rank.inspect.facts import excerpt
 from ddp_notebook.views import doctor
@@ -49,6 +52,8 @@ def test_the_headline_says_whether_ddp_can_work() -> None:
 def test_a_report_is_json() -> None:
     wire = json.loads(str(REPORT))
     assert wire == REPORT.to_json()
+    schema = Path(package.__file__).with_name("schema.json")
+    jsonschema.validate(wire, json.loads(schema.read_text()))
     assert (wire["ok"], wire["worst"], wire["world_size"]) == (False, "failure", 4)
     assert wire["checks"][2] == {
         "name": "cores",

@@ -159,7 +159,11 @@ def test_a_rank_that_is_busy_is_waited_for_and_is_no_mistake(script: str) -> Non
     verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,)) and finding.passing
-    assert verdict.outcome is Outcome.NO_PROBLEM and not finding.commands
+    assert verdict.outcome is Outcome.UNDECIDED and not finding.commands
+    assert "used no CPU time" in finding.evidence[-1]
+    before = {0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 4)}
+    (goes_on,) = seen({**before, 1: busy(script, 5)}, before).verdict().diagnosis.findings
+    assert not goes_on.evidence
 
 
 def test_a_rank_that_waits_for_its_gpu_in_backward_is_not_said_to_wait_for_others(
@@ -245,6 +249,25 @@ def test_what_py_spy_prints_is_read_with_its_variables() -> None:
     assert thread == Thread("MainThread", True, (Frame("a.py", 3, "fit"),), ({"n": "1"},))
     (other,) = pyspy.parse(json.dumps([{**row, "os_thread_id": 8}]).encode(), 7)
     assert other == replace(thread, main=False)
+
+
+def test_a_read_that_failed_as_the_process_ran_on_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"os_thread_id": 7, "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]
+    program = tmp_path / "py-spy"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"if mkdir {tmp_path}/once 2>/dev/null; then\n"
+        "  printf 'Error: Failed to copy\\n\\nStack backtrace:\\n 1: main' >&2\n"
+        f"else echo '{json.dumps(rows)}'; fi\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(pyspy, "command", lambda: str(program))
+    stacks = pyspy.read([7])
+    assert stacks.of[7][0].frames[0].line == 3 and not stacks.why_not
+    program.write_text("#!/bin/sh\nprintf 'Error: Failed\\nStack backtrace:\\n 1: main' >&2\n")
+    assert pyspy.read([7]).why_not == ("py-spy could not read process 7: Failed",)
 
 
 def test_without_py_spy_a_line_says_what_would_give_the_stacks(

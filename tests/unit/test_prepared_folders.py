@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -86,12 +87,19 @@ def test_what_is_half_written_or_of_another_version_is_passed_over(root: Path, t
 
 @pytest.mark.parametrize(
     ("pid", "why"),
-    [(2**22 + 5, "There is no process"), (os.getpid(), "is not prepared")],
+    [(2**22 + 5, "There is no process"), (os.getpid(), "has not loaded torch, and is neither")],
     ids=["no process", "this one"],
 )
-def test_a_pid_that_is_no_prepared_rank_is_told_why(pid: int, why: str) -> None:
+def test_a_pid_that_is_no_prepared_rank_is_told_why(
+    pid: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "has_torch", lambda pid: False)
     with pytest.raises(UsageMistake, match=why):
         prepared.job_of(pid)
+    monkeypatch.setattr(prepared, "untold", lambda pid: (41, 42))
+    if pid == os.getpid():
+        with pytest.raises(UsageMistake, match="41, 42"):
+            prepared.job_of(pid)
 
 
 def test_stacks_that_a_signal_had_written_say_where_the_main_thread_was(tmp_path: Path) -> None:
@@ -138,7 +146,7 @@ def test_the_list_of_jobs_has_the_form_of_its_schema(capsys: pytest.CaptureFixtu
     (job,) = (job for job in wire["jobs"] if job["prepared"])
     assert (job["stuck"], job["state"], job["alive"]) == (False, "has ended", [])
     assert __main__.main(["jobs"]) == 0
-    assert "train.py  0-1 of 2" in capsys.readouterr().out
+    assert re.search("train.py +0-1 of 2", capsys.readouterr().out)  # others' jobs are listed too
 
 
 def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(

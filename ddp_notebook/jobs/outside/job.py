@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Case,
     Collectives,
     Diagnosis,
+    Finding,
     Local,
     Probe,
     RankReport,
@@ -96,7 +97,25 @@ class Outside:
             why = f"No problem found so far: {_go_on(self.case.where(Activity.BUSY))}."
         if moves or unknown:
             return replace(found, findings=(), unsure=why)
-        return found if found.findings else replace(found, unsure=why)
+        return self._unproven(found, why)
+
+    def _unproven(self, found: Diagnosis, why: str) -> Diagnosis:
+        """With `why` no proof is there that all is well, where nothing is wrong."""
+        if not all(finding.passing for finding in found.findings):
+            return found
+        findings = tuple(self._with_rest(finding) for finding in found.findings)
+        return replace(found, findings=findings, unsure=why)
+
+    def _with_rest(self, finding: Finding) -> Finding:
+        """A finding on ranks that are late, with which of them do nothing at all meanwhile."""
+        still = tuple(rank for rank in finding.ranks if rank in self.still)
+        if not still:
+            return finding
+        fact = (
+            f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s: "
+            "asleep, or waiting for something other than a rank"
+        )
+        return replace(finding, evidence=(*finding.evidence, fact))
 
     def _basis(self) -> str:
         if not self.threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -52,10 +53,28 @@ def read(pids: Iterable[int]) -> Stacks:
     program = command()
     if program is None:
         return Stacks({}, (_NOT_INSTALLED,))
+    found, why_not = _read_once(program, pids)
+    again = [pid for pid, why in why_not.items() if _MAY_CHANGE in why]
+    if again:  # it read while the process ran on
+        more, why_not_more = _read_once(program, again)
+        found.update(more)
+        why_not = {
+            pid: why_not_more.get(pid, why) for pid, why in why_not.items() if pid not in more
+        }
+    return Stacks(found, tuple(dict.fromkeys(why_not.values())))
+
+
+_MAY_CHANGE = "py-spy could not read"
+
+
+def _read_once(
+    program: str, pids: Iterable[int]
+) -> tuple[dict[int, tuple[Thread, ...]], dict[int, str]]:
+    """The stacks that could be read; of the other processes, why not."""
     started = {pid: _start(program, pid) for pid in pids}
     until_s = time.monotonic() + _TIMEOUT_S
     found: dict[int, tuple[Thread, ...]] = {}
-    why_not: dict[str, None] = {}
+    why_not: dict[int, str] = {}
     for pid, process in started.items():
         try:
             output, error = process.communicate(timeout=max(0.1, until_s - time.monotonic()))
@@ -63,12 +82,11 @@ def read(pids: Iterable[int]) -> Stacks:
             process.kill()
             process.communicate()
             output, error = b"", b"it took too long"
-        threads = parse(output, pid)
-        if threads:
+        if threads := parse(output, pid):
             found[pid] = threads
         else:
-            why_not[_reason(pid, error.decode(errors="replace"))] = None
-    return Stacks(found, tuple(why_not))
+            why_not[pid] = _reason(pid, error.decode(errors="replace"))
+    return found, why_not
 
 
 _NOT_INSTALLED = (
@@ -92,7 +110,10 @@ def _reason(pid: int, error: str) -> str:
     if any(word in lower for word in _GONE):
         return f"process {pid} has ended meanwhile"
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return f"py-spy could not read process {pid}: {cut(lines[-1], 200) if lines else 'no stack'}"
+    # Below its reasons stands a stack of its own.
+    reasons = list(itertools.takewhile(lambda line: not line.startswith("Stack backtrace"), lines))
+    words = " ".join(line.removeprefix("Error: ") for line in reasons)
+    return f"{_MAY_CHANGE} process {pid}: {cut(words, 200) or 'no stack'}"
 
 
 def _rights() -> str:

@@ -69,7 +69,8 @@ class Unprepared:
 
     def save(self, path: str, *, force: bool) -> None:
         """What is seen of it."""
-        picture.save(self._look().case, False, path, force=force)
+        outside = self._look()
+        picture.save(outside.case, outside.verdict().diagnosis, False, path, force=force)
 
     def _look(self, twice: bool = True) -> Outside:
         present = unprepared.job_of(self._pid, frozenset())

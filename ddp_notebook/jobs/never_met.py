@@ -1,0 +1,54 @@
+"""Mistakes of set-up that logs alone prove: ranks that looked for each other elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_notebook.evidence.connects import Connects
+from ddp_notebook.model import Activity, Case, Category, Finding, name_ranks
+
+_KEYS_OF_PEERS = re.compile(r"keys: /?default_pg/")
+_FILE_STORE = re.compile(r"file://|FileStore\(")
+
+
+def never_met(case: Case, connects: Connects) -> Iterator[Finding]:
+    """What kept the ranks of these logs from making a group; nothing where that is not proven."""
+    yield from _old_file(case, connects)
+    yield from _other_port(case, connects)
+
+
+def _old_file(case: Case, connects: Connects) -> Iterator[Finding]:
+    """All ranks found addresses in the file of a store, and nobody listens at any."""
+    everybody = tuple(range(connects.size))
+    lines = [place.text for report in case.ranks for place in report.error_at]
+    if everybody and connects.refused == set(everybody) and any(map(_FILE_STORE.search, lines)):
+        yield Finding(
+            Category.STALE_STORE,
+            everybody,
+            "each rank found addresses of others in the store's file, and nobody listens there: "
+            "the file is of an earlier run",
+            "Delete the file before each run, or give each run a file of its own.",
+        )
+
+
+def _other_port(case: Case, connects: Connects) -> Iterator[Finding]:
+    """Ranks that looked for the store at ports where there is none, while others waited at it."""
+    waited = tuple(e.rank for e in case.ranks if _KEYS_OF_PEERS.search(e.error_text))
+    rest = tuple(e.rank for e in case.ranks if e.rank not in waited)
+    silent = all(case.ranks[rank].activity is Activity.SILENT for rank in rest)
+    # Each of them looked at a port of its own: so all of them looked elsewhere.
+    if not (waited and rest and silent and len(connects.reached) == 1):
+        return
+    if len(connects.unanswered) != len(rest) or connects.unanswered & connects.reached:
+        return
+    (port,) = connects.reached
+    ports = " and ".join(map(str, sorted(connects.unanswered)))
+    yield Finding(
+        Category.ENV_MISMATCH,
+        rest,
+        f"looked for the store at port {ports}, where nobody answers; {name_ranks(waited)} waited "
+        f"at the store on port {port}",
+        "Give every rank the same MASTER_ADDR and MASTER_PORT.",
+        waited,
+    )
