@@ -31,6 +31,7 @@ _ELSEWHERE = dict.fromkeys(
 )
 """What torchrun, mpirun and others call options of ours."""
 _RANK_SET = re.compile(r"all|[\d,-]*\d")
+_AFTER_COMMA = re.compile(r"\s*,\s*(?=\d)")
 _SIMILAR = 0.6
 
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
@@ -150,7 +151,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         words = arg_split(line, posix=os.name == "posix", strict=False)
         arguments, unknown = self.parse_known_args(words)
         if unknown:
-            meant, message = self._meant(unknown), f"unrecognized arguments: {' '.join(unknown)}"
+            meant, message = self._meant(line, unknown), f"unrecognized arguments: {' '.join(unknown)}"
             if not meant:
                 self.error(message)
             raise UsageError(
@@ -158,8 +159,11 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             )
         return arguments
 
-    def _meant(self, unknown: Sequence[str]) -> str:
+    def _meant(self, line: str, unknown: Sequence[str]) -> str:
         """What the words that were not understood may have meant; empty where that is open."""
+        listed = _AFTER_COMMA.sub(",", line)  # --ranks 0, 1
+        if listed != line and not self.parse_known_args(arg_split(listed, strict=False))[1]:
+            return listed.strip()
         first, equals, value = unknown[0].partition("=")
         option, values = self._named(first.strip("-").replace("_", "-")), unknown[1:2]
         if equals:
