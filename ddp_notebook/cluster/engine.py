@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ipykernel.iostream import OutStream
 
 from ddp_notebook.cluster.ipyparallel_private import keep_heart_in_process
 from ddp_notebook.launch.child import die_with_parent
-from ddp_notebook.rank import engine_private
+from ddp_notebook.rank import engine_private, runtime
 
 
 class EngineStream(OutStream):  # type: ignore[misc]
@@ -32,7 +33,28 @@ def engine(argv: Sequence[str]) -> None:
 
     engine_private.list_no_modules()
     sys.argv = ["ipengine", *argv]
-    IPEngine.launch_instance(argv=list(argv))
+    app = IPEngine.instance()
+    app.initialize(list(argv))
+    serve = app.start
+    while True:
+        try:
+            serve()
+        except SystemExit as stop:
+            if not _by_a_callback_of_the_user(stop):
+                raise
+            serve = app.loop.start
+        else:
+            return
+
+
+def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
+    """Whether a callback of the event loop raised it, which ends no cell, nor the rank; say so."""
+    if not runtime.current().is_of_user(stop):
+        return False
+    traceback.print_exception(stop)
+    what = "sys.exit() in a callback of the event loop ends the callback, not the rank"
+    print(what, file=sys.stderr, flush=True)
+    return True
 
 
 def controller(argv: Sequence[str]) -> None:

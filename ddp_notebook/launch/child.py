@@ -136,6 +136,22 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def end_by_sigterm() -> None:
+    """Have SIGTERM end this process as one that it killed, after its exit functions.
+
+    In processes that it forks it ends them at once.
+    """
+    own = os.getpid()
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == own:
+            atexit._run_exitfuncs()
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def watch_lifeline(fd: int) -> None:
     """End this process when the other end of `fd` closes. For platforms without a death signal."""
 

@@ -1,4 +1,4 @@
-"""What the shell adds to IPython's own answers: the verb that was meant, where %debug can look."""
+"""What the shell adds to IPython's own answers: which verb was meant, where a variable is, %debug."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ddp_notebook.errors import CellFailed, DDPError, Stuck
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import Status
+from ddp_notebook.rank.calls import Named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
-_CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(\w+)", re.MULTILINE)
+_CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
+_EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
+"""A cell for the ranks without a line for them; IPython would advise a magic that runs nothing."""
 _SIMILAR = 0.6
 _REPLACED = ("show_usage_error", "debugger")
 """The methods of a shell that are others while the extension is loaded."""
@@ -26,6 +29,7 @@ _REPLACED = ("show_usage_error", "debugger")
 
 def meant(name: str) -> Sequence[str]:
     """The verbs that `name` may stand for, as they are typed; the likeliest first."""
+    name = name.replace("-", "_")
     prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
     stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
     near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2, _SIMILAR)
@@ -78,18 +82,33 @@ class Hints:
         self._cell = ""
         """The source of the cell that runs, or ran last."""
         self._shell.events.register("pre_run_cell", self._remember)
+        self._shell.events.register("post_run_cell", self._on_end)
         self._shell.show_usage_error, self._shell.debugger = self._on_usage_error, self._on_debug
 
     def withdraw(self) -> None:
         """Have the shell answer as IPython does."""
         self._shell.events.unregister("pre_run_cell", self._remember)
+        self._shell.events.unregister("post_run_cell", self._on_end)
         for name in _REPLACED:
             vars(self._shell).pop(name, None)
 
     def _remember(self, info: Any) -> None:
         self._cell = str(info.raw_cell)
 
+    def _on_end(self, result: Any) -> None:
+        """Of a cell that wanted a variable which only the ranks have, say so."""
+        error = result.error_in_exec
+        name = error.name if isinstance(error, NameError) else None
+        told = self._ui.session.describe(Named(name)) if name else None
+        if told is not None and told.bundle:
+            self._ui.say(
+                f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on the first "
+                f"line of the cell, or get it: %ddp_pull {name}"
+            )
+
     def _on_usage_error(self, error: Any) -> None:
+        if _EMPTY.fullmatch(self._cell):
+            error = "The cell is empty: write what the ranks are to run below %%ddp. Help: %ddp -h"
         self._show_usage_error(error)
         if hint := unknown_magic(self._cell, self._is_known):
             self._ui.say(hint)

@@ -31,6 +31,7 @@ _ELSEWHERE = dict.fromkeys(
 )
 """What torchrun, mpirun and others call options of ours."""
 _RANK_SET = re.compile(r"all|[\d,-]*\d")
+_AFTER_COMMA = re.compile(r"\s*,\s*(?=\d)")
 _SIMILAR = 0.6
 _WORD = re.compile(r"\s*(\S+)")
 _LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
@@ -160,7 +161,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if text is not None:
             setattr(arguments, text.attribute, source)
         if unknown:
-            meant, message = self._meant(unknown), f"unrecognized arguments: {' '.join(unknown)}"
+            meant, message = self._meant(line, unknown), f"unrecognized arguments: {' '.join(unknown)}"
             if not meant:
                 self.error(message)
             raise UsageError(
@@ -183,8 +184,11 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
                 at = value.end()
         return line[:at], line[at:].strip()
 
-    def _meant(self, unknown: Sequence[str]) -> str:
+    def _meant(self, line: str, unknown: Sequence[str]) -> str:
         """What the words that were not understood may have meant; empty where that is open."""
+        listed = _AFTER_COMMA.sub(",", line)  # --ranks 0, 1
+        if listed != line and not self.parse_known_args(arg_split(listed, strict=False))[1]:
+            return listed.strip()
         first, equals, value = unknown[0].partition("=")
         option, values = self._named(first.strip("-").replace("_", "-")), unknown[1:2]
         if equals:

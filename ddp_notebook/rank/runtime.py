@@ -11,6 +11,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from ddp_notebook.launch.child import end_by_sigterm
 from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import boot, calls, held_modules
 from ddp_notebook.rank.bench.collectives_task import CollectivesBench
@@ -21,7 +22,7 @@ from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.names import Names
 from ddp_notebook.rank.cells.output import OutputForwarder
-from ddp_notebook.rank.cells.raised import shown
+from ddp_notebook.rank.cells.raised import frames_of, shown
 from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.cells.shell import RankShell
 from ddp_notebook.rank.cells.terminal import Terminal
@@ -90,12 +91,17 @@ class RankRuntime:
         self.events.collect = self.forwarder.collect
         self.events.pulse = self._pulse
         held_modules.hold()
+        end_by_sigterm()  # by the engine's own handler it would end later, "with code 1"
 
     def _pulse(self) -> dict[str, Any]:
         """The fields of a sign of life."""
         cell = self.forwarder.cell
         doing = self.core.doing(in_run=cell != 0)
         return {"doing": doing, "cell": cell, "withheld_bytes": self.forwarder.withheld_bytes}
+
+    def is_of_user(self, error: BaseException) -> bool:
+        """Whether a line of the user's code raised it, or called what did."""
+        return bool(frames_of(error, self.core.user_code))
 
     def _show(self, text: str) -> bool:
         """Show why a thread of the user's ended, if that is in a run, and not in a fork."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import NoSession, SessionLost, UsageMistake
 from ddp_notebook.launch.client import ForkServerClient, can_fork
 from ddp_notebook.launch.devices import DevicePlan, plan_devices, visible_gpus
+from ddp_notebook.session.interrupts import noted
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
@@ -94,7 +96,7 @@ class RankPool:
         """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
         self.fork_server = None  # from now on it is that of `processes`
-        made = _processes_class()(options, devices, fork_server, self._record, self._lose)
+        made = _load_processes_class()(options, devices, fork_server, self._record, self._lose)
         self.processes = made
         return made
 
@@ -106,13 +108,14 @@ class RankPool:
             processes, self.processes = self.processes, None
         if processes is None:
             return
-        for callback in self._before_close:
-            callback(reason)
-        if processes.close(keep_warm):
-            with self._lock:
-                spare, self.fork_server = self.fork_server, processes.fork_server
-            if spare is not None:
-                spare.close()
+        with noted():  # half of an end would leave processes that nobody owns
+            for callback in self._before_close:
+                callback(reason)
+            if processes.close(keep_warm):
+                with self._lock:
+                    spare, self.fork_server = self.fork_server, processes.fork_server
+                if spare is not None:
+                    spare.close()
 
     def shut_down(self, *, keep_warm: bool) -> None:
         """`Session.shutdown`."""
@@ -144,6 +147,23 @@ def launch_mode(launcher: str) -> str:
             "Ranks cannot be forked here. Leave --launcher out: they start as processes."
         )
     return ("fork" if can_fork() else "process") if launcher == "auto" else launcher
+
+
+def _load_processes_class() -> type[Processes]:
+    """The same in a thread: an interrupt in an import can leave Python's lock of a module taken.
+
+    Whoever imports it then waits for ever.
+    """
+    loaded: Future[type[Processes]] = Future()
+
+    def load() -> None:
+        try:
+            loaded.set_result(_processes_class())
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            loaded.set_exception(error)
+
+    threading.Thread(target=load, name="ddp-load", daemon=True).start()
+    return loaded.result()
 
 
 def _processes_class() -> type[Processes]:

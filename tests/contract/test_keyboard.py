@@ -39,6 +39,28 @@ def test_exit_ends_the_cell_and_neither_the_rank_nor_its_variables(
     assert {g.items[0].text for g in seen.outputs} == {f"still there {pid}\n" for pid in pids}
 
 
+def test_exit_in_a_callback_of_the_event_loop_ends_the_callback_and_not_the_rank(
+    ranks2: Session,
+) -> None:
+    pids = [state.pid for state in ranks2.record.snapshot.ranks]
+    later = "import asyncio, os, sys\nloop = asyncio.get_running_loop()\nended = asyncio.Event()\n"
+    stop = "def stop():\n    loop.call_soon(ended.set)\n    sys.exit(3)\nloop.call_soon(stop)\n"
+    seen = ranks2.run_cell(later + stop + "await ended.wait()\nprint(os.getpid())")
+    seen.raise_for_error()
+    assert {g.items[-1].text for g in seen.outputs} == {f"{pid}\n" for pid in pids}
+
+
+def test_a_process_that_a_rank_forked_ends_when_it_is_asked_to(ranks2: Session) -> None:
+    """It had the engine's handler of SIGTERM, which did nothing there: `join` never came back."""
+    source = (
+        "import multiprocessing, time\n"
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "child.start(); child.terminate(); child.join(20); print(child.exitcode); child.kill()"
+    )
+    seen = ranks2.run_cell(source)
+    assert {g.items[-1].text for g in seen.outputs} == {"-15\n"}
+
+
 def test_exit_without_brackets_ends_a_cell_that_is_nothing_else(ranks2: Session) -> None:
     assert "raised SystemExit (cell line 2)" in str(ranks2.run_cell("exit").error)
     shown = ranks2.run_cell("x = 1\nexit").outputs[0].items[0].data["text/plain"]

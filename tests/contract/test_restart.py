@@ -38,8 +38,8 @@ def values(session: Session, source: str, **how: Any) -> dict[tuple[int, ...], s
     return {g.ranks: g.items[-1].data["text/plain"] for g in result.outputs}
 
 
-def kill(session: Session, rank: int) -> None:
-    os.kill(session.record.snapshot.ranks[rank].pid, signal.SIGKILL)
+def kill(session: Session, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(session.record.snapshot.ranks[rank].pid, how)
     dead = session.record.wait_for(
         lambda: session.record.snapshot.ranks[rank].status is Status.DEAD, GONE_WITHIN_S
     )
@@ -47,7 +47,7 @@ def kill(session: Session, rank: int) -> None:
 
 
 def test_a_killed_rank_is_known_with_its_signal_and_the_others_keep_their_variables(
-    session: Session,
+    session: Session, tmp_path: Path
 ) -> None:
     session.run_cell("mine = rank * 10").raise_for_error()
     kill(session, 1)
@@ -56,6 +56,14 @@ def test_a_killed_rank_is_known_with_its_signal_and_the_others_keep_their_variab
     assert why.run is None, "it died when the cell was over, and was not found in that"
     assert [finding.ranks for finding in why.findings] == [(1,)]
     assert values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+    # Asked politely, it ends at once and as it was asked, after what is to run at its exit.
+    leaves = (
+        f"import atexit; atexit.register(lambda: open({str(tmp_path / 'left')!r}, 'w').close())"
+    )
+    session.run_cell(leaves, ranks=(2,)).raise_for_error()
+    kill(session, 2, signal.SIGTERM)
+    assert session.status().rows[2].text == "killed by SIGTERM"
+    assert (tmp_path / "left").exists()
 
 
 def test_a_cell_on_a_dead_rank_is_refused_with_what_to_type(session: Session) -> None:

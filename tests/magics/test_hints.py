@@ -22,6 +22,7 @@ _IPYTHONS = ("time", "matplotlib", "load_ext", "bash", "debug", "pdb")
         ("x = 1\nboard = %ddp_statsu", "Did you mean %ddp_status"),
         ("%dpd_init --world-size 2", "Did you mean %ddp_init"),
         ("%ddp_start", "Did you mean %ddp_restart"),
+        ("%ddp-why", "Did you mean %ddp_why"),
         ("%ddp_xyzzy", "There are %ddp_init, %%ddp, %ddp_run"),
         ("%matplotlb inline", ""),
         ("%lod_ext x", ""),
@@ -72,3 +73,15 @@ def test_debug_after_our_errors_does_not_land_in_our_files(
     shown("1 / 0")
     shown("%debug")
     assert opened == [True]  # the notebook's own error is IPython's
+
+
+def test_a_cell_for_the_ranks_without_a_line_is_not_sent_to_a_line_magic(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """IPython asked whether %ddp was meant, which then said that it takes a cell."""
+    for cell in ("%%ddp", "%%ddp --ranks 0\n"):
+        capsys.readouterr()
+        assert not shell.run_cell(cell).success
+        said = capsys.readouterr().err
+        assert "The cell is empty: write what the ranks are to run below %%ddp" in said
+        assert "Did you mean" not in said

@@ -40,6 +40,18 @@ def test_without_ranks_it_says_how_to_start_them(shell: Any, capsys: Capture) ->
     assert "%ddp_where --ranks 0,2 --locals" in " ".join(shown.split())
 
 
+def test_a_cell_that_lacks_a_variable_of_the_ranks_is_told_where_it_is(
+    ranks_up: Any, capsys: Capture
+) -> None:
+    run(ranks_up, capsys, "%%ddp\nweights = 3")
+    for name in ("weights", "rank"):
+        _, shown = run(ranks_up, capsys, f"print({name})")
+        assert f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on" in shown
+        assert f"%ddp_pull {name}" in shown
+    assert "of the ranks" not in run(ranks_up, capsys, "print(wieghts)")[1]
+    assert "of the ranks" not in run(ranks_up, capsys, "%%ddp\nwieghts")[1]
+
+
 def test_wrong_input_says_what_to_type(ranks_up: Any, capsys: Capture) -> None:
     for call, expected in (
         ("%ddp_where now", "unrecognized arguments: now. For example: %ddp_where "),

@@ -106,9 +106,16 @@ def test_a_rank_that_was_killed_when_all_were_idle_is_a_finding() -> None:
     (finding,) = diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=-9)))).findings
     assert (finding.category, finding.ranks) == (Category.RANK_DIED, (1,))
     assert finding.commands == ("%ddp_restart --ranks 1",)
-    for code in (0, None):
-        assert diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=code)))).proven
-        assert not diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=code)))).wrong
+
+
+def test_a_rank_that_ended_with_code_0_when_all_were_idle_is_a_finding_but_of_a_script() -> None:
+    """Its next cell was refused, "rank 1 is dead", and beside it stood: no problem found."""
+    idle, ended = RankReport(0, Activity.IDLE), RankReport(1, Activity.DEAD, exit_code=0)
+    (finding,) = diagnose_run(Case((idle, ended))).findings
+    assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
+    assert finding.commands == ("%ddp_restart --ranks 1",)
+    for case in (Case((idle, ended), script=True), Case((idle, replace(ended, exit_code=None)))):
+        assert diagnose_run(case).proven and not diagnose_run(case).wrong
 
 
 def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:

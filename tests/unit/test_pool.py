@@ -1,46 +1,58 @@
-"""Which fork server the next ranks get."""
+"""The processes of a session: what is loaded for them, when the user interrupts meanwhile."""
 
 from __future__ import annotations
 
-from typing import Any
+import signal
+import threading
+from typing import Any, cast
 
 import pytest
 
 from ddp_notebook.session import pool
-from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
 
 
-class Server:
-    """As much of a fork server's client as the pool uses."""
-
-    def __init__(self, mode: str) -> None:
-        self.mode, self.alive, self.equal, self.closed = mode, True, True, False
-
-    def equals_a_new_one(self) -> bool:
-        return self.equal
-
-    def close(self) -> None:
-        self.closed = True
+def interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-@pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> RankPool:
-    monkeypatch.setattr(pool, "ForkServerClient", Server)
-    return RankPool(Record())
-
-
-def test_a_warm_fork_server_serves_the_next_start(ranks: RankPool) -> None:
-    assert ranks.warm_fork_server("fork") is ranks.warm_fork_server("fork")
-
-
-@pytest.mark.parametrize(
-    "change", [{"alive": False}, {"mode": "process"}, {"equal": False}], ids=lambda c: next(iter(c))
-)
-def test_one_that_has_ended_or_would_differ_from_a_new_one_does_not(
-    ranks: RankPool, change: dict[str, Any]
+def test_an_interrupt_while_the_session_loads_hits_no_import_and_the_next_start_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before: Any = ranks.warm_fork_server("fork")
-    vars(before).update(change)
-    after = ranks.warm_fork_server("fork")
-    assert after is not before and before.closed
+    """In an import it left Python's lock of the module taken: every later start waited for ever."""
+    go_on, threads = threading.Event(), []
+
+    def load() -> type[pool.RankPool]:
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            interrupt()
+        assert go_on.wait(20)
+        return pool.RankPool
+
+    monkeypatch.setattr(pool, "_processes_class", load)
+    with pytest.raises(KeyboardInterrupt):
+        pool._load_processes_class()
+    go_on.set()
+    assert pool._load_processes_class() is pool.RankPool
+    assert threading.main_thread() not in threads
+    for thread in threads:
+        thread.join(20)
+
+
+def test_an_interrupt_while_ranks_are_shut_down_does_not_leave_them_half_ended() -> None:
+    """The board said that they were ready, and their processes had no owner any more."""
+    ended = []
+
+    class Processes:
+        def close(self, keep_warm: bool) -> bool:
+            interrupt()
+            ended.append(keep_warm)
+            return False
+
+    record = Record()
+    record.begin(2)
+    ranks = pool.RankPool(record)
+    ranks.processes = cast(Any, Processes())
+    ranks.shut_down(keep_warm=True)
+    assert ended == [True] and ranks.processes is None
+    assert record.snapshot.world_size == 0

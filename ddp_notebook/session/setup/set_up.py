@@ -145,14 +145,14 @@ class SetUp:
             self.bring_up = BringUp(processes, self._record)
             processes.start()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
-            failed, lost = self.status(), self._pool.lost_reason
-            self._pool.close("The ranks could not be started.")
-            self._record.note(ended="set-up did not finish.", loading=None)
-            if mode == "fork":
-                self._pool.warm_fork_server(mode)  # for the next try
-            raise SetupFailed(
-                _why_not_started(SessionLost(lost) if lost else error), failed
-            ) from None
+            with noted():  # whoever is impatient interrupts again
+                failed, lost = self.status(), self._pool.lost_reason
+                self._pool.close("The ranks could not be started.")
+                self._record.note(ended="set-up did not finish.", loading=None)
+                if mode == "fork":
+                    self._pool.warm_fork_server(mode)  # for the next try
+                why = _why_not_started(SessionLost(lost) if lost else error)
+            raise SetupFailed(why, failed) from None
 
     def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
         """Once more with ranks whose set-up failed, as far as their processes live."""
