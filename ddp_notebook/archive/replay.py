@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook import files
 from ddp_notebook.archive.format import FORMAT, KEY, VERSION, SavedRun, decode_run
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis import diagnose_run, failures
@@ -162,7 +163,7 @@ class Replay:
 def is_saved_run(file: Path) -> bool:
     """True of a file that begins as those do that `%ddp_save` writes."""
     try:
-        with file.open("rb") as stream:
+        with files.opened(file) as stream:
             return stream.read(len(_BEGINS)) == _BEGINS
     except OSError:
         return False
@@ -194,15 +195,14 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 def _run_in(file: Path) -> dict[str, Any]:
     """The run in a file, not yet checked. Raises UsageMistake."""
     try:
-        if file.exists() and not file.is_file():
-            raise UsageMistake(f"{file} is no file. Type: %ddp_replay FILE")
-        size_bytes = file.stat().st_size
+        with files.opened(file) as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            text = stream.read(_LARGEST_FILE)
         if size_bytes > _LARGEST_FILE:
             raise UsageMistake(
                 f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
                 f"than {format_bytes(_LARGEST_FILE)}. Save the run anew: %ddp_save FILE"
             )
-        text = file.read_bytes()
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None

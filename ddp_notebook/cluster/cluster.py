@@ -22,6 +22,7 @@ from ipyparallel.serialize import can, uncan
 from ddp_notebook.cluster import questions
 from ddp_notebook.cluster.ipyparallel_private import (
     check_private_api,
+    come_by,
     engine_name,
     unregister,
 )
@@ -435,6 +436,10 @@ class IPyParallelCluster:
         The request is on its way on another thread, and a new engine can be quicker.
         """
         deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
+        if self._engine(rank) is None:
+            # Perhaps it died half registered: nobody is told of that, and its id is taken.
+            unregister(self._client, rank)
+            wait([come_by(self._client), self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
         while self._engine(rank) is not None and time.monotonic() < deadline:
             if self._ended.done():
                 raise self._lost()

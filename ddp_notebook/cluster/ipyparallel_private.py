@@ -1,7 +1,8 @@
 """The one place that uses private API of ipyparallel's client, each checked before it is used.
 
-What is used: sending a message to the hub to forget an engine whose process is known to be gone
-(ipyparallel itself would find out by missed heartbeats, half a minute later); the table of the
+What is used: sending messages to the hub, to forget an engine whose process is known to be gone
+(ipyparallel itself would find out by missed heartbeats, half a minute later), and to have an
+answer; the table of the
 engines' names; and the class whose object its controller starts as the heart monitor.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import ipyparallel as ipp
@@ -36,9 +38,23 @@ def engine_name(client: Any, rank: int) -> str | None:
 
 
 def unregister(client: Any, rank: int) -> None:
-    """Have the hub forget the engine of `rank`, so that its id is free at once."""
-    if rank in client.ids and has_private_api(client):
+    """Have the hub forget the engine of `rank`, so that its id is free at once.
+
+    Also one that the client never heard of: it may have died half registered, and the hub would
+    keep its id for half a minute and give the next engine another one.
+    """
+    if has_private_api(client):
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
+
+
+def come_by(client: Any) -> Future[Any]:
+    """Done as soon as the hub has come by all that was sent to it before."""
+    if not has_private_api(client):
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+    answer: Future[Any] = client._send(client._query_stream, "connection_request")
+    return answer
 
 
 class _Heart(threading.Thread):

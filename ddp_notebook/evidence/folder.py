@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,9 @@ from pathlib import Path
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import flight_recorder
 from ddp_notebook.evidence.plain_pickle import NotPlain
+from ddp_notebook.files import exists, opened
+from ddp_notebook.model import cut
+from ddp_notebook.views.ansi import plain
 
 MOST_FILES = 4096
 MOST_DUMP_BYTES = 64 << 20
@@ -32,6 +36,10 @@ class Found:
     """When the newest of them was written, since 1970."""
     notes: list[str] = field(default_factory=list)
 
+    def leave_out(self, file: Path, why: str) -> None:
+        """Note that a file was not read."""
+        self.notes.append(f"not read: {plain(file.name)}{plain(why)}")
+
 
 def read(paths: Sequence[Path]) -> Found:
     """The files at `paths`, and those in folders among them. Raises UsageMistake."""
@@ -48,8 +56,11 @@ def read(paths: Sequence[Path]) -> Found:
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
-        if not path.exists():
-            raise UsageMistake(f"{path} does not exist. Name a pid, or a folder or files of a job.")
+        if not exists(path):
+            shown = cut(plain(str(path)), 300)
+            raise UsageMistake(
+                f"{shown} does not exist. Name a pid, or a folder or files of a job."
+            )
         if path.is_dir():
             # Links are not followed: they may lead anywhere, and in a ring.
             yield from (file for file in path.rglob("*") if file.is_file() and not _is_link(file))
@@ -84,12 +95,9 @@ def _last_attempts(files: Sequence[Path]) -> list[Path]:
 def _take(file: Path, found: Found) -> int:
     """Read one file into `found`; how many bytes that were."""
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            found.notes.append(f"not read: {file.name}, which is no regular file")
-            return 0
-        found.newest_s = max(found.newest_s, status.st_mtime)
-        with file.open("rb") as stream:
+        with opened(file) as stream:
+            status = os.fstat(stream.fileno())
+            found.newest_s = max(found.newest_s, status.st_mtime)
             start = stream.read(2)
             if _is_log(file, start):
                 stream.seek(max(0, status.st_size - _LOG_TAIL_BYTES))
@@ -97,11 +105,11 @@ def _take(file: Path, found: Found) -> int:
                 found.logs.append((file, text, _rank_of_log(file)))
                 return len(text)
             if status.st_size > MOST_DUMP_BYTES:
-                found.notes.append(f"not read: {file.name}, which has {status.st_size:,} bytes")
+                found.leave_out(file, f", which has {status.st_size:,} bytes")
                 return 0
             data = start + stream.read(MOST_DUMP_BYTES)
     except OSError as error:
-        found.notes.append(f"not read: {file.name}: {error.strerror or error}")
+        found.leave_out(file, f": {error.strerror or error}")
         return 0
     _take_dump(file, data, found)
     return len(data)
@@ -117,11 +125,11 @@ def _take_dump(file: Path, data: bytes, found: Found) -> None:
     try:
         wire = flight_recorder.parse(data)
     except NotPlain as error:
-        found.notes.append(f"not read: {file.name}, which is no dump of torch: {error}")
+        found.leave_out(file, f", which is no dump of torch: {error}")
         return
     rank = flight_recorder.rank_of(file.name)
     if rank is None:
-        found.notes.append(f"not read: {file.name}, whose name does not say of which rank it is")
+        found.leave_out(file, ", whose name does not say of which rank it is")
         return
     before = found.dumps.get(rank)
     # Of the same dump as a pickle and as JSON, the pickle: it has the stacks.

@@ -5,11 +5,11 @@ Lines are read from the user's own files where these are still there and no newe
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_notebook import files
 from ddp_notebook.model import Part, Place
 
 _LIBRARIES = (
@@ -20,7 +20,6 @@ _LIBRARIES = (
     "/torch/",
     f"{Path(__file__).parents[1]}/",
 )
-_MOST_SOURCE_BYTES = 1 << 20
 _MOST_FILES = 200
 _API_OF_DDP = {
     "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
@@ -98,19 +97,8 @@ class Sources:
         taken = set(self._names.values())
         name = path.name if path.name not in taken else file
         self._names[file] = name
-        text = self._text(path) if len(self._names) <= _MOST_FILES else ""
+        code = path.suffix == ".py" and len(self._names) <= _MOST_FILES
+        text = files.source(path, self.before_s) if code else ""
         if text:
             self.texts[name], self._lines[name] = text, text.splitlines()
         return name
-
-    def _text(self, path: Path) -> str:
-        """What stands in a file of Python code; empty where it is not to be had."""
-        try:
-            status = path.stat()
-            regular = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_SOURCE_BYTES
-            newer = self.before_s is not None and status.st_mtime > self.before_s
-            if path.suffix != ".py" or not regular or newer:
-                return ""
-            return path.read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError):
-            return ""

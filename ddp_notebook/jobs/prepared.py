@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
@@ -40,7 +41,6 @@ READ_LAST = 2000
 _ASK_TIMEOUT_S = 2.0
 _AGAIN_S = 0.4
 """Between two looks at a job that runs: what is wrong is so in both."""
-_MOST_SOURCES, _SOURCE_BYTES = 200, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def case_of(job: Job) -> Case:
         dict(first.told or {}),
         None if first.agents_store else 0,
         collectives=_collectives(job),
-        sources=_sources(Path(first.script), first.wall_s),
+        sources=files.sources(Path(first.script), first.wall_s),
     )
 
 
@@ -268,21 +268,6 @@ def _collectives(job: Job) -> Collectives:
     logs = {rank: process.log(rank, READ_LAST) for rank, process in job.processes.items()}
     known = {rank: log for rank, log in logs.items() if log.run}
     return collective_log.joined(known, tuple(range(job.world_size)))
-
-
-def _sources(script: Path, before_s: float) -> dict[str, str]:
-    """The script and the Python files beside it, as they were when the job began."""
-    sources: dict[str, str] = {}
-    left = _SOURCE_BYTES
-    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
-        try:
-            status = path.stat()
-            if path.name not in sources and status.st_size <= left and status.st_mtime < before_s:
-                left -= status.st_size
-                sources[path.name] = path.read_text("utf-8")
-        except (OSError, ValueError):
-            continue
-    return sources
 
 
 def _diagnosed(job: Job, case: Case) -> Diagnosis:

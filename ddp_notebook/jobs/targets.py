@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook import files
+from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.jobs import dead, picture, prepared, stacks, unprepared
 from ddp_notebook.jobs.outside.target import Unprepared
 from ddp_notebook.jobs.prepared import Job
@@ -188,16 +189,16 @@ def named(words: Sequence[str]) -> Target:
     if not words:
         return _newest()
     first = words[0]
-    if first.isascii() and first.isdigit() and not Path(first).exists():
+    if first.isascii() and first.isdigit() and not files.exists(Path(first)):
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
         return _of_pid(int(first[:18]))
-    if (elsewhere := _ELSEWHERE.fullmatch(first)) and not Path(first).exists():
+    if (elsewhere := _ELSEWHERE.fullmatch(first)) and not files.exists(Path(first)):
         raise UsageMistake(
             f"{first}: only jobs on this host can be looked at from here. In a shell on "
             f"{elsewhere[1]}: ddp-notebook why {elsewhere[2]}"
         )
-    return Left([Path(word).expanduser() for word in words])
+    return Left([named_file(word) for word in words])
 
 
 def _of_pid(pid: int) -> Target:

@@ -131,6 +131,17 @@ def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
     assert len(asked) == 1
 
 
+def test_a_rank_that_died_half_registered_leaves_its_place_to_the_next(session: Session) -> None:
+    """The hub keeps the id of such an engine for half a minute, and no client knows of it."""
+    kill(session, 1)
+    client = cluster_of(session)._client
+    eventually(lambda: 1 not in client.ids)
+    content = {"id": 1, "uuid": "of one that is dead"}
+    client._send(client._query_stream, "registration_request", content=content)
+    assert session.restart((1,)).snapshot.ready
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
 def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_late(
     session: Session,
 ) -> None:

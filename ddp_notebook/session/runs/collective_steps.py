@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_notebook import files
 from ddp_notebook.diagnosis.partings import parting
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
@@ -125,10 +126,7 @@ def source_of(run: CellRun, file: str) -> str:
     if known is not None:
         magic, _, text = known.partition("\n")
         return f"\n{text}" if magic.startswith("%%") else known
-    try:
-        return Path(file).read_text("utf-8", "replace")
-    except OSError:
-        return ""
+    return files.source(Path(file))
 
 
 @dataclass(frozen=True, slots=True)

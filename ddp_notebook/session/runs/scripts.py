@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_notebook import files
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake, named_file
 from ddp_notebook.launch.addresses import free_port
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.runs.registry import RunRegistry
-
-_SOURCE_BYTES = 1 << 20
-_MOST_SOURCES = 100
 
 
 class Scripts:
@@ -78,7 +75,7 @@ class Scripts:
             detach=detach,
         )
         with noted() as interrupted, claim as controller:
-            controller.run.sources = sources_of(script)
+            controller.run.sources = files.sources(script)
             processes.begin_last_words(controller.run.ranks)
             command = (str(script), *arguments)
             work = ScriptWork(
@@ -228,19 +225,6 @@ def find_module(name: str) -> tuple[Path, str]:
             "run by its file: %ddp_run train.py"
         )
     return Path(str(spec.origin)).resolve(), package
-
-
-def sources_of(script: Path) -> dict[str, str]:
-    """The script and the Python files beside it, by their names; no more than a megabyte."""
-    sources: dict[str, str] = {}
-    left = _SOURCE_BYTES
-    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            size = path.stat().st_size
-            if path.name not in sources and size <= left:
-                left -= size
-                sources[path.name] = path.read_text("utf-8")
-    return sources
 
 
 def environments(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook import files
+from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import Ranks, Status, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
@@ -97,6 +98,20 @@ def _state_of(bound: Bound, spec: Breakpoint) -> str:
     hits = "1 hit" if bound.passes == 1 else hits
     hits = f"{hits}, over" if bound.done else hits
     return f"{hits}; {bound.note}" if bound.note else hits
+
+
+def _check_has_line(path: Path, line: int) -> None:
+    """Raises UsageMistake for a line that a file has not, and for what is no file."""
+    if path.is_dir():
+        raise UsageMistake(f"{path} is a folder. Type {_HOW}")
+    try:
+        with files.opened(path) as stream:
+            lines = sum(1 for _ in stream)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageMistake(f"{path} cannot be read: {why}. Type {_HOW}") from None
+    if not 1 <= line <= lines:
+        raise UsageMistake(f"{path.name} has no line {line}: it has {lines:,}.")
 
 
 def _shown(file: str) -> str:
@@ -198,15 +213,11 @@ class Breakpoints:
             return replace(wanted, function=where)
         if cell := _SHOWN_CELL.fullmatch(at[1]):
             return replace(wanted, file=f"<ddp cell {cell[1]}>", line=int(at[2]))
-        path = Path(at[1]).expanduser()
-        file = str(path.resolve()) if path.exists() else at[1]
-        if path.is_dir():
-            raise UsageMistake(f"{at[1]} is a folder. Type {_HOW}")
-        if path.exists():
-            lines = len(path.read_bytes().splitlines())
-            if not 1 <= int(at[2]) <= lines:
-                raise UsageMistake(f"{path.name} has no line {at[2]}: it has {lines:,}.")
-        return replace(wanted, file=file, line=int(at[2]))
+        path = named_file(at[1])
+        if not files.exists(path):
+            return replace(wanted, file=at[1], line=int(at[2]))
+        _check_has_line(path, int(at[2]))
+        return replace(wanted, file=str(path.resolve()), line=int(at[2]))
 
     def _last_cell(self) -> tuple[str, str]:
         """The file name that it has on the ranks, and its text."""

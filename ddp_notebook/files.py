@@ -1,0 +1,71 @@
+"""Files that others may have made: opened without waiting, regular ones only, read to a bound.
+
+Beside a script in a shared folder, or among logs, another user may leave a FIFO, at which who opens
+it waits for ever, or a link to a device, which has no end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_SOURCES_BYTES = 1 << 20
+_MOST_SOURCES = 200
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, to be read. Raises OSError for anything else, and for no name of a file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError:  # a zero byte, or half of a character
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(
+                errno.EINVAL, "it is no file, but a pipe, a folder or a device", str(path)
+            )
+        stream = os.fdopen(descriptor, "rb", closefd=False)
+        with stream:
+            yield stream
+    finally:
+        os.close(descriptor)
+
+
+def exists(path: Path) -> bool:
+    """True where there is something of that name; false also for what cannot be a name."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def source(path: Path, before_s: float | None = None, most_bytes: int = _SOURCES_BYTES) -> str:
+    """The text of a file of code; empty where it is not to be had, or is too long.
+
+    Also of one that was changed after `before_s` (since 1970): that is not what ran.
+    """
+    try:
+        with opened(path) as stream:
+            if before_s is not None and os.fstat(stream.fileno()).st_mtime > before_s:
+                return ""
+            data = stream.read(most_bytes + 1)
+    except OSError:
+        return ""
+    return data.decode("utf-8", "replace") if len(data) <= most_bytes else ""
+
+
+def sources(script: Path, before_s: float | None = None) -> dict[str, str]:
+    """A script and the Python files beside it, by their names; no more than a megabyte."""
+    found: dict[str, str] = {}
+    left_bytes = _SOURCES_BYTES
+    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
+        if path.name not in found and (text := source(path, before_s, left_bytes)):
+            left_bytes -= len(text.encode("utf-8"))
+            found[path.name] = text
+    return found
