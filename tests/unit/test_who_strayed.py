@@ -115,6 +115,43 @@ def test_in_a_ring_in_which_two_peers_are_new_either_may_be_wrong() -> None:
     assert found(case) == [("p2p-mismatch", (0, 1, 2))]
 
 
+def test_who_goes_on_without_its_usual_answer_is_wrong() -> None:
+    """A worker gets a task and answers; of one task rank 1 leaves the answer out."""
+    task, answer = message("recv", 0, 16), message("send", 0, 19)
+    ask = [message("send", 1, 7), message("send", 2, 7)]
+    get = [message("recv", 1, 10), message("recv", 2, 10)]
+    case = play(
+        {
+            0: [*ask, *get] * 4,
+            1: [task, answer, task, answer, task, task, answer],
+            2: [task, answer] * 4,
+        }
+    )
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (1,))
+    assert "went on without the send to rank 0" in finding.cause
+
+
+def test_a_new_phase_is_no_break_of_a_habit() -> None:
+    """Rank 0 has sent all and waits for gradients; rank 1 waits for one more: either may err."""
+    case = play(
+        {
+            0: [*[message("send", 1, 7)] * 3, message("recv", 1, 10)],
+            1: [*[message("recv", 0, 16)] * 4, message("send", 0, 19)],
+        }
+    )
+    assert found(case) == [("p2p-mismatch", (0, 1))]
+
+
+def test_a_barrier_of_all_in_place_of_the_pair_s_is_the_mistake_of_who_calls_it() -> None:
+    """Ranks 0 and 1 are in the last barrier of all, and not with rank 2, which is too soon."""
+    groups = {"left": (0, 1), "right": (2, 3)}
+    own = [barrier(9, group="left" if rank < 2 else "right") for rank in range(4)]
+    programs = {rank: [*[own[rank]] * 3, barrier(12)] for rank in range(4)}
+    case = play({**programs, 2: [own[2], own[2], barrier(7), barrier(12)]}, groups=groups)
+    assert found(case) == [("barrier-misuse", (2,))]
+
+
 # -- a store whose host has left -----------------------------------------------------------
 
 LOST = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server crash?"

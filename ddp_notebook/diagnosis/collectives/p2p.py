@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
@@ -77,6 +78,7 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
     blamed = (
         _strayed(context, records)
+        or _out_of_habit(context, records)
         or _left_loop(context, records)
         or _unequal_sender(context, records)
         or _one_more(context, records, ring)
@@ -146,6 +148,33 @@ def _strayed(context: Context, records: Mapping[int, Collective]) -> tuple[str, 
         f"Have ranks {rank} and {caller} name each other on both sides.",
         (rank,),
     )
+
+
+def _out_of_habit(
+    context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    """One rank that does once more what it has done, without what always came in between."""
+    skipped: dict[int, Collective] = {}
+    for rank, record in records.items():
+        *earlier, last = [_what(each) for each in context.collectives.of.get(rank, ())]
+        after = [b for a, b in pairwise(earlier) if a == earlier[-1]]
+        if last == _what(record) and last in earlier and len({*after}) == 1 and last != after[0]:
+            skipped[rank] = next(
+                each for each in context.collectives.of[rank] if _what(each) == after[0]
+            )
+    if len(skipped) != 1:
+        return None
+    ((rank, usual),) = skipped.items()
+    return (
+        f"rank {rank} went on without the {named(usual)}, which came next on it before",
+        "Answer every message, also where there is nothing to say: send an empty result.",
+        (rank,),
+    )
+
+
+def _what(record: Collective) -> tuple[object, ...]:
+    """What tells one message from another: the line, the direction, the peer."""
+    return call_site(record), record.operation, record.peer
 
 
 def _left_loop(

@@ -227,14 +227,31 @@ def _alone(context: Context, ranks: Ranks, record: Collective, condition: Condit
     )
 
 
-def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:
-    places = {(record.group, record.slot) for record in records}
-    # Who waits in the same collective outside of the ring has a vote too.
-    votes = {rank: (at.group, at.slot) for rank, at in context.graph.at.items()}
+def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ranks:
+    """Those of a ring that fewer ranks are with; who waits there from the same line has a vote."""
+    places = {(record.group, record.slot, call_site(record)) for record in records}
+    votes = {r: (at.group, at.slot, call_site(at)) for r, at in context.graph.at.items()}
     waiting = alike({rank: place for rank, place in votes.items() if place in places})
     most = max(len(ranks) for ranks, _ in waiting)
     outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}
-    culprits = tuple(sorted(outvoted.intersection(ring))) or ring
+    return tuple(sorted(outvoted.intersection(ring)))
+
+
+def _at_new_lines(context: Context, records: list[Collective]) -> Ranks:
+    """Those that are where they never were, while the others do what they did before."""
+    new = tuple(
+        record.rank
+        for record in sorted(records, key=lambda each: each.rank)
+        if [call_site(each) for each in context.collectives.of[record.rank]].count(
+            call_site(record)
+        )
+        < 2
+    )
+    return new if len(new) < len(records) else ()
+
+
+def _ring_of_groups(context: Context, ring: Ranks, records: list[Collective]) -> Finding:
+    culprits = _outvoted_in(context, ring, records) or _at_new_lines(context, records) or ring
     barriers = all(record.operation == "barrier" for record in records)
     return Finding(
         Category.BARRIER_MISUSE if barriers else Category.MISMATCHED_ORDER,
