@@ -80,7 +80,7 @@ class Option:
             self.help += f" (default {str(self.default).removesuffix('.0')})"
         self.completer = completer
         self.is_text = is_text
-        self._more = more | ({"nargs": "?"} if is_text else {})
+        self._more = more
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Have `parser` know it."""

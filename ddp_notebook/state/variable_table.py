@@ -6,7 +6,7 @@ Where they differ, it is said by how much: from a strict majority, else from the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_notebook.model import (
@@ -100,12 +100,16 @@ def row(
 
 def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
     """`values` without what is known of some ranks only."""
-    if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
+    if not all(map(_is_told_apart, values.values())):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
     tensors = [value.tensor for value in values.values() if value.tensor is not None]
     if all(each.digest or not each.read for each in tensors):
         return values
     return {rank: _without_digest(value) for rank, value in values.items()}
+
+
+def _is_told_apart(value: Variable) -> bool:
+    return bool(value.digest or value.tensor) or value.number is not None
 
 
 def _without_digest(value: Variable) -> Variable:
@@ -157,10 +161,8 @@ def _text(members: Sequence[int], values: Mapping[int, Variable], *, full: bool)
     devices = {each.tensor.device for rank in members if (each := values[rank]).tensor}
     device = value.tensor.device if len(devices) == 1 else _kind(value.tensor)
     text = tensor_text(replace(value.tensor, device=device))
-    is_long = value.tensor.size > _MOST_SHOWN
-    return (
-        f"{text}, hash {value.tensor.digest}" if full and is_long and value.tensor.digest else text
-    )
+    digest = value.tensor.digest if full and value.tensor.size > _MOST_SHOWN else ""
+    return f"{text}, hash {digest}" if digest else text
 
 
 def tensor_text(tensor: TensorFacts) -> str:
@@ -168,15 +170,22 @@ def tensor_text(tensor: TensorFacts) -> str:
     what = f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}] {tensor.device}"
     if not tensor.read:
         return f"{what}, values not read" if tensor.size else what
-    nans = f", {tensor.nans:,} NaN" if tensor.nans else ""
     numbers = [number for number in tensor.sample if number is not None]
     if tensor.size <= _MOST_SHOWN and len(numbers) == tensor.size:
         return f"{what}: {', '.join(f'{number:.6g}' for number in numbers)}"
-    mean = f", mean {tensor.mean:.4g}" if tensor.mean is not None else ""
-    mean += f", std {tensor.std:.4g}" if tensor.std is not None else ""
-    nans += f", {tensor.infinite:,} inf" if tensor.infinite else ""
     part = f" of {tensor.read:,} of its values" if tensor.read < tensor.size else ""
-    return f"{what}{mean}{nans}{part}"
+    return f"{', '.join((what, *_statistics(tensor)))}{part}"
+
+
+def _statistics(tensor: TensorFacts) -> Iterator[str]:
+    if tensor.mean is not None:
+        yield f"mean {tensor.mean:.4g}"
+    if tensor.std is not None:
+        yield f"std {tensor.std:.4g}"
+    if tensor.nans:
+        yield f"{tensor.nans:,} NaN"
+    if tensor.infinite:
+        yield f"{tensor.infinite:,} inf"
 
 
 def _difference(value: Variable | None, other: Variable | None) -> str:

@@ -123,7 +123,7 @@ PRINT = Verb(
         Option("--each", "call the value's own repr on each rank, which may be your code"),
         Option("--watch", "show it after each step, too; without an expression, list those"),
         Option("--unwatch", "show it after steps no more; without an expression, nothing"),
-        Option("expression", "a Python expression", is_text=True),
+        Option("expression", "a Python expression", is_text=True, nargs="?"),
     ),
     is_python=True,
 )
@@ -178,7 +178,7 @@ SET = Verb(
     options=(
         options.ranks("assign it on these ranks only"),
         Option("--up N", "in the frame of yours N above (default: that of %ddp_frame)", type=int),
-        Option("assignment", "such as x = 3", is_text=True),
+        Option("assignment", "such as x = 3", is_text=True, nargs="?"),
     ),
     is_python=True,
 )

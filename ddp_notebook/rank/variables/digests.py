@@ -30,8 +30,9 @@ _DEEPEST_AT_ONCE = 5
 _DEEPEST = 12
 _SCALARS = frozenset((int, float, complex, bool, type(None), type(Ellipsis)))
 _TEXTS = frozenset((str, bytes, bytearray))
-_PLAIN = _SCALARS | {str, bytes}
 _LISTS = (list, tuple)
+_SIZED = frozenset((str, bytes, *_LISTS))
+_PLAIN = _SCALARS | _SIZED
 _SETS = (set, frozenset)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _NAMES_OF = type.__dict__["__dict__"].__get__
@@ -155,18 +156,14 @@ def _is_plain(chunk: list[Any]) -> bool:
     """Whether `marshal` may write it at once: texts, numbers, lists of them; not too much."""
     level, room = chunk, _MOST_AT_ONCE
     for _ in range(_DEEPEST_AT_ONCE):
-        kinds = set(map(type, level))
-        if not kinds <= _PLAIN | {list, tuple}:
+        if not set(map(type, level)) <= _PLAIN:
             return False
-        if kinds & {str, bytes}:
-            room -= sum(len(text) for text in level if type(text) is str or type(text) is bytes)
-        if not kinds & {list, tuple} or room < 0:
+        sized = [item for item in level if type(item) in _SIZED]
+        room -= sum(map(len, sized))
+        if room < 0 or not sized:
             return room >= 0
-        inner = [item for item in level if type(item) is list or type(item) is tuple]
-        room -= sum(map(len, inner))
-        if room < 0:
-            return False
-        level = list(itertools.chain.from_iterable(inner))
+        lists = (item for item in sized if type(item) in _LISTS)
+        level = list(itertools.chain.from_iterable(lists))
     return False
 
 

@@ -58,14 +58,16 @@ def _cell(
     if rank == base or own is None or other is None or not _comparable(own, other):
         return cell
     index, far = _first((base, rank), own.size, cluster)
-    if index is None:
-        return cell
-    whole = own.size <= MOST_VALUES
-    note = cell.note
-    if far and (whole or not note.startswith(_FAR)):
-        note = f"{_FAR} {far:.4g}{'' if whole else ' or more'}"
+    return cell if index is None else replace(cell, note=_note(cell.note, index, far, own))
+
+
+def _note(note: str, index: int, far: float | None, own: TensorFacts) -> str:
+    if far and own.size <= MOST_VALUES:
+        note = f"{_FAR} {far:.4g}"
+    elif far and not note.startswith(_FAR):
+        note = f"{_FAR} {far:.4g} or more"
     place = f"first at {unravelled(index, own.shape)}"
-    return replace(cell, note=f"{note}, {place}" if note else place)
+    return f"{note}, {place}" if note else place
 
 
 def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
@@ -92,13 +94,17 @@ def _first(
         number = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
         if number is None:
             return None, far
-        numbers = zip(one.values, other.values, strict=False)
-        apart = [abs(a - b) for a, b in numbers if a is not None and b is not None]
-        far = max(far or 0.0, *apart) if apart else far
+        far = _apart(one, other) or far
         begin, step = begin + number * one.step, one.step
         if step == 1:
             return begin, far
         end = min(begin + step, end)
+
+
+def _apart(one: calls.Checksums, other: calls.Checksums) -> float | None:
+    """The largest difference of the values that were told; None where none were."""
+    pairs = zip(one.values, other.values, strict=False)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
 
 def unravelled(index: int, shape: Sequence[int]) -> list[int]:
