@@ -151,7 +151,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         words = arg_split(line, posix=os.name == "posix", strict=False)
         arguments, unknown = self.parse_known_args(words)
         if unknown:
-            meant, message = self._meant(line, unknown), f"unrecognized arguments: {' '.join(unknown)}"
+            meant = self._meant(line, unknown)
+            message = f"unrecognized arguments: {' '.join(unknown)}"
             if not meant:
                 self.error(message)
             raise UsageError(

@@ -93,7 +93,10 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
         ("%ddp_step --to nowhere", "--to nowhere: there is no such goal. A line: --to 42. Or one "),
         ("%ddp_step --to launched", "--to launched: there is no such goal. A line: --to 42. Or "),
         ("%ddp_why now", "unrecognized arguments: now. For example: %ddp_why "),
-        ("%ddp_abort --ranks 0, 1", "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 0,1"),
+        (
+            "%ddp_abort --ranks 0, 1",
+            "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 0,1",
+        ),
         ("%ddp_abort 1", "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 1"),
         ("%ddp_run", "the following arguments are required: script. For example: %ddp_run train"),
         ("%ddp_run --store mine x.py", "argument --store: invalid choice: 'mine'"),
