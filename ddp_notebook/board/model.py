@@ -213,11 +213,16 @@ def actions(
         Action("step", "Step", "%ddp_step", True, no_step),
         _abort(rows, none, measuring),
         replace(restart, why_not=none or (_MEASURING if measuring else restart.why_not)),
-        Action("why", "Why?", "%ddp_why", False, none),
-        Action("where", "Where?", "%ddp_where", True, none),
+        Action("why", "Why?", "%ddp_why", False, none or _no_answer(rows)),
+        Action("where", "Where?", "%ddp_where", True, none or _no_answer(rows)),
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
+
+
+def _no_answer(rows: Sequence[BoardRow]) -> str:
+    """Why no rank can be asked; empty when one can."""
+    return _NO_ANSWER if {row.status for row in rows} == {Status.STARTING} else ""
 
 
 def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
@@ -245,6 +250,7 @@ def _restart(rows: Sequence[BoardRow]) -> Action:
 
 _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}
 _NO_RANK = "no rank runs"
+_NO_ANSWER = "the ranks' processes start: none can answer yet"
 _NO_ABORT = "no rank is blocked"
 _MEASURING = "a benchmark runs"
 _NO_STEP = (

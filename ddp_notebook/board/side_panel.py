@@ -6,7 +6,9 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-BESIDE = "The board is beside the notebook, in JupyterLab. Not there? %ddp_board --here"
+BESIDE = (
+    "In JupyterLab the board is beside the notebook. Elsewhere, in this cell: %ddp_board --here"
+)
 HOW = (
     "To have it beside the notebook: right-click on the board, Create New View for Cell Output. "
     "Or: %pip install sidecar, reload the page, %ddp_board"

@@ -53,7 +53,7 @@ def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
         return False
     traceback.print_exception(stop)
     what = "sys.exit() in a callback of the event loop ends the callback, not the rank"
-    print(what, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{what}\n")
     return True
 
 

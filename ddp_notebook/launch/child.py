@@ -22,6 +22,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -139,17 +140,27 @@ def leave(code: int) -> NoReturn:
 def end_by_sigterm() -> None:
     """Have SIGTERM end this process as one that it killed, after its exit functions.
 
-    In processes that it forks it ends them at once.
+    Processes that it forks it ends at once.
     """
-    own = os.getpid()
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == own:
-            atexit._run_exitfuncs()
+        atexit._run_exitfuncs()
         os.kill(os.getpid(), number)
 
+    def in_fork() -> None:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        mask(signal.SIG_UNBLOCK)
+
+    def mask(how: int) -> None:
+        signal.pthread_sigmask(how, {signal.SIGTERM})
+
     signal.signal(signal.SIGTERM, end)
+    if hasattr(os, "register_at_fork"):
+        # Python forgets signals that come for a fork before it is one.
+        block, unblock = partial(mask, signal.SIG_BLOCK), partial(mask, signal.SIG_UNBLOCK)
+        os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)
 
 
 def watch_lifeline(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""What the shell adds to IPython's own answers: which verb was meant, where a variable is, %debug."""
+"""What the shell adds to IPython's answers: the verb that was meant, and %debug."""
 
 from __future__ import annotations
 

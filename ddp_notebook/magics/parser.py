@@ -161,10 +161,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if text is not None:
             setattr(arguments, text.attribute, source)
         if unknown:
-            meant, message = (
-                self._meant(line, unknown),
-                f"unrecognized arguments: {' '.join(unknown)}",
-            )
+            meant = self._meant(line, unknown)
+            message = f"unrecognized arguments: {' '.join(unknown)}"
             if not meant:
                 self.error(message)
             raise UsageError(

@@ -82,6 +82,9 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     _, shown = run(shell, capsys, "%ddp_attach")
     assert shown.endswith(f"Attached to what a job left in {logs}."), "a mistake changes nothing"
 
+    _, shown = run(shell, capsys, "%ddp_save run.json")
+    assert shown.startswith("UsageError: %ddp_save saves the session's own run, and has none. Of ")
+    assert shown.endswith("in a shell: ddp-notebook save PID_OR_FILES run.json")
     _, shown = run(shell, capsys, "%ddp_detach")
     assert shown.startswith(f"Detached from what a job left in {logs}.")
     _, shown = run(shell, capsys, "%ddp_why")
@@ -94,6 +97,9 @@ def test_a_sessions_own_ranks_are_left_alone(capsys: Capture, tmp_path: Path) ->
         run(shell, capsys, f"%ddp_attach '{logs}'")
         assert "no rows left" in run(shell, capsys, "%ddp_why")[1]
         assert "4" in run(shell, capsys, "%%ddp --ranks 0\n2 + 2")[1]
+        saved = run(shell, capsys, f"%ddp_save '{tmp_path / 'run.json'}'")[1]
+        assert "It is the session's own run. Of what a job left" in saved
+        assert "in a shell: ddp-notebook save PID_OR_FILES" in saved
         run(shell, capsys, "%ddp_detach")
         assert "No problem found" in run(shell, capsys, "%ddp_why")[1]
         assert run(shell, capsys, "%ddp_where")[1].endswith("ranks 0-1  runs nothing")

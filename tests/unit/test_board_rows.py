@@ -229,6 +229,11 @@ def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     dead = buttons(running(0), running(1, status=Status.DEAD), in_run=True)
     assert dead["restart"].magic == "%ddp_restart --ranks 1" and not dead["restart"].why_not
     assert dead["continue"].magic == "%ddp_step --to end"
+    # Asked while torch was being loaded, they answered 20 s later, of another state.
+    starts = buttons(running(0, status=Status.STARTING), running(1, status=Status.STARTING))
+    assert starts["why"].why_not and starts["where"].why_not
+    some = buttons(running(0, status=Status.STARTING), running(1, status=Status.READY))
+    assert not some["why"].why_not and not some["where"].why_not
     nobody = model.actions((), False, False)
     assert all(each.why_not for each in nobody)
     measuring = model.actions((), True, False, measuring=True)

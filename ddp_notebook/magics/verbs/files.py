@@ -16,6 +16,11 @@ from ddp_notebook.views.notebook import mime_bundle
 
 
 def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
+    job, other = ui.attached, ""
+    if job is not None:
+        other = f"Of {job.name}, in a shell: ddp-notebook save PID_OR_FILES {args.path}"
+        if not ui.session.running:
+            raise UsageMistake(f"%ddp_save saves the session's own run, and has none. {other}")
     saved = ui.session.save(args.path, output=args.output, force=args.force)
     path = named_file(args.path)
     issued = sum(len(collectives) for collectives in saved.collectives.of.values())
@@ -26,6 +31,8 @@ def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
     for missing in what_is_missing(saved):
         ui.say(missing)
     ui.say(f"Look at it: %ddp_replay {args.path}   As a trace: open it in ui.perfetto.dev")
+    if other:
+        ui.say(f"It is the session's own run. {other}")
 
 
 SAVE = Verb(
