@@ -258,3 +258,23 @@ def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_agai
     assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
     session.init(InitOptions(world_size=2, device="cpu"), replace=True)
     assert values(session, ALL_REDUCE) == {(0, 1): "2.0"}
+
+
+def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.run_cell("mine = rank").raise_for_error()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with monkeypatch.context() as there:
+        there.chdir(gone)
+        gone.rmdir()
+        with pytest.raises(
+            SetupFailed, match=r"current folder was removed.*No rank was ended.*%cd"
+        ):
+            session.restart((1,))
+        assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}
+        with pytest.raises(SetupFailed, match=r"current folder was removed.*%cd"):
+            Session().init(InitOptions(world_size=1, device="cpu"))
+        os.chdir(tmp_path)
+    assert session.restart((1,)).snapshot.ready
