@@ -15,6 +15,7 @@ from support import GONE_WITHIN_S, eventually, pids_of
 
 from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
+from ddp_notebook.cluster.launchers import ForkServerEngineLauncher
 from ddp_notebook.errors import SetupFailed, Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
@@ -147,6 +148,25 @@ def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_lat
 
     client._notification_handlers["unregistration_notification"] = tell_late
     assert session.restart((1,)).snapshot.ready
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_a_restart_during_which_the_machine_slept_goes_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then time is up before the word of the old process's end is read."""
+    slept: list[object] = []
+    join = ForkServerEngineLauncher.join
+
+    async def late(self: Any, timeout: float | None = None) -> None:
+        if not slept:
+            slept.append(self)
+            raise TimeoutError
+        await join(self, timeout)
+
+    monkeypatch.setattr(ForkServerEngineLauncher, "join", late)
+    assert session.restart((1,)).snapshot.ready
+    assert slept
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
