@@ -65,6 +65,7 @@ _ENGINE_ARGS = [
 ]
 _POLL_S = 0.002
 _REPLY_GRACE_S = 0.2
+_ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
 _LOOK_AT_LOAD_S = 1.0
@@ -380,7 +381,10 @@ class IPyParallelCluster:
         engine = self._cluster.engines.get(f"rank-{rank}")
         if engine is not None and engine.state == "running":
             engine.signal(signal.SIGKILL)
-            self._wait(engine.join(10))
+            with contextlib.suppress(TimeoutError):
+                self._wait(engine.join(_ENDS_WITHIN_S))
+            # After a sleep of the machine time is up before the word of its end is read.
+            self._wait(engine.join(_ENDS_WITHIN_S))
         self._stopped[rank] = self._engine(rank)
         if rank in self._pids:
             self._forget(rank, self._pids[rank])

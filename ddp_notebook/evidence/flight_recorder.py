@@ -99,10 +99,13 @@ def read(wire: Mapping[str, Any], rank: int, sources: Sources) -> Dump:
     )
 
 
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
 def _int(value: object, otherwise: int = 0) -> int:
     """A number that JSON may have as text."""
-    if isinstance(value, str) and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
-        value = int(value[:20])
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
         return otherwise
     return value

@@ -99,7 +99,7 @@ class ControlSocket(Component):
                     return
                 time.sleep(_READ_WITHIN_S)  # no file descriptor is left: perhaps later
                 continue
-            with connection, contextlib.suppress(OSError, ValueError):
+            with connection, contextlib.suppress(OSError, ValueError, RecursionError):
                 if is_mine(connection):
                     self._serve_one(connection)
 
@@ -109,8 +109,9 @@ class ControlSocket(Component):
         if size > _MOST_ASKED_BYTES:
             return
         asked = json.loads(_read(connection, size))
-        if isinstance(asked, dict):
-            answer = self._answer(str(asked.get("question", "")), asked.get("about") or {})
+        about = asked.get("about") or {} if isinstance(asked, dict) else None
+        if isinstance(about, dict):
+            answer = self._answer(str(asked.get("question", "")), about)
             connection.sendall(framed(answer))
 
 

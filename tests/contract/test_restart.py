@@ -15,6 +15,7 @@ from support import GONE_WITHIN_S, eventually, pids_of
 
 from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
+from ddp_notebook.cluster.launchers import ForkServerEngineLauncher
 from ddp_notebook.errors import SetupFailed, Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
@@ -158,6 +159,25 @@ def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_lat
     assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
+def test_a_restart_during_which_the_machine_slept_goes_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then time is up before the word of the old process's end is read."""
+    slept: list[object] = []
+    join = ForkServerEngineLauncher.join
+
+    async def late(self: Any, timeout: float | None = None) -> None:
+        if not slept:
+            slept.append(self)
+            raise TimeoutError
+        await join(self, timeout)
+
+    monkeypatch.setattr(ForkServerEngineLauncher, "join", late)
+    assert session.restart((1,)).snapshot.ready
+    assert slept
+    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
 def test_a_late_word_of_an_old_process_does_not_end_the_engine_in_its_place(
     session: Session,
 ) -> None:
@@ -266,3 +286,23 @@ def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_agai
     assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
     session.init(InitOptions(world_size=2, device="cpu"), replace=True)
     assert values(session, ALL_REDUCE) == {(0, 1): "2.0"}
+
+
+def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.run_cell("mine = rank").raise_for_error()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with monkeypatch.context() as there:
+        there.chdir(gone)
+        gone.rmdir()
+        with pytest.raises(
+            SetupFailed, match=r"current folder was removed.*No rank was ended.*%cd"
+        ):
+            session.restart((1,))
+        assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}
+        with pytest.raises(SetupFailed, match=r"current folder was removed.*%cd"):
+            Session().init(InitOptions(world_size=1, device="cpu"))
+        os.chdir(tmp_path)
+    assert session.restart((1,)).snapshot.ready

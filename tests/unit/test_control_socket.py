@@ -51,6 +51,15 @@ def test_it_answers_and_only_this_user_gets_in(listening: ControlSocket) -> None
     assert ask({0: listening.path}, unknown, Nothing(), 5.0) == {0: CannotAnswer("what?")}
 
 
+def test_questions_that_are_none_do_not_end_the_answering(listening: ControlSocket) -> None:
+    for content in (b"[" * 60_000, b'{"question": "hello", "about": [1]}', b"[1]", b"\xff", b""):
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(listening.path))
+            asking.sendall(len(content).to_bytes(4, "big") + content)
+            assert asking.recv(1 << 16) == b""
+    assert ask({3: listening.path}, HELLO, Nothing(), 5.0) == {3: Name("me")}
+
+
 def test_another_users_questions_are_not_read(
     listening: ControlSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

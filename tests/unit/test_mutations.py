@@ -1,22 +1,19 @@
 """Whatever stands in a log, an event, a saved run or a baseline: no raw error, and all goes on.
 
-`DDP_NOTEBOOK_MUTATIONS` says how often each is tried.
+`hostile` says how often each is tried.
 """
 
 from __future__ import annotations
 
-import copy
 import json
-import math
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_runs import SOCKET, bench_run
-from hypothesis import HealthCheck, given, settings
+from hostile import as_json, changed, changes, often, sendable
+from hypothesis import given
 from hypothesis import strategies as st
 from saved_runs import job
 
@@ -56,91 +53,7 @@ from ddp_notebook.state.board_rows import board
 from ddp_notebook.views.bench.table import table_html, table_text, title
 from ddp_notebook.views.notebook import mime_bundle
 
-TRIES = int(os.environ.get("DDP_NOTEBOOK_MUTATIONS", "60"))
-often = settings(
-    max_examples=TRIES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-
 SOURCE = "for step in range(3):\n    if rank == 0 and step % 2:\n" + "        x = 1\n" * 12
-HOSTILE: list[Any] = [
-    *(None, True, -7, 0, 99, 1 << 62, 1 << 70, 1.5, math.inf, -math.inf, math.nan, 1e300, "", "x"),
-    *(
-        "\x1b]0;title\x07\x1b[2J",
-        "half \ud800",
-        "\0",
-        "../../etc/passwd",
-        "a" * 5000,
-        "٣",
-        "1" * 30,
-    ),
-    *("-" * 30_000 + "1", "not " * 5000, "a" + ".b" * 5000, "1" + "+1" * 5000, "(" * 500),
-    *("if x:\n    pass\n" + "elif x:\n    pass\n" * 2000, "lambda: " * 500, "'%99999999d' % rank"),
-    *([], {}, [1], [None], {"a": 1}, {"0": [[]]}, [[[[]]]]),
-]
-
-
-def places(wire: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where there is something in a JSON value."""
-    items: Any = wire.items() if isinstance(wire, dict) else ()
-    items = enumerate(wire) if isinstance(wire, list) else items
-    for key, each in items:
-        yield (*at, key)
-        yield from places(each, (*at, key))
-
-
-def change(wire: Any, place: tuple[Any, ...], how: str, value: Any) -> None:
-    """Change what is at `place`, if that is still there."""
-    holder = wire
-    try:
-        for key in place[:-1]:
-            holder = holder[key]
-        there = holder[place[-1]]
-    except (LookupError, TypeError):
-        return
-    if isinstance(holder, str):
-        return
-    if how == "drop":
-        del holder[place[-1]]
-    elif how == "double" and isinstance(holder, list):
-        holder.insert(place[-1], copy.deepcopy(there))
-    elif how == "more" and isinstance(there, list):
-        there.extend(copy.deepcopy(there))
-    elif how == "more" and isinstance(there, dict):
-        there[str(value)[:99]] = copy.deepcopy(next(iter(there.values()), value))
-    elif how == "add" and type(there) in (int, float):
-        holder[place[-1]] = there + (value if type(value) in (int, float) else 1)
-    else:
-        holder[place[-1]] = copy.deepcopy(value)
-
-
-def changes(wire: Any) -> st.SearchStrategy[list[tuple[Any, ...]]]:
-    """Up to three changes of a JSON value."""
-    one = st.tuples(
-        st.sampled_from(list(places(wire))),
-        st.sampled_from(["set", "set", "set", "drop", "double", "more", "add"]),
-        st.sampled_from(HOSTILE),
-    )
-    return st.lists(one, min_size=1, max_size=3)
-
-
-def changed(wire: Any, made: list[tuple[Any, ...]]) -> Any:
-    wire = copy.deepcopy(wire)
-    for place, how, value in made:
-        change(wire, place, how, value)
-    return wire
-
-
-def as_json(wire: Any) -> bytes:
-    """Also what JSON does not have, as a careless writer would."""
-    return json.dumps(wire).replace("Infinity", "1e400").encode()
-
-
-def sendable(value: Any) -> None:
-    """A page or a terminal can take it."""
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
-
 
 # --------------------------------------------------------------------------- saved runs
 

@@ -114,6 +114,7 @@ class Processes:
 
         What needs no torch is started while the fork server still loads it.
         """
+        _need_current_folder()
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
@@ -359,6 +360,7 @@ class Processes:
         )
 
     def _need_folder(self, meanwhile: str) -> None:
+        _need_current_folder(meanwhile)
         if gone := self.folder_gone:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
@@ -433,3 +435,13 @@ class Processes:
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
+
+
+def _need_current_folder(meanwhile: str = "") -> None:
+    """Raises SetupFailed where processes would have to start in a folder that is gone."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        gone = "The notebook's current folder was removed, so that no process can start in it."
+        parts = (gone, meanwhile, "Go to another one: %cd ~")
+        raise SetupFailed(" ".join(filter(None, parts))) from None
