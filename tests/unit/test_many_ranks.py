@@ -10,7 +10,16 @@ import pytest
 from traces import all_reduce, barrier
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Activity, Case, Collective, Collectives, Phase, RankReport
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collective,
+    Collectives,
+    GroupMade,
+    Phase,
+    RankReport,
+    ShardedUnit,
+)
 
 STEPS = 20
 
@@ -53,3 +62,25 @@ def test_the_rank_to_blame_is_found_among_many_in_two_seconds_of_a_core(size: in
     findings = diagnose_run(case).findings
     assert time.process_time() - begun_s < 2
     assert [(f.category, f.ranks) for f in findings] == [("conditional-collective", (culprit,))]
+
+
+@pytest.mark.parametrize("size", [8, 1000])
+def test_so_it_is_where_ranks_are_in_a_mesh_and_shard_a_model(size: int) -> None:
+    culprit, tp = random.Random(size).randrange(size), 4
+    rows = [tuple(range(first, first + tp)) for first in range(0, size, tp)]
+    columns = [tuple(range(at, size, tp)) for at in range(tp)]
+    named = [("tp", row) for row in rows] + [("dp", column) for column in columns]
+    made = tuple(GroupMade(n, ranks, name, of_mesh=True) for n, (name, ranks) in enumerate(named))
+    units = [
+        tuple(ShardedUnit(0, f"layers.{n}", 1000, True, True, column, 2) for n in range(12))
+        for column in columns
+    ]
+    case = stalled(size, culprit)
+    ranks = (replace(e, groups_made=made, sharded=units[e.rank % tp]) for e in case.ranks)
+    case = replace(case, ranks=tuple(ranks))
+    begun_s = time.process_time()
+    (finding,) = diagnose_run(case).findings
+    assert time.process_time() - begun_s < 2
+    assert (finding.category, finding.ranks) == ("conditional-collective", (culprit,))
+    at = f"rank {culprit} is tp={culprit % tp}, dp={culprit // tp}"
+    assert any(at in line for line in finding.evidence), finding.evidence

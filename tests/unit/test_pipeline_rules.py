@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from collective_cases import the_one
 from traces import message, play
 
 from ddp_notebook.diagnosis import diagnose_run
@@ -89,3 +90,14 @@ def test_a_message_of_a_pipeline_is_named_by_its_micro_batch_and_stage() -> None
     finding = first_of(case)
     assert "recv of micro-batch 0's gradients of stage 1 (1F1B) from rank 1" in finding.cause
     assert "recv of micro-batch 1's activations of stage 0 (1F1B) from rank 0" in finding.cause
+
+
+def test_who_left_out_a_send_that_it_made_in_each_round_before_is_the_one() -> None:
+    there, back = message("send", 1, 4), message("recv", 1, 5)
+    taken, reply = message("recv", 0, 8), message("send", 0, 9)
+    rounds = {0: [there, back] * 4, 1: [taken, reply, taken, reply, taken, taken, reply]}
+    finding = the_one(play(rounds))
+    assert (finding.category, finding.ranks) == ("p2p-mismatch", (1,))
+    assert "rank 1 went on without the send to rank 0 at train.py:9" in finding.cause
+    first = the_one(play({0: [there, back] * 2, 1: [taken, taken, reply]}))
+    assert first.ranks == (0, 1), "no round before tells who is wrong"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -82,6 +82,7 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
         or _left_loop(context, records)
         or _unequal_sender(context, records)
         or _one_more(context, records, ring)
+        or _skipped_a_send(context, records)
     )
     if blamed is not None:
         return blamed
@@ -245,6 +246,49 @@ def _one_more(
                 ring,
             )
     return None
+
+
+def _skipped_a_send(
+    context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    """The one rank of a ring that left out, in its last round, what it sent in each before.
+
+    A round is from a receive to the next at the same line.
+    """
+    found = []
+    for rank, record in records.items():
+        peer = record.peer if record.peer is not None else -1
+        here = records.get(peer)
+        if record.operation != "recv" or here is None or here.operation != "recv":
+            continue
+        *earlier, last = _rounds(context.collectives.of[peer], here)
+        sends = [[r for r in of if r.operation == "send" and r.peer == rank] for of in earlier]
+        if sends and all(sends) and not any(r.peer == rank and r.operation == "send" for r in last):
+            found.append((rank, peer, here, sends[-1][0]))
+    if len(found) != 1:
+        return None
+    rank, peer, here, send = found[0]
+    condition = context.sources.condition(send, here, (), (peer,))
+    why = f" ({condition.quoted})" if condition is not None and not condition.on_rank else ""
+    return (
+        f"rank {peer} went on without the {named(send)} for which rank {rank} waits, and which it "
+        f"sent in each round before{why}",
+        "Send it in every round; to leave one out, let all ranks decide it together first.",
+        (peer,),
+    )
+
+
+def _rounds(records: Sequence[Collective], now: Collective) -> list[list[Collective]]:
+    """What a rank issued from each call at the line of `now` to the next; `now` is the last."""
+    rounds: list[list[Collective]] = []
+    for record in records:
+        if record.number == now.number:
+            break
+        if call_site(record) == call_site(now):
+            rounds.append([])
+        if rounds:
+            rounds[-1].append(record)
+    return rounds or [[]]
 
 
 def _unsent(context: Context, record: Collective) -> tuple[str, str, Ranks]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
@@ -159,7 +159,15 @@ def _models(context: Context) -> Iterator[dict[int, _Model]]:
         of_mesh: dict[Ranks, dict[int, _Model]] = {}
         for rank, units in by_rank.items():
             mine = {unit.name: unit for unit in units if unit.model == number}
-            mesh = tuple(sorted({member for unit in mine.values() for member in unit.mesh}))
+            mesh = _ranks_of(list(mine.values()))
             if mine and mesh[-1] < len(ranks):
                 of_mesh.setdefault(mesh, {})[rank] = mine
         yield from (of_rank for of_rank in of_mesh.values() if len(of_rank) > 1)
+
+
+def _ranks_of(units: Sequence[ShardedUnit]) -> Ranks:
+    """The ranks that have parts of them: mostly one mesh for all, of many ranks."""
+    meshes = [unit.mesh for unit in units]
+    if all(mesh == meshes[0] for mesh in meshes):
+        return tuple(sorted(meshes[0])) if meshes else ()
+    return tuple(sorted({member for mesh in meshes for member in mesh}))
