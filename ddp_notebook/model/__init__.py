@@ -10,6 +10,7 @@ ddp.py             DDP's construction as values: its stages, what a model is mad
 diagnosis.py       Findings: what is wrong with a job, whose doing it is, and what to do about i
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and what to
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
+parallel/          Models in parts as values: what each rank holds of each parameter.
 ranks.py           Rank sets, and how they, sizes and long texts are written for a person.
 stacks.py          Where ranks are and what they have there: stacks as one tree, variables as on
 stages.py          The stages of set-up, and the table that a step of the debugger gives.

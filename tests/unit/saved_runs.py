@@ -44,8 +44,11 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.integers(-9, 9) | st.text(max_size=3)
     if origin in (typing.Union, types.UnionType):
         return st.none() | any_of(next(each for each in inner if each is not types.NoneType))
-    if origin is tuple:
-        return st.lists(any_of(inner[0]), max_size=2).map(tuple)
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return st.tuples(*map(any_of, inner))
+    if origin is tuple:  # of those with fields of their own one: they lie in each other
+        most = 1 if dataclasses.is_dataclass(inner[0]) else 2
+        return st.lists(any_of(inner[0]), max_size=most).map(tuple)
     if origin is collections.abc.Mapping:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, Enum):
