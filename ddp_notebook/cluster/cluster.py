@@ -21,8 +21,8 @@ from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.cluster import questions
 from ddp_notebook.cluster.ipyparallel_private import (
+    caught_up,
     check_private_api,
-    come_by,
     engine_name,
     unregister,
 )
@@ -443,7 +443,7 @@ class IPyParallelCluster:
         if self._engine(rank) is None:
             # Perhaps it died half registered: nobody is told of that, and its id is taken.
             unregister(self._client, rank)
-            wait([come_by(self._client), self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
+            wait([caught_up(self._client), self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
         while self._engine(rank) is not None and time.monotonic() < deadline:
             if self._ended.done():
                 raise self._lost()

@@ -1,8 +1,8 @@
 """The one place that uses private API of ipyparallel's client, each checked before it is used.
 
 What is used: sending messages to the hub, to forget an engine whose process is known to be gone
-(ipyparallel itself would find out by missed heartbeats, half a minute later), and to have an
-answer; the table of the
+(ipyparallel itself would find out by missed heartbeats, half a minute later), and to learn that
+it has handled them; the table of the
 engines' names; and the class whose object its controller starts as the heart monitor.
 """
 
@@ -47,8 +47,8 @@ def unregister(client: Any, rank: int) -> None:
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
 
 
-def come_by(client: Any) -> Future[Any]:
-    """Done as soon as the hub has come by all that was sent to it before."""
+def caught_up(client: Any) -> Future[Any]:
+    """Done as soon as the hub has handled all messages that were sent to it before."""
     if not has_private_api(client):
         done: Future[Any] = Future()
         done.set_result(None)
