@@ -135,11 +135,19 @@ def test_wrong_calls_with_ranks_lose_nothing(
             ("%ddp_pull nothing", "UsageError: nothing cannot be pulled (ranks 0-1: there is no"),
             ("%ddp_bench --max 1X", "UsageError: "),
             ("%ddp_restart --ranks 5", "UsageError: Rank 5 does not exist: world size is 2"),
+            ("%ddp_mesh --ranks 5", "UsageError: Rank 5 does not exist: world size is 2"),
+            ("%ddp_mesh --ranks dp=0", "UsageError: "),
+            (
+                "%ddp_mesh",
+                "UsageError: The ranks have no device mesh, and no model with parameters.",
+            ),
         ):
             text = said(shell, capsys, call)
             assert text.startswith(expected), f"{call}: {text}"
     assert shell.run_cell("%ddp_pull kept").success
     assert shell.user_ns["kept"] == {0: 10, 1: 11}
+    assert shell.run_cell("%%ddp\nmodel = torch.nn.Linear(2, 2)").success
+    assert shell.run_cell("%ddp_mesh").result.bytes == {0: 24, 1: 24}
 
 
 def test_a_cell_that_fails_on_a_rank_fails_in_the_notebook(
