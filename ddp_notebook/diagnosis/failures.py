@@ -37,21 +37,32 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
     failed = [end for end in ends if end.outcome == "error"]
     if left and failed and all(map(_went_away, failed)):
         return (_left(left, failed),)
-    for end in failed:
-        cause = raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
+    own = [end for end in failed if not _went_away(end)]
+    victims = [end for end in failed if _went_away(end)] if own else []
+    for end in own or failed:
+        cause = _words(end)
         way = way_to_error(end.path) if end.path else ""
         same.setdefault((f"raised {cause}", way), []).append(end.rank)
     everyone = sum(map(len, same.values())) == len(ranks)
+    lost = tuple(
+        f"{name_ranks((end.rank,))} lost its connection to one that had gone: {_words(end)}"
+        for end in victims
+    )
     return tuple(
         Finding(
             Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK,
             tuple(sorted(who)),
             cause,
             "Correct the error, and run it again.",
-            evidence=(f"{name_ranks(sorted(who))}: {way}",) if way else (),
+            tuple(end.rank for end in victims),
+            (*((f"{name_ranks(sorted(who))}: {way}",) if way else ()), *lost),
         )
         for (cause, way), who in same.items()
     )
+
+
+def _words(end: CellFinished) -> str:
+    return raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
 
 
 def _went_away(end: CellFinished) -> bool:
@@ -70,11 +81,7 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
     victims = tuple(sorted(end.rank for end in failed))
     one = len(left) == 1
     who = f"{name_ranks(left)} {'has' if one else 'have'} finished"
-    lost = "; ".join(
-        f"{name_ranks((end.rank,))}: "
-        f"{raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)}"
-        for end in failed
-    )
+    lost = "; ".join(f"{name_ranks((end.rank,))}: {_words(end)}" for end in failed)
     if one and all(map(_lost_store, failed)):
         return Finding(
             Category.STORE_GONE,
