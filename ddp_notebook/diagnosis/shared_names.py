@@ -13,13 +13,14 @@ from collections.abc import Collection, Iterable, Iterator
 from ddp_notebook.diagnosis.conditions import last_name
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_DIVIDING = ("div", "div_", "divide", "true_divide", "floor_divide")
 _CHANGES = (ast.Store, ast.Del)
 
 
 class SharedNames:
     """The user's code as names that are written and read."""
 
-    def __init__(self, trees: Iterable[ast.Module]) -> None:
+    def __init__(self, trees: Iterable[ast.AST]) -> None:
         self._nodes = [node for tree in trees for node in ast.walk(tree)]
         self._imported = {"self", "cls"}
         self._functions: dict[str, list[ast.AST]] = {}
@@ -96,6 +97,42 @@ def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.A
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Try) and any(each.lineno in lines for each in node.handlers):
             yield from node.body
+
+
+def divisors_in(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
+    """What anything is divided by."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.BinOp(op=ast.Div() | ast.FloorDiv(), right=divisor):
+                yield divisor
+            case ast.AugAssign(op=ast.Div() | ast.FloorDiv(), value=divisor):
+                yield divisor
+            case ast.Call(func=func, args=[*_, divisor]) if last_name(func) in _DIVIDING:
+                yield divisor
+
+
+def reduced_at(tree: ast.AST | None, line: int) -> set[str]:
+    """What the calls in a line are given, and what their result is called."""
+    found: set[str] = set()
+    for node in _plain_at(tree, line):
+        calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+        found.update(name for call in calls for each in call.args for name in _names(each))
+        found.update(name for name, _ in _given_in(node))
+    return found - {"self"}
+
+
+def _plain_at(tree: ast.AST | None, line: int) -> Iterator[ast.stmt]:
+    """The statements in a line, without those around them."""
+    nodes = [each for each in ast.walk(tree) if isinstance(each, ast.stmt)] if tree else []
+    for node in nodes:
+        if not hasattr(node, "body") and node.lineno <= line <= (node.end_lineno or line):
+            yield node
+
+
+def is_argument(function: ast.AST, names: Collection[str]) -> bool:
+    """True when one of these is an argument of the function, or is made of one in it."""
+    made_of = SharedNames([function]).read(ast.Name(name) for name in names)
+    return not made_of.isdisjoint(_parameters(function) - {"cls"})
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -164,11 +164,11 @@ def _missed(context: Context, e: RankReport) -> ThreadError | None:
         return e.in_threads[0]
     lacking = [record for record in _lacking(context, e) if record.path]
     wanted = {(record.path[0].file, record.path[0].function) for record in lacking}
-    ran = ((error, error.path[0]) for error in e.in_threads if error.path)
-    found = next((error for error, at in ran if (at.file, at.function) in wanted), None)
-    own = _errors(e) if found is None else []
-    pairs = ((error, record) for error in own for record in lacking)
-    return found or next((x for x, record in pairs if _parted(context, e.rank, x, record)), None)
+    for error in e.in_threads:
+        if error.path and (error.path[0].file, error.path[0].function) in wanted:
+            return error
+    pairs = ((error, record) for error in _errors(e) for record in lacking)
+    return next((error for error, at in pairs if _parted(context, e.rank, error, at)), None)
 
 
 def _parted(context: Context, rank: int, error: ThreadError, record: Collective) -> bool:
