@@ -600,6 +600,22 @@ HANGS = {
         train()
         """,
     ),
+    "a thread that raised, and what it was to bring": (
+        "exception-on-one-rank",
+        """
+        import threading
+        def prefetch():
+            if rank == 1:
+                raise KeyError("shard 7")
+        box = []
+        loader = threading.Thread(target=lambda: (prefetch(), box.append(batch())), daemon=True)
+        loader.start()
+        loader.join()
+        if box:
+            dist.all_reduce(box[0])
+        dist.barrier()
+        """,
+    ),
     "around the wrapper on one rank": (
         "ddp-bypass",
         """
