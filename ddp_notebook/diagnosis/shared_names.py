@@ -34,7 +34,10 @@ class SharedNames:
                 self._given.setdefault(name, []).append(value)
 
     def written(self, code: Iterable[ast.AST]) -> set[str]:
-        """What functions change that others may see, and the functions that they call."""
+        """What functions change that others may see, and the functions that they call.
+
+        Of what the code gives a value somewhere: a name of another cell may be that of a module.
+        """
         found: set[str] = set()
         for function in self._called(code):
             changed = set(_changed_in(function))
@@ -43,7 +46,7 @@ class SharedNames:
             found |= changed - own - self._imported
             if given and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 found |= self._passed_to(function.name)
-        return found
+        return found & self._given.keys()
 
     def read(self, tests: Iterable[ast.AST]) -> set[str]:
         """What tests hang on, however indirectly."""

@@ -110,6 +110,10 @@ def test_a_test_that_has_nothing_to_do_with_the_thread_leaves_it_open_who_is_wro
     open_ = the_one(case, code)
     assert (open_.category, open_.ranks) == ("undecided", ())
     assert "'loader' raised KeyError" in open_.cause and "if loss < 1:" in open_.cause
+    assert open_.waiting == (0, 1)
+    module = {"train.py": code["train.py"].replace("loss < 1", "torch.isnan(loss)")}
+    module["train.py"] = module["train.py"].replace("seen.append(1)", "torch.save(1)")
+    assert the_one(case, module).category == "undecided", "both use a module of another cell"
     victim = replace(LOADER, text="Connection closed by peer", path=LOADER.path)
     every = replace(case, ranks=tuple(replace(e, in_threads=(LOADER,)) for e in case.ranks))
     told = replace(case, ranks=tuple(replace(e, in_threads=(victim,)) for e in case.ranks))

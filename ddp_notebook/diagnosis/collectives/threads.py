@@ -116,6 +116,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
         cause=f"{first}; {lost.named}, {thread_words(error)}; which of the two is the cause is not "
         "known",
         remedy=f"If the thread's error is the cause, correct it. If not: {finding.remedy}",
+        waiting=context.victims,
         evidence=(*finding.evidence, told),
     )
 
@@ -144,9 +145,12 @@ def _by_thread(
 
 def _raised_alone(context: Context, lost: Branch, rest: Branch) -> bool:
     """True when a thread of each of these ranks raised, and none of the others'."""
-    errors = {rank: _errors(report) for rank, report in context.reports.items()}
-    some = all(errors.get(rank) for rank in lost.ranks)
-    return some and not any(errors.get(rank) for rank in rest.ranks)
+
+    def raised(rank: int) -> bool:
+        report = context.reports.get(rank)
+        return report is not None and bool(_errors(report))
+
+    return all(map(raised, lost.ranks)) and not any(map(raised, rest.ranks))
 
 
 def _errors(e: RankReport) -> list[ThreadError]:
