@@ -35,6 +35,8 @@ WRONG = {
                 for x in loader:
                     count += torch.tensor([(net(x).argmax(1) == 0).sum().item(), len(x)])
             dist.all_reduce(count)
+            right, total = count.tolist()
+            print(right / total)
         """,
     ),
     "one file that both ranks save": (
@@ -596,6 +598,22 @@ HANGS = {
             finally:
                 dist.barrier()
         train()
+        """,
+    ),
+    "a thread that raised, and what it was to bring": (
+        "exception-on-one-rank",
+        """
+        import threading
+        def prefetch():
+            if rank == 1:
+                raise KeyError("shard 7")
+        box = []
+        loader = threading.Thread(target=lambda: (prefetch(), box.append(batch())), daemon=True)
+        loader.start()
+        loader.join()
+        if box:
+            dist.all_reduce(box[0])
+        dist.barrier()
         """,
     ),
     "around the wrapper on one rank": (

@@ -395,7 +395,7 @@ RIGHT = {
         if rank == 0:
             os.remove(path)
         """,
-    "samples of the padding that are left out, and a data set that needs none": """
+    "samples of the padding that are left out, and counted in the throughput alone": """
         from torch.utils.data import DataLoader, DistributedSampler
         for size in (15, 16):
             data = torch.randn(size, 4)
@@ -407,5 +407,9 @@ RIGHT = {
                     count += torch.tensor([(net(x).argmax(1) == 0)[keep].sum(), keep.sum()])
                     seen += len(x)
             dist.all_reduce(count)
+            accuracy = count[0] / count[1]
+            processed = torch.tensor(float(seen))
+            dist.all_reduce(processed)
+            rate = processed / 0.5
         """,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.progress import doing, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
@@ -31,27 +31,40 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
 
     `ranks` are all that the run was given to.
     """
-    same: dict[tuple[str, str], list[int]] = {}
     ends = tuple(ends)
     left = tuple(sorted(end.rank for end in ends if end.outcome == "ok"))
     failed = [end for end in ends if end.outcome == "error"]
-    if left and failed and all(map(_went_away, failed)):
+    own = [end for end in failed if not _went_away(end)]
+    if left and failed and not own:
         return (_left(left, failed),)
+    lost = [end for end in failed if end not in own] if own else []
+    everyone = len(own or failed) == len(ranks)
+    category = Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK
+    return tuple(_raised(category, own or failed, lost))
+
+
+def _raised(
+    category: Category, failed: Iterable[CellFinished], lost: Sequence[CellFinished]
+) -> Iterator[Finding]:
+    """A finding for those that raised the same; `lost` are others that they left alone."""
+    same: dict[tuple[str, str], list[int]] = {}
     for end in failed:
-        cause = raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
         way = way_to_error(end.path) if end.path else ""
-        same.setdefault((f"raised {cause}", way), []).append(end.rank)
-    everyone = sum(map(len, same.values())) == len(ranks)
-    return tuple(
-        Finding(
-            Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK,
-            tuple(sorted(who)),
-            cause,
-            "Correct the error, and run it again.",
-            evidence=(f"{name_ranks(sorted(who))}: {way}",) if way else (),
-        )
-        for (cause, way), who in same.items()
+        same.setdefault((f"raised {_words(end)}", way), []).append(end.rank)
+    facts = tuple(
+        f"{name_ranks((end.rank,))} lost its connection to one that had gone: {_words(end)}"
+        for end in lost
     )
+    waiting = tuple(end.rank for end in lost)
+    for (cause, way), who in same.items():
+        ranks = tuple(sorted(who))
+        evidence = (f"{name_ranks(ranks)}: {way}", *facts) if way else facts
+        remedy = "Correct the error, and run it again."
+        yield Finding(category, ranks, cause, remedy, waiting, evidence)
+
+
+def _words(end: CellFinished) -> str:
+    return raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
 
 
 def _went_away(end: CellFinished) -> bool:
@@ -70,11 +83,7 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
     victims = tuple(sorted(end.rank for end in failed))
     one = len(left) == 1
     who = f"{name_ranks(left)} {'has' if one else 'have'} finished"
-    lost = "; ".join(
-        f"{name_ranks((end.rank,))}: "
-        f"{raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)}"
-        for end in failed
-    )
+    lost = "; ".join(f"{name_ranks((end.rank,))}: {_words(end)}" for end in failed)
     if one and all(map(_lost_store, failed)):
         return Finding(
             Category.STORE_GONE,

@@ -320,7 +320,8 @@ PAGES: Mapping[Category, Page] = {
         _SILENT,
         "DistributedSampler gives some samples twice, so that all ranks have as many, and a metric "
         "counts them twice.",
-        "What an evaluation's all_reduce sums: the count that the sampler gave, padding included.",
+        "What an evaluation's all_reduce sums: the count that the sampler gave, padding included; "
+        "and that the code divides by what comes of it.",
         "Leave out what comes twice before counting, or split without padding.",
     ),
     Category.RNG_MISMATCH: Page(
@@ -374,7 +375,8 @@ PAGES: Mapping[Category, Page] = {
     Category.EXCEPTION_ON_ONE_RANK: Page(
         "Its traceback, and «Connection closed by peer» or a hang on the others.",
         "One rank raised an error; the others wait for it.",
-        "Its error, and that the others' errors only say that it is gone.",
+        "Its error, or that of a thread on which its way depends, and that the others' errors only "
+        "say that it is gone.",
         "Mend that error. Errors that a rank may meet have to be agreed on: all_reduce a flag.",
     ),
     Category.EXCEPTION: Page(

@@ -97,6 +97,8 @@ class EvaluationFacts:
     padded: tuple[int, int] | None = None
     """A DistributedSampler gave samples twice, and an all_reduce afterwards has counted them: the
     samples of the data set, and those that this rank got."""
+    counted: tuple[Place, ...] = ()
+    """The user's lines that led to that all_reduce, the outermost first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,17 @@ def test_a_closed_connection_is_the_word_of_the_rank_that_was_left() -> None:
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0,))
 
 
+def test_a_rank_that_lost_the_store_of_one_that_raised_carries_no_error_of_its_own() -> None:
+    """Every rank failed, and one alone raised what has to be corrected."""
+    store = "recvValue failed on SocketImpl(fd=14): Connection was likely closed. Did the remote …"
+    lost = replace(end(1, store), ename="DistNetworkError")
+    (finding,) = failures.raised([end(0), lost], (0, 1))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0,))
+    assert finding.waiting == (1,) and "DistNetworkError" in finding.evidence[-1]
+    both = failures.raised([lost, replace(lost, rank=0)], (0, 1))
+    assert [each.ranks for each in both] == [(0, 1)], "whose store it was is not known"
+
+
 def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> None:
     (empty,) = failures.raised([end(0, "")], (0, 1))
     assert empty.cause == "raised KeyError at utils.py:3 in load"

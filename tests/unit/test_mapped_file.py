@@ -132,3 +132,16 @@ def test_a_peer_is_found_by_the_name_of_its_file_alone(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(store.keys)
     mine.find_peers(store, "world", 0, 2)
     assert len(mine._peers) == 1
+
+
+def test_a_store_that_has_gone_leaves_the_group_without_peers_and_whole(tmp_path: Path) -> None:
+    """A rank that hosts it may raise, and end, while another makes its group."""
+
+    class Gone(Store):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection was likely closed. Did the remote server shutdown?")
+
+    mine = guard(tmp_path, 0)
+    mine.publish(Gone(), "world", 0)
+    mine.find_peers(Gone(), "world", 0, 2)
+    assert not mine._peers

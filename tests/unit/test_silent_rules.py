@@ -473,18 +473,31 @@ def test_weights_that_are_two_by_intention_are_left_alone(
 # -- samples that are counted twice --------------------------------------------------------
 
 
-def evaluated(*padded: tuple[int, int] | None, size: int = 3) -> tuple[Finding, ...]:
+DIVIDES = """
+def joined(values):
+    t = torch.tensor(values)
+    dist.all_reduce(t)
+    return t
+right, total = joined([right, total])
+print(right / total)
+"""
+COUNTED = (Place("train.py", 6), Place("train.py", 4, "joined"))
+
+
+def evaluated(
+    *padded: tuple[int, int] | None, size: int = 3, source: str = DIVIDES
+) -> tuple[Finding, ...]:
     """Each rank's first evaluation, as it counted."""
+    facts = EvaluationFacts(4, loader=True, counted=COUNTED)
     return found(
         *(
             run(
                 rank,
-                replicas=(
-                    model(size, evaluations=(EvaluationFacts(4, loader=True, padded=each),)),
-                ),
+                replicas=(model(size, evaluations=(replace(facts, padded=each),)),),
             )
             for rank, each in enumerate(padded)
-        )
+        ),
+        source=source,
     )
 
 
@@ -499,3 +512,24 @@ def test_padding_that_all_ranks_have_counted_is_told_with_its_number() -> None:
 )
 def test_padding_that_is_left_out_or_of_other_ranks_is_no_mistake(padded: tuple[Any, ...]) -> None:
     assert not evaluated(*padded)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "print(total / (time.time() - began))",
+        "print(right / len(data), total)",
+        "rate = total * 1.0 / seconds; mean = (right / torch.tensor(len(data)))",
+        "total",
+    ],
+)
+def test_a_count_by_which_nothing_is_divided_is_no_part_of_a_result(told: str) -> None:
+    """For the throughput, say, samples count that come twice; the metric may leave them out."""
+    assert not evaluated(*[(10, 4)] * 3, source=DIVIDES.replace("print(right / total)", told))
+
+
+@pytest.mark.parametrize(
+    "told", ["right.div_(total)", "n = max(total, 1); x = right / n", "torch.div(right, total)"]
+)
+def test_a_division_by_the_count_may_be_written_in_many_ways(told: str) -> None:
+    assert evaluated(*[(10, 4)] * 3, source=DIVIDES.replace("print(right / total)", told))

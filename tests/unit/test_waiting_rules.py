@@ -66,6 +66,67 @@ def test_a_thread_that_raised_instead_of_a_collective_that_the_others_are_in() -
     assert found(case) == [("conditional-collective", (1,))], "it has nothing to do with it"
 
 
+FED = """
+def load(out):
+    if rank == 1:
+        seen.append(1)
+        {raises}
+    out.append(tensor())
+box, seen = [], []
+t = Thread(target=load, args=(box,))
+t.start()
+t.join()
+rows = box
+{test}
+    all_reduce(rows)
+barrier()
+"""
+
+
+def fed(test: str, size: int = 2) -> tuple[Case, dict[str, str]]:
+    """A thread of rank 1 raised, and rank 1 is in the barrier: the others are behind `test`."""
+    raised = replace(LOADER, path=(Place("train.py", 5, "load", "x[i]"),))
+    case = play({r: [barrier(14)] if r == 1 else [all_reduce(13)] for r in range(size)})
+    ranks = tuple(replace(e, in_threads=(raised,) if e.rank == 1 else ()) for e in case.ranks)
+    return replace(case, ranks=ranks), {"train.py": FED.format(raises="x[i]", test=test)}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    "test", ["if rows:", "while rows:", "for x in box:", "if not t.x and box:"]
+)
+def test_what_hangs_on_what_a_thread_writes_is_left_out_where_the_thread_raised(
+    test: str, size: int
+) -> None:
+    finding = the_one(*fed(test, size))
+    assert (finding.category, finding.ranks) == ("exception-on-one-rank", (1,))
+    assert finding.waiting == tuple(r for r in range(size) if r != 1)
+    assert "raised KeyError: 'shard 3' at train.py:5 in load" in finding.cause
+    assert "all_reduce at train.py:13" in finding.cause
+
+
+def test_a_test_that_has_nothing_to_do_with_the_thread_leaves_it_open_who_is_wrong() -> None:
+    case, code = fed("if loss < 1:")
+    open_ = the_one(case, code)
+    assert (open_.category, open_.ranks) == ("undecided", ())
+    assert "'loader' raised KeyError" in open_.cause and "if loss < 1:" in open_.cause
+    assert open_.waiting == (0, 1)
+    module = {"train.py": code["train.py"].replace("loss < 1", "torch.isnan(loss)")}
+    module["train.py"] = module["train.py"].replace("seen.append(1)", "torch.save(1)")
+    assert the_one(case, module).category == "undecided", "both use a module of another cell"
+    victim = replace(LOADER, text="Connection closed by peer", path=LOADER.path)
+    every = replace(case, ranks=tuple(replace(e, in_threads=(LOADER,)) for e in case.ranks))
+    told = replace(case, ranks=tuple(replace(e, in_threads=(victim,)) for e in case.ranks))
+    for other in (every, told):
+        assert found(other, code) == [("conditional-collective", (0,))]
+
+
+def test_a_test_of_the_rank_is_a_better_reason_than_a_thread_that_raised() -> None:
+    by_rank = the_one(*fed("if rank == 0 and box:"))
+    assert (by_rank.category, by_rank.ranks) == ("conditional-collective", (0,))
+    assert any("'loader' raised KeyError" in line for line in by_rank.evidence)
+
+
 def test_a_rank_that_waits_for_processes_that_it_started_is_late_and_they_are_told() -> None:
     child = Child(4711, "sleeping", 12.0)
     parent = replace(BUSY, doing="cell 7, line 3", children=(child,))

@@ -33,7 +33,8 @@ TOGETHER = (
 
 def explain(context: Context, classified: Classified) -> Finding:
     """The finding of a divergence of a known kind."""
-    return EXPLANATIONS[classified.kind](context, classified)
+    finding = EXPLANATIONS[classified.kind](context, classified)
+    return threads.or_raised(context, classified, finding)
 
 
 def _finding(

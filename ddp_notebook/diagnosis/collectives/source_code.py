@@ -21,6 +21,14 @@ from ddp_notebook.diagnosis.conditions import (
     tests_around,
 )
 from ddp_notebook.diagnosis.names import Names, Varies
+from ddp_notebook.diagnosis.shared_names import (
+    SharedNames,
+    divisors_in,
+    functions_around,
+    is_argument,
+    reduced_at,
+    tried_before,
+)
 from ddp_notebook.model import Collective, Place, Ranks
 
 _Statement: TypeAlias = ast.stmt
@@ -185,6 +193,50 @@ class Sources:
                 return replace(self._as_condition(place, test, line), leaves=leaves)
             innermost = False
         return None
+
+    def hangs_on(self, record: Collective, path: Sequence[Place]) -> bool:
+        """True when what lets a rank come to `record` hangs on what the code at `path` writes.
+
+        The tests on the way to it count, and the loops around it with the ways around it in them.
+        """
+        names = SharedNames(self._known())
+        code = (each for at in path for each in functions_around(self.tree(at), at.line))
+        written = names.written(code)
+        return bool(written) and not written.isdisjoint(names.read(self._deciding(record)))
+
+    def is_divisor(self, path: Sequence[Place]) -> bool:
+        """True when something is divided by what comes of the tensor that `path` reduces.
+
+        Where that is a function's own argument, by what it is called with.
+        """
+        names = SharedNames(self._known())
+        divisors = names.read(divisors_in(self._known()))
+        for place in reversed(path):
+            tree = self.tree(place)
+            given = reduced_at(tree, place.line)
+            function = next(functions_around(tree, place.line), None)
+            if function is None or not is_argument(function, given):
+                return not divisors.isdisjoint(given)
+        return False
+
+    def _known(self) -> list[ast.Module]:
+        trees = (self.tree(Place(file, 0)) for file in self._texts)
+        return [tree for tree in trees if tree is not None]
+
+    def _deciding(self, record: Collective) -> Iterator[ast.AST]:
+        """The code that decides whether, and how often, `record` is reached."""
+        lines: dict[str, set[int]] = {}
+        for place, each in self._tests(record):
+            yield each.test
+            lines.setdefault(place.file, set()).add(each.line)
+        for place in record.path:
+            for loop in self._loops(place):
+                yield loop.test if isinstance(loop, ast.While) else loop.iter
+                for test, line, _ in (*_ways_around(loop, place.line), *_leaving(loop)):
+                    yield test
+                    lines.setdefault(place.file, set()).add(line)
+        for file, those in lines.items():
+            yield from tried_before(self.tree(Place(file, 0)), those)
 
     def tries_again(self, record: Collective) -> Condition | None:
         """The `except` after which `record` is called again, if that alone can set ranks apart.

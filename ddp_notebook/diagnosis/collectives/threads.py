@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, named, verb
+from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
+from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.names import Varies
 from ddp_notebook.diagnosis.progress import left_alone, thread_words, way_to_error, works
+from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -27,6 +32,19 @@ REMEDY = (
     "Give each thread a group of its own (dist.new_group, called on every rank in one order), or "
     "call all collectives in one thread."
 )
+_TO_MAIN_THREAD = (
+    "Correct the error. To have it end the cell, pass it on to the main thread: run the code with "
+    "concurrent.futures and call result()."
+)
+_PARTED = (
+    Kind.ONE_BRANCH_ONLY,
+    Kind.EITHER_OR,
+    Kind.PAST_THE_LOOP,
+    Kind.ANOTHER_WAY,
+    Kind.MORE_OFTEN,
+    Kind.NO_BUCKETS,
+)
+"""Ranks went different ways, for a reason of which the collectives say nothing."""
 
 
 def concurrent_use(context: Context) -> Iterator[Finding]:
@@ -63,20 +81,110 @@ def raised_in_thread(context: Context) -> Iterator[Finding]:
             Category.EXCEPTION if everyone else Category.EXCEPTION_ON_ONE_RANK,
             ranks,
             f"{what}{waits}",
-            "Correct the error. To have it end the cell, pass it on to the main thread: run the "
-            "code with concurrent.futures and call result().",
+            _TO_MAIN_THREAD,
             context.victims,
             (f"{name_ranks(ranks)}: {way_to_error(path)}",) if path else (),
         )
+
+
+def or_raised(context: Context, classified: Classified, finding: Finding) -> Finding:
+    """`finding` of ranks that parted, or that a thread of some raised, which is why they did.
+
+    It is why where what the thread writes decides the way. A test of the rank, or a majority, is a
+    better reason than a thread that may have nothing to do with it; without one it is open.
+    """
+    lost, rest = classified.sides
+    if not _raised_alone(context, lost, rest):
+        lost, rest = rest, lost
+    if classified.kind not in _PARTED or not _raised_alone(context, lost, rest):
+        return finding
+    error = _errors(context.reports[lost.ranks[0]])[0]
+    told = f"{lost.named}: {thread_words(error)}"
+    test = context.sources.condition(
+        classified.record, classified.there, classified.full.ranks, classified.short.ranks
+    )
+    by_rank = _is_by_rank(test)
+    if not by_rank and _is_why(context, error, classified.record, lost.here):
+        return _by_thread(context, classified, finding, lost, error)
+    if by_rank or finding.ranks == lost.ranks or len(lost.ranks) != len(rest.ranks):
+        return replace(finding, evidence=(*finding.evidence, told))
+    first = f"{finding.sentence[0].lower()}{finding.sentence[1:]}"
+    return replace(
+        finding,
+        category=Category.UNDECIDED,
+        ranks=(),
+        cause=f"{first}; {lost.named}, {thread_words(error)}; which of the two is the cause is not "
+        "known",
+        remedy=f"If the thread's error is the cause, correct it. If not: {finding.remedy}",
+        waiting=context.victims,
+        evidence=(*finding.evidence, told),
+    )
+
+
+def _is_why(context: Context, error: ThreadError, *records: Collective | None) -> bool:
+    return any(context.sources.hangs_on(each, error.path) for each in records if each is not None)
+
+
+def _by_thread(
+    context: Context, classified: Classified, finding: Finding, lost: Branch, error: ThreadError
+) -> Finding:
+    record = classified.record
+    way = f"{called(record)} at {record.place}" if record.place else called(record)
+    does = "left out" if lost.ranks == classified.short.ranks else "called"
+    return replace(
+        finding,
+        category=Category.EXCEPTION_ON_ONE_RANK,
+        ranks=lost.ranks,
+        cause=f"{thread_words(error)}; {way}, which depends on what that thread writes, was {does} "
+        "there",
+        remedy=_TO_MAIN_THREAD,
+        waiting=context.victims,
+        evidence=(f"{lost.named}: {way_to_error(error.path)}", *finding.evidence),
+    )
+
+
+def _raised_alone(context: Context, lost: Branch, rest: Branch) -> bool:
+    """True when a thread of each of these ranks raised, and none of the others'."""
+
+    def raised(rank: int) -> bool:
+        report = context.reports.get(rank)
+        return report is not None and bool(_errors(report))
+
+    return all(map(raised, lost.ranks)) and not any(map(raised, rest.ranks))
+
+
+def _errors(e: RankReport) -> list[ThreadError]:
+    """What ended threads of it, without errors that only tell of other ranks."""
+    return [
+        error
+        for error in e.in_threads
+        if error.path and error.type != "Mismatch" and not torch_errors.is_of_others(error.text)
+    ]
 
 
 def _missed(context: Context, e: RankReport) -> ThreadError | None:
     """What ended a thread of it that somebody waits for."""
     if left_alone(e):
         return e.in_threads[0]
-    wanted = {(r.path[0].file, r.path[0].function) for r in _lacking(context, e) if r.path}
-    ran = ((error, error.path[0]) for error in e.in_threads if error.path)
-    return next((error for error, at in ran if (at.file, at.function) in wanted), None)
+    lacking = [record for record in _lacking(context, e) if record.path]
+    wanted = {(record.path[0].file, record.path[0].function) for record in lacking}
+    for error in e.in_threads:
+        if error.path and (error.path[0].file, error.path[0].function) in wanted:
+            return error
+    pairs = ((error, record) for error in _errors(e) for record in lacking)
+    return next((error for error, at in pairs if _parted(context, e.rank, error, at)), None)
+
+
+def _parted(context: Context, rank: int, error: ThreadError, record: Collective) -> bool:
+    """True when what `error` left undone kept `rank` from `record`, in which others wait."""
+    if _errors(context.reports[record.rank]):
+        return False
+    test = context.sources.condition(record, None, (record.rank,), (rank,))
+    return not _is_by_rank(test) and _is_why(context, error, record)
+
+
+def _is_by_rank(condition: Condition | None) -> bool:
+    return condition is not None and condition.decides >= Varies.BY_RANK
 
 
 def _lacking(context: Context, e: RankReport) -> Iterator[Collective]:

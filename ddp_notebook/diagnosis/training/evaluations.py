@@ -66,12 +66,17 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
 
 
 def padded_counts(context: Context) -> Iterator[Finding]:
-    """Samples that a DistributedSampler gives twice are counted twice in what ranks sum."""
+    """Samples that a DistributedSampler gives twice are counted twice in what ranks divide by.
+
+    That they are counted is no mistake by itself: for the throughput, say, they are to be.
+    """
     for model in context.models.values():
         padded = [(of, each) for of in _together(model) if (each := _padded(of)) is not None]
         if not padded or not model.whole:
             continue
         of, (length, got) = padded[0]
+        if not any(context.sources.is_divisor(each.counted) for each in of.values()):
+            continue
         twice = got * len(of) - length
         yield Finding(
             Category.EVAL_PADDING,
@@ -83,7 +88,8 @@ def padded_counts(context: Context) -> Iterator[Finding]:
             "past len(dataset) in the order of the sampler), or split the data set without "
             "padding: Subset(dataset, range(rank, len(dataset), world_size)).",
             evidence=(
-                f"each rank sums a count of {got} with all_reduce, in {len(padded)} evaluations",
+                f"each rank sums a count of {got} with all_reduce{_at_end(of)}, in {len(padded)} "
+                "evaluations, and divides by what comes of it",
                 f"{length} samples in the data set, {len(of)} ranks, drop_last=False",
             ),
         )
@@ -95,6 +101,11 @@ def _padded(of: _Of) -> tuple[int, int] | None:
     first = next(iter(counted))
     shared = first is not None and first[1] == -(-first[0] // len(of))
     return first if shared and len(counted) == 1 else None
+
+
+def _at_end(of: _Of) -> str:
+    place = next((each.counted[-1] for each in of.values() if each.counted), None)
+    return f" at {place}" if place is not None else ""
 
 
 def _together(model: Model) -> list[dict[int, EvaluationFacts]]:

@@ -93,10 +93,12 @@ class Guard:
         """Find the words of the others, now that the group is made."""
         peers = []
         for peer in _compared(rank, size):
-            # With NCCL the group is made before all have arrived; who is late is not guarded.
-            if store.check([_key(prefix, peer)]):
-                # It is on another host; or somebody else wrote into the store, which anybody can.
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            # It is on another host; or somebody else wrote into the store, which anybody can. Or
+            # the store has gone, with a rank that has ended by now.
+            unusable = (OSError, ValueError, KeyError, TypeError, RuntimeError)
+            with contextlib.suppress(*unusable):
+                # With NCCL the group is made before all have arrived; who is late is not guarded.
+                if store.check([_key(prefix, peer)]):
                     peers.append(_Peer(self._folder, json.loads(store.get(_key(prefix, peer)))))
         self._peers = tuple((peer.words, peer) for peer in peers)
 

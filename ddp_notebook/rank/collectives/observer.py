@@ -350,9 +350,11 @@ class _Making:
         if self.observer.log is None:
             return inner
         new = self.new
+        if self.guard is not None:
+            # What fails here must do so before the place of `inner` is taken: it is used then.
+            self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
         group = self.observer.observed(inner, new)
         if self.guard is not None:
-            self.guard.find_peers(new.store, new.name, new.rank or 0, new.size)
             group.ddp_notebook_group.checks[0] = self.guard.check
             group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group

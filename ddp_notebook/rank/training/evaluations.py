@@ -23,10 +23,11 @@ _STATISTICS, _STATISTICS_BYTES = 64, 2**20
 class Evaluation:
     """One row of forwards without gradients."""
 
-    def __init__(self, backwards: int, module: torch.nn.Module, line: Line | None) -> None:
+    def __init__(self, backwards: int, module: torch.nn.Module, call_sites: CallSites) -> None:
+        self._call_sites = call_sites
         self.backwards = backwards
         self.training = module.training
-        self.line = line
+        self.line = call_sites.users_line()
         self.statistics = _statistics(module)
         self.forwards = 0
         self.source: Source | None = None
@@ -35,12 +36,14 @@ class Evaluation:
         self.wrote: bool | None = None
         self.over = False
         self.padded: tuple[int, int] | None = None
+        self.counted: tuple[Line, ...] = ()
 
     def summed(self, tensors: Any) -> None:
         """These are about to be summed over the ranks: is the number of padded samples in it?"""
         padding = _padding(self.source) if self.source is not None else None
         if padding is not None and any(padding[1] in _few_values(each) for each in tensors):
             self.padded = padding
+            self.counted = self._call_sites.users_path(sys._getframe(1))
 
     def facts(self) -> EvaluationFacts:
         """As they are told."""
@@ -54,6 +57,7 @@ class Evaluation:
             self.wrote,
             Place(*self.line) if self.line else None,
             self.padded,
+            tuple(Place(*each) for each in self.counted),
         )
 
 
@@ -100,7 +104,7 @@ class Moments:
         if current is None:
             if len(self.evaluations) >= _EVALUATIONS:
                 return None
-            current = Evaluation(backwards, module, self._call_sites.users_line())
+            current = Evaluation(backwards, module, self._call_sites)
             current.written = _printed() or 0
             self._evaluation = current
             self.evaluations.append(current)
