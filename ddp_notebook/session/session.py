@@ -230,8 +230,7 @@ class Session:
         return self._runs.paused_table(run)
 
     def output(self, rank: int, log: bool = False) -> str:
-        """The full output of `rank` in its last cell, which may still run, even if it was too long
-        to show.
+        """The full output of `rank` in its last cell, which may still run, however long it is.
 
         With `log`, what the rank's process wrote outside of Python: messages of C code.
         """
@@ -432,7 +431,7 @@ class Session:
     # -- tools ---------------------------------------------------------------------------
 
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
-        """Take a model on the ranks through DDP's construction; of a wrapped one, its buckets.
+        """Take a model through DDP's construction on the ranks; if wrapped, show its buckets.
 
         Raises UsageMistake before anything is done, CellInterrupted.
         """

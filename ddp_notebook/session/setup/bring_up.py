@@ -138,7 +138,7 @@ class BringUp:
         raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _wait_until_decided(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until all ranks are ready or one cannot be. Raises SetupFailed when it is stuck."""
+        """Wait until all ranks are ready or one failed. Raises SetupFailed when they are stuck."""
         detector = StallDetector(self.look)
 
         def decided() -> bool:
@@ -180,7 +180,7 @@ class BringUp:
                     self.record.add((failed,))
 
     def _why_not_up(self, diagnosis: Diagnosis) -> str:
-        """Which rank failed at which stage, why, and what to do; then who waits for it."""
+        """Which rank failed at which stage, why, and what to do; then which ranks wait."""
         lines = []
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause
@@ -266,7 +266,7 @@ class BringUp:
         return left
 
     def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
-        """How long to wait for ranks to come out; not for those that cannot hear, or move."""
+        """How long to wait for ranks to return, without those that cannot do so."""
         if heard.intersection(ranks):
             return scaled_for_load(_FREE_WITHIN_S)
         return 0.0 if self.stopped(ranks) == ranks else scaled_for_load(_HEARD_WITHIN_S)

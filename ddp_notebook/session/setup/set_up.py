@@ -98,7 +98,7 @@ class SetUp:
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
         changed = package_changes.check()
-        devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
+        devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None and (too_few := limits.why_too_few_processes(options.world_size)):
             raise UsageMistake(too_few)
         self._findings.begin(Found(SET_UP))
@@ -213,7 +213,7 @@ class SetUp:
             self._findings.begin(found)
 
     def _keep_interrupted(self, bring_up: BringUp) -> None:
-        """Keep what was wrong when the user interrupted it; freed ranks do not tell."""
+        """Keep the diagnosis of an interrupted set-up: freed ranks no longer show the problem."""
         now = bring_up.diagnose()
         unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
         found = Found(SET_UP)

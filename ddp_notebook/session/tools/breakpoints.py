@@ -47,7 +47,7 @@ class BreakpointRow:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Its file, ``cell 3`` or a path, and its line, on the first rank that knows them."""
+        """Its file, ``cell 3`` or a path, and its line, from the first rank that has them."""
         known = (bound for bound in self.bounds.values() if bound.line)
         return next(((_shown(bound.file), bound.line) for bound in known), ("", 0))
 
