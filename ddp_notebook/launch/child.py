@@ -139,8 +139,7 @@ def leave(code: int) -> NoReturn:
 
 
 def end_by_sigterm() -> None:
-    """Make SIGTERM run the exit functions, then kill this process; its forks end at once.
-    """
+    """Make SIGTERM run the exit functions, then kill this process; its forks end at once."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)

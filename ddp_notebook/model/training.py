@@ -17,8 +17,8 @@ from ddp_notebook.model.ranks import Ranks
 class TensorDigest:
     """A digest of a tensor. `hash` is of its bytes in order, "" if it was not computed.
 
-    `norm` is its 2-norm and `sample` a few of its values, evenly spread. If the tensor has values
-    that are not finite, `finite` is False, and `norm` may be None.
+    `norm` is its 2-norm and `sample` a few of its values, evenly spread. None in them means values
+    that are not finite; `finite` is then False.
     """
 
     name: str

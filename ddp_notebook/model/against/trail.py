@@ -45,8 +45,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """A step of an optimizer; `samples` has a number for each sample since the last step. Equal
-    samples have equal numbers, nearly equal ones where rounding differs.
+    """A step of an optimizer; `samples` has a number for each sample since the last step.
 
     `loss` is the mean of the tensors that `backward` was called on, None if one is not a scalar.
     """
