@@ -19,7 +19,7 @@ from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
 
 FREED = "freed"
 PHASES = (*map(str, Phase), FREED)
-"""As a page has them: a collective is freed that nobody waits for any more, by %ddp_abort, by an
+"""As a page has them: a collective is freed that no rank waits for any more, by %ddp_abort, by an
 interrupt or because its rank left the cell."""
 MOST_SLICES = 40_000
 """That are kept here, of all ranks together; a page keeps as many."""

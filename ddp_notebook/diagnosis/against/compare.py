@@ -187,7 +187,7 @@ class _Step:
         self._scales = [self._scale(stage) for stage in range(len(STAGES))]
         self._noise = [self._noise_of(stage) for stage in range(len(STAGES))]
         self.rounding = max(self._noise[GRADIENT], self._noise[UPDATE])
-        """What two orders of the samples differ by, in parts of all parameters or gradients."""
+        """The relative difference of two sample orders, over all parameters or gradients."""
         self.largest = 0.0
         """What the ranks differ by from one rank, likewise, after `parting`."""
 

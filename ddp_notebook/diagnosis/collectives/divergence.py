@@ -296,7 +296,7 @@ def _mismatch(
 
 
 def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) -> Ranks:
-    """Most are right; else who does as before; else the root; else the lowest rank."""
+    """The majority is right; else the usual pattern; else the root; else the lowest rank."""
     ranks, others = divergence.deviation.ranks, divergence.deviation.others
     if divergence.deviation.sure:
         return ranks

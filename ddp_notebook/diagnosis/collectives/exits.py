@@ -122,7 +122,7 @@ GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 
 
 def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
-    """Ranks that gloo ended since another sent more than they expected: one of both is wrong."""
+    """Ranks that gloo aborted as another sent more than they expected: one of both is wrong."""
     for e in died:
         sizes, last = GOT_TOO_MUCH.search(e.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
@@ -217,7 +217,7 @@ def _ended_badly(e: RankReport) -> bool:
 
 
 def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
-    """The ranks that ended because another had: they were inside a collective, it was not there."""
+    """Ranks that ended because another had, while they were in a collective without it."""
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = [e.rank for e in dead if e.exit_code in _ENDED_BY_OTHERS]
     dragged = set(by_others) if len(by_others) < len(gone) else set()

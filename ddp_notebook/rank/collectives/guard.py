@@ -1,4 +1,4 @@
-"""Compares what ranks bring to a collective before it is issued.
+"""Compares the ranks' arguments of a collective before it is issued.
 
 gloo aborts the process when a message is larger than its buffer, and adds up what does not
 belong together without an error. So each rank writes a word for every collective_seq_id of a
@@ -95,7 +95,8 @@ class Guard:
         for peer in _compared(rank, size):
             # With NCCL the group is made before all have arrived; who is late is not guarded.
             if store.check([_key(prefix, peer)]):
-                # It is on another host; or somebody else wrote into the store, which anybody can.
+                # It is on another host; or another user wrote into the store, which is not
+                # protected.
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                     peers.append(_Peer(self._folder, json.loads(store.get(_key(prefix, peer)))))
         self._peers = tuple((peer.words, peer) for peer in peers)

@@ -281,7 +281,7 @@ class RunRegistry:
 def _can_be_resumed(controller: RunController, *, ended_unseen: bool) -> bool:
     """True when ranks are in a run that no thread waits for.
 
-    Also for a run that was stuck: its ranks may have been freed since, without a waiter.
+    Also for a run that was stuck: its ranks may have been unblocked since, without a waiter.
     """
     run, state = controller.run, controller.state
     if state is RunState.STUCK and ended_unseen:

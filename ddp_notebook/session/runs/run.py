@@ -286,7 +286,7 @@ class CellRun:
         return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
 
     def standing(self) -> CellResult:
-        """The current state while ranks are in it: the errors, and the output since the last call."""
+        """The current state while ranks are in it: errors, and the output since the last call."""
         _, outputs = split_errors(self.news())
         return CellResult(self._split()[0], outputs, {}, None, pending=self.pending)
 
