@@ -81,7 +81,7 @@ class Timeline:
             self._take(record)
 
     def _close(self) -> None:
-        """What the run before left open is freed: nobody waits for it any more."""
+        """Unfinished collectives of the previous run are freed: no rank waits for them any more."""
         for key, slice_ in list(self._open.items()):
             slice_[DONE] = slice_[DONE] or slice_[ISSUED]
             slice_[PHASE] = PHASES.index(FREED)
