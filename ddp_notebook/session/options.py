@@ -129,7 +129,7 @@ class InitOptions:
         return tuple(notes)
 
     def _on_loopback(self) -> bool:
-        """False if the store is known to be reachable by other users or hosts."""
+        """False if the store is known to be reachable from other hosts."""
         try:
             found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):  # set-up will say so
