@@ -1,7 +1,7 @@
-"""What torch calls when it is imported: with DDP_NOTEBOOK=1 a rank prepares itself to be asked.
+"""Called by torch when it is imported: with DDP_NOTEBOOK=1 a rank prepares to answer questions.
 
-Every process that imports torch comes here, so that nothing is imported before it is known that
-somebody wants it, and no error leaves: it would break `import torch`.
+Every process that imports torch runs this module, so it imports nothing unless the variable is set,
+and raises nothing: an error would break `import torch`.
 """
 
 import contextlib

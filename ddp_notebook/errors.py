@@ -126,7 +126,7 @@ def named_file(path: str | os.PathLike[str]) -> Path:
     try:
         file = Path(path).expanduser()
         os.fsencode(file)
-    except (RuntimeError, ValueError) as error:  # a home folder of nobody; half of a surrogate pair
+    except (RuntimeError, ValueError) as error:  # unknown user's home; unpaired surrogate
         raise UsageMistake(f"{str(path)!r} cannot be the name of a file: {error}") from None
     if "\0" in str(file):
         raise UsageMistake(f"{str(path)!r} cannot be the name of a file: it has a null character.")

@@ -1,4 +1,4 @@
-"""`python -m ddp_notebook.run train.py`: a script as a prepared rank, where torch calls nobody.
+"""`python -m ddp_notebook.run train.py`: runs a script as a prepared rank, without torch's hook.
 
 With TORCH_DEVICE_BACKEND_AUTOLOAD=0, or an installation that has no entry points, DDP_NOTEBOOK=1
 does nothing. This does the same, for the script as Python would run it: also by `torchrun -m

@@ -182,7 +182,7 @@ class FakeProcesses(Processes):
 
     @property
     def store_alive(self) -> bool:
-        """As far as anybody asks, it is."""
+        """Always true."""
         return True
 
     def begin_last_words(self, ranks: Ranks) -> None:

@@ -40,7 +40,7 @@ class SavedRun:
     """All that a file holds. `snapshot` is the end, `start` the state before the first moment.
 
     `case` is what was known of the ranks at the end, with what they issued in their last run;
-    None when nobody was left to ask. `diagnosis` is what the rules of that day made of it.
+    None if no rank was left to ask. `diagnosis` is the result of the rules when it was saved.
     `wall_ns` (since 1970) and `snapshot.taken_ns` (monotonic) are the same instant, the one at
     which it was saved: they tie the two clocks together.
     """

@@ -33,7 +33,7 @@ def saved_run(
 ) -> SavedRun:
     """All that is known of a run, to be written; what the ranks wrote only with `output`.
 
-    `case` is None when nobody is left to ask. `script` and `run` say what ran last.
+    `case` is None if no rank is left to ask. `script` and `run` say what ran last.
     """
     case = _with_sources_in_use(case) if case is not None else None
     collectives = case.collectives if case is not None else None

@@ -3,7 +3,7 @@
 baseline.py  A run against a saved one: which sizes changed, by intervals that do not overlap.
 fit.py       From measured times to a latency and a bandwidth, with intervals.
 least_squares.py  The lines of the least relative error through times, for many draws at once.
-notes.py     What a benchmark says in sentences: the fit, stragglers, wrong results.
+notes.py     A benchmark's results in sentences: the fit, stragglers, wrong results.
 ops.py       The operations that can be measured: sizes, bandwidth factors, names elsewhere.
 plan.py      What a benchmark will run: operations, sizes, and how long it may take.
 results.py   What a benchmark of collectives measured: points, curves, conditions, changes.
@@ -11,5 +11,5 @@ schedule.py  What to measure next, as rank 0 decides it from the times so far an
 stats.py     From every rank's times to points and curves: medians, intervals, stragglers.
 steps/       Benchmarks of training steps.
 summary.py   From all ranks' visits and answers to the whole result.
-trust.py     How far a benchmark's numbers can be trusted, and why not further.
+trust.py     How reliable a benchmark's numbers are, and the reasons for doubt.
 """

@@ -19,7 +19,7 @@ from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
 
 FREED = "freed"
 PHASES = (*map(str, Phase), FREED)
-"""As a page has them: a collective is freed that nobody waits for any more, by %ddp_abort, by an
+"""As a page has them: a collective is freed that no rank waits for any more, by %ddp_abort, by an
 interrupt or because its rank left the cell."""
 MOST_SLICES = 40_000
 """That are kept here, of all ranks together; a page keeps as many."""
@@ -81,7 +81,7 @@ class Timeline:
             self._take(record)
 
     def _close(self) -> None:
-        """What the run before left open is freed: nobody waits for it any more."""
+        """Unfinished collectives of the previous run are freed: no rank waits for them any more."""
         for key, slice_ in list(self._open.items()):
             slice_[DONE] = slice_[DONE] or slice_[ISSUED]
             slice_[PHASE] = PHASES.index(FREED)

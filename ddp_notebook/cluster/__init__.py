@@ -1,10 +1,10 @@
-"""The ranks as engines of ipyparallel; the one room that knows it.
+"""Runs the ranks as engines of ipyparallel; the only room that uses it.
 
-cluster.py              The seam to the ranks' processes, and ipyparallel behind it.
+cluster.py              The interface to the ranks' processes, implemented with ipyparallel.
 engine.py               ipyparallel's engine and controller, as functions to be called in a child.
-event_receiver.py       The event receiver of the session.
+event_receiver.py       Receives the ranks' events in the session.
 ipyparallel_private.py  Every use of the private API of ipyparallel's client.
 launchers.py            ipyparallel launchers that use the fork server.
-order_sender.py         Orders to run something, to the ranks' processes.
+order_sender.py         Sends orders to run something to the ranks' processes.
 questions.py            Asks processes questions at their unix sockets, all at once.
 """

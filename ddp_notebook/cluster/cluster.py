@@ -1,4 +1,4 @@
-"""The only file outside `launch` that knows ipyparallel: controller, client, an engine per rank."""
+"""The only file outside `launch` that uses ipyparallel: controller, client, one engine per rank."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _CONTROLLER_ARGS = [
     "--TaskScheduler.scheme_name=none",
     "--IPController.broadcast_scheduler_depth=0",
     "--IPController.db_class=NoDB",
-    # An engine is registered on a heartbeat, so the beat decides how fast a start is. Misses
-    # are allowed for ten minutes: a laptop sleeps, and exits are known otherwise.
+    # An engine is registered on a heartbeat, so the heartbeat's period decides how fast a start is.
+    # Heartbeats may be missed for ten minutes: a laptop sleeps, and exits are detected otherwise.
     "--HeartMonitor.period=100",
     "--HeartMonitor.max_heartmonitor_misses=6000",
 ]
@@ -76,12 +76,12 @@ _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 
 
 def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
-    """What `child.call` needs to have a rank's runtime answer a call."""
+    """The arguments with which `child.call` makes a rank's runtime answer a call."""
     return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
 
 
 class RankCluster(Protocol):
-    """What a session needs of the processes behind it; `testing.FakeCluster` is another."""
+    """The interface of a session to its processes; `testing.FakeCluster` implements it too."""
 
     def start(self) -> None:
         """Start what the ranks connect to."""
@@ -90,7 +90,7 @@ class RankCluster(Protocol):
         """Start the process of `rank`; its pid. `first_calls` as in `launch.child`."""
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
-        """Wait until `ranks` take calls; those that do not by then."""
+        """Wait until `ranks` accept calls; returns those that do not in time."""
 
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
@@ -98,12 +98,12 @@ class RankCluster(Protocol):
         """Call ranks, each with a request of its own."""
 
     def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
-        """Give ranks one order; those that could not be reached. Events say what came of it."""
+        """Send ranks one order; returns the unreachable ones. Events report its outcome."""
 
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
     ) -> dict[int, Answer | CannotAnswer]:
-        """Ask ranks something that they answer also while their main thread is blocked.
+        """Ask ranks a question that they answer even while their main thread is blocked.
 
         A rank that does not answer within `timeout_s` is left out.
         """
@@ -118,13 +118,13 @@ class RankCluster(Protocol):
         """Signal the process of `rank`."""
 
     def lend(self, rank: int, pid: int, questions: Path) -> None:
-        """Ask and signal another process in the place of `rank`: one of a script."""
+        """Ask and signal a script's process in place of `rank`'s own."""
 
     def take_back(self) -> None:
         """Ask and signal the ranks' own processes again."""
 
     def stop(self, rank: int) -> None:
-        """End the process of `rank`, and have it forgotten."""
+        """End the process of `rank`, and unregister it."""
 
     @property
     def controller_pid(self) -> int:
@@ -142,11 +142,11 @@ class _NoAnswer(Future[Any]):
         self.set_exception(ipp.EngineError(f"the process of rank {rank} has ended"))
 
     def get(self, timeout_s: float | None = None) -> Any:
-        """As ipyparallel's answers have it."""
+        """As in ipyparallel's answers."""
         return self.result(timeout_s)
 
     def wait(self, _timeout_s: float) -> None:
-        """It is there."""
+        """The answer is available."""
 
 
 class IPyParallelCluster:
@@ -165,17 +165,17 @@ class IPyParallelCluster:
         self._on_exit = on_exit
         self._closing = False
         self._ended: Future[str] = Future()
-        """Why nothing answers any more: the controller has ended, or the session closes."""
+        """Why no call is answered any more: the controller has ended, or the session closes."""
         self._logs = folder / "log"
         self._logs.mkdir(mode=0o700, exist_ok=True)
         self._pids: dict[int, int] = {}
         self._lent: dict[int, tuple[int, Path]] = {}
-        """Processes of a script that are in a rank's place, and where each answers questions."""
+        """A script's processes that replace ranks, and the socket of each for questions."""
         self._awake: set[int] = set()
-        """The pids of the engines that were called: each of these reads orders."""
+        """The pids of the engines that have been called: each of these reads orders."""
         self._last_reply: dict[int, Any] = {}
         self._stopped: dict[int, str | None] = {}
-        """By rank, ipyparallel's name for the engine that was stopped last."""
+        """By rank, ipyparallel's name for the last engine that was stopped."""
         self._forgotten: set[int] = set()
         """The pids of the engines that the hub was asked to unregister."""
         self._forgetting = threading.Lock()
@@ -202,8 +202,8 @@ class IPyParallelCluster:
     def start(self) -> None:
         """Start the controller and connect to it."""
         with _loading:
-            # ipyparallel fills a table on the first message, and not safely: sessions of one
-            # process that start at once would break each other.
+            # ipyparallel fills a table on the first message, which is not thread-safe: sessions of
+            # one process that start at once would break each other.
             uncan(can(None))
         self._wait(
             self._cluster.start_controller(
@@ -241,7 +241,7 @@ class IPyParallelCluster:
         )
         pid: int = self._cluster.engines[set_id].pid
         self._pids[rank] = pid
-        self._forgotten.discard(pid)  # the system may give a number again
+        self._forgotten.discard(pid)  # the system reuses pids
         self._awake.discard(pid)
         return pid
 
@@ -250,22 +250,22 @@ class IPyParallelCluster:
         return self._logs / f"rank-{rank}.log"
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
-        """Wait until `ranks` are registered; those that are not by then."""
+        """Wait until `ranks` are registered; returns those that are not in time."""
         began_s = time.monotonic()
         ask_again_s = time.monotonic() + _ASK_AGAIN_S
         while missing := tuple(rank for rank in sorted(ranks) if not self._is_registered(rank)):
             if time.monotonic() - began_s > scaled_for_load(timeout_s) or give_up():
                 return missing
             if time.monotonic() > ask_again_s:
-                # The hub says once that an engine is there, and on a busy machine that can be
-                # missed; a client that connects is told of all of them.
+                # The hub announces an engine only once, which can be missed on a busy machine; a
+                # client that connects is told of all of them.
                 self._reconnect()
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
 
     def _is_registered(self, rank: int) -> bool:
-        """True when the engine of `rank` is there: not the last one, of whose end no word came."""
+        """True if the current engine of `rank` is registered, not one that was stopped."""
         stopped = self._stopped.get(rank)
         if stopped is None:
             return rank in self._client.ids
@@ -273,11 +273,11 @@ class IPyParallelCluster:
         return engine is not None and engine != stopped and rank in self._client.ids
 
     def _engine(self, rank: int) -> str | None:
-        """ipyparallel's name for the engine of `rank`, None when the client knows none."""
+        """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
         return engine_name(self._client, rank)
 
     def _reconnect(self) -> None:
-        """A fresh client; nothing may be under way on the one before."""
+        """Connect a new client; the previous one must not have pending calls."""
         before, self._client = (
             self._client,
             self._wait(self._cluster.connect_client(timeout=scaled_for_load(60))),
@@ -297,9 +297,9 @@ class IPyParallelCluster:
         return answers
 
     def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
-        """Give ranks one order, past ipyparallel: its way is longer than a short cell."""
+        """Send ranks one order, bypassing ipyparallel, whose latency exceeds a short cell's."""
         for rank in ranks:
-            if self._pids[rank] not in self._awake:  # its first call has it read orders, too
+            if self._pids[rank] not in self._awake:  # its first call makes it read orders, too
                 self._awake.add(self._pids[rank])
                 self._last_reply[rank] = self._apply(rank, *_WAKE)
         return self._orders.send({rank: self._pids[rank] for rank in ranks}, order, request)
@@ -307,7 +307,7 @@ class IPyParallelCluster:
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
     ) -> dict[int, Answer | CannotAnswer]:
-        """Ask ranks at their own sockets, whatever their main threads do."""
+        """Ask ranks at their own sockets, which works even if their main threads are blocked."""
         lent = self._lent
         sockets = {
             rank: lent[rank][1] if rank in lent else questions_of(self._folder, rank)
@@ -330,14 +330,14 @@ class IPyParallelCluster:
             ) from None
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
-        """Set variables on ranks. Raises what pickling or the ranks raise."""
+        """Set variables on ranks. Raises the errors of pickling and of the ranks."""
         self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
 
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
         try:
             return self._view(rank).apply_async(child.call, name, arguments)
-        except IndexError:  # ipyparallel heard of the end of its process before we did
+        except IndexError:  # ipyparallel noticed its exit before we did
             return _NoAnswer(rank)
         except (OSError, RuntimeError):  # ipyparallel raises either for a closed client
             if not self._ended.done():
@@ -357,7 +357,7 @@ class IPyParallelCluster:
         """Signal the process of `rank`, if it lives."""
         lent = self._lent.get(rank)
         if lent is not None and number == signal.SIGINT:
-            # As Ctrl-C in a terminal: what a script has started hears it, too.
+            # As with Ctrl-C in a terminal, a script's child processes get the signal, too.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(lent[0], number)
             return
@@ -365,7 +365,7 @@ class IPyParallelCluster:
             self._fork_server.signal(lent[0] if lent is not None else self._pids[rank], number)
 
     def lend(self, rank: int, pid: int, questions: Path) -> None:
-        """Ask and signal another process in the place of `rank`: one of a script."""
+        """Ask and signal a script's process in place of `rank`'s own."""
         self._lent = {**self._lent, rank: (pid, questions)}
 
     def take_back(self) -> None:
@@ -375,15 +375,15 @@ class IPyParallelCluster:
     def stop(self, rank: int) -> None:
         """Kill the process of `rank` and wait until it is gone and forgotten."""
         if rank in self._last_reply:
-            # A rank says that its cell is over before it replies; ipyparallel would print a
-            # complaint about a reply from an engine that it was told to forget.
+            # A rank reports the end of its cell before it replies; ipyparallel would print a
+            # warning about a reply from an engine that was unregistered.
             self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
         engine = self._cluster.engines.get(f"rank-{rank}")
         if engine is not None and engine.state == "running":
             engine.signal(signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 self._wait(engine.join(_ENDS_WITHIN_S))
-            # After a sleep of the machine time is up before the word of its end is read.
+            # After the machine slept, the time is up before the notice of its exit is read.
             self._wait(engine.join(_ENDS_WITHIN_S))
         self._stopped[rank] = self._engine(rank)
         if rank in self._pids:
@@ -409,8 +409,8 @@ class IPyParallelCluster:
             self._forget(rank, pid)
 
     def _end(self, reason: str) -> None:
-        """Have those who wait for the controller stop waiting."""
-        with contextlib.suppress(InvalidStateError):  # it has ended for another reason
+        """Wake all that wait for the controller."""
+        with contextlib.suppress(InvalidStateError):  # another reason was set first
             self._ended.set_result(reason)
 
     def _last_words(self) -> str:
@@ -423,25 +423,25 @@ class IPyParallelCluster:
         return ""
 
     def _forget(self, rank: int, pid: int) -> None:
-        """Have the hub unregister an engine that is gone, so that its id is free at once.
+        """Tell the hub to unregister an engine that is gone, so that its id is free at once.
 
-        Once for a process: its end is heard of twice when it was stopped, and a second request
-        that came late would unregister the engine that took its place.
+        Once per process: the exit of a stopped engine is reported twice, and a late second request
+        would unregister the engine that replaced it.
         """
         with self._forgetting:
             if pid not in self._forgotten:
                 self._forgotten.add(pid)
-                with contextlib.suppress(OSError, RuntimeError):  # closed: there is no hub to ask
+                with contextlib.suppress(OSError, RuntimeError):  # closed: there is no hub
                     unregister(self._client, rank)
 
     def _await_forgotten(self, rank: int) -> None:
-        """Wait for the hub's word that the engine is gone: until then it gives the id to no other.
+        """Wait until the hub confirms that the engine is gone: until then its id stays taken.
 
-        The request is on its way on another thread, and a new engine can be quicker.
+        Another thread sends the request, and a new engine can be faster than it.
         """
         deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
         if self._engine(rank) is None:
-            # Perhaps it died half registered: nobody is told of that, and its id is taken.
+            # It may have died half registered: the hub does not report that, and its id is taken.
             unregister(self._client, rank)
             wait([caught_up(self._client), self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
         while self._engine(rank) is not None and time.monotonic() < deadline:
@@ -475,7 +475,7 @@ class IPyParallelCluster:
             try:
                 return future.result()
             except (CancelledError, RuntimeError):
-                # ipyparallel can hear that the controller has ended before we do.
+                # ipyparallel can notice the controller's exit before we do.
                 if not wait([self._ended], _NEWS_WITHIN_S).done:
                     raise
         future.cancel()

@@ -1,4 +1,4 @@
-"""ipyparallel's engine and controller, as functions that a child can be told to call."""
+"""ipyparallel's engine and controller, as functions that a child can call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_notebook.rank import engine_private, runtime
 
 
 class EngineStream(OutStream):  # type: ignore[misc]
-    """ipykernel's stream without its pipes behind the process's own stdout and stderr.
+    """ipykernel's stream, without the pipes that replace the process's own stdout and stderr.
 
     Those stay the rank's log file: a message of C code that aborts the process is then
     never lost in a pipe.
@@ -28,7 +28,7 @@ class EngineStream(OutStream):  # type: ignore[misc]
 
 
 def engine(argv: Sequence[str]) -> None:
-    """Be an ipyparallel engine until told to stop."""
+    """Run an ipyparallel engine until it is told to stop."""
     from ipyparallel.engine.app import IPEngine
 
     engine_private.list_no_modules()
@@ -48,7 +48,7 @@ def engine(argv: Sequence[str]) -> None:
 
 
 def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
-    """Whether a callback of the event loop raised it, which ends no cell, nor the rank; say so."""
+    """True for an error of an event loop callback, which is printed and ends nothing."""
     if not runtime.current().is_of_user(stop):
         return False
     traceback.print_exception(stop)
@@ -58,12 +58,12 @@ def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
 
 
 def controller(argv: Sequence[str]) -> None:
-    """Be an ipyparallel controller until told to stop."""
+    """Run an ipyparallel controller until it is told to stop."""
     from ipyparallel.controller.app import IPController
 
     if hasattr(os, "fork"):
-        # Where its heart monitor is a child process: forked (spawning one costs a second), and it
-        # must not outlive a controller that is killed.
+        # If the heart monitor is a child process, it is forked (spawning one costs a second), and
+        # must not outlive a killed controller.
         multiprocessing.set_start_method("fork", force=True)
         os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
     keep_heart_in_process()

@@ -1,4 +1,4 @@
-"""The event receiver: what ranks' event senders send, on a socket that only this user can reach."""
+"""The event receiver: reads the ranks' events from a socket that only this user can reach."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_MS = 200
 
 
 def bind(socket: Any, path: Path) -> str:
-    """Have ranks connect to `socket`: where that can be, at `path`, in this user's own folder."""
+    """Bind `socket` for the ranks: if possible at `path`, in this user's own folder."""
     if zmq.has("ipc"):
         socket.bind(f"ipc://{path}")
         return f"ipc://{path}"
@@ -30,10 +30,10 @@ def bind(socket: Any, path: Path) -> str:
 
 
 class EventReceiver:
-    """Calls `receive` with events as they come, on a thread of its own.
+    """Calls `receive` with events as they arrive, on its own thread.
 
-    Messages that are not signed with a key of this session's are dropped. A gap in a rank's
-    counting becomes an `EventsLost`.
+    Messages that are not signed with a key of this session are dropped. A gap in a rank's sequence
+    numbers becomes an `EventsLost`.
     """
 
     def __init__(self, folder: Path, receive: Callable[[Sequence[Event]], None]) -> None:
@@ -48,13 +48,13 @@ class EventReceiver:
         self._thread.start()
 
     def add_source(self, receive: Callable[[Sequence[Event]], None]) -> str:
-        """Take events from other processes of the same ranks; the key that they sign with."""
+        """Accept events of other processes of the same ranks; returns their signing key."""
         source = _Source(secrets.token_bytes(32), receive)
         self._sources = (*self._sources, source)
         return source.key.hex()
 
     def remove_source(self, key: str) -> None:
-        """Take no more events that are signed with `key`."""
+        """Accept no more events signed with `key`."""
         self._sources = tuple(each for each in self._sources if each.key.hex() != key)
 
     def expect_from_start(self, rank: int) -> None:
@@ -73,7 +73,7 @@ class EventReceiver:
                 continue
             heard: dict[_Source, list[Event]] = {}
             with contextlib.suppress(zmq.Again):
-                while True:  # quicker than to ask first whether there is one
+                while True:  # faster than polling first
                     frames = self._socket.recv_multipart(zmq.NOBLOCK)
                     if source := self._source_of(frames):
                         heard.setdefault(source, []).extend(source.read(frames[1]))
@@ -100,7 +100,7 @@ class _Source:
         self.next_seq: dict[int, int] = {}
 
     def hand_over(self, events: list[Event]) -> None:
-        """Deaf, the session would know nothing of any rank: what fails is counted as lost."""
+        """The loop must not end: without it no event arrives. What fails counts as lost."""
         try:
             self.receive(events)
         except Exception:  # noqa: BLE001  # a defect of ours
@@ -115,7 +115,7 @@ class _Source:
         now_ns = time.monotonic_ns()
         try:
             received = decode_events(payload, now_ns)
-        except DecodeError:  # they count as lost when the next ones come
+        except DecodeError:  # they count as lost when the next ones arrive
             return []
         events: list[Event] = []
         for event in received:

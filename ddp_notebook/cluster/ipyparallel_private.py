@@ -1,9 +1,8 @@
 """The one place that uses private API of ipyparallel's client, each checked before it is used.
 
-What is used: sending messages to the hub, to forget an engine whose process is known to be gone
-(ipyparallel itself would find out by missed heartbeats, half a minute later), and to learn that
-it has handled them; the table of the
-engines' names; and the class whose object its controller starts as the heart monitor.
+What is used: sending messages to the hub, to unregister an engine whose process is gone
+(ipyparallel itself would notice by missed heartbeats, half a minute later) and to await the answer;
+the table of the engines' names; and the class that its controller starts as the heart monitor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def has_private_api(client: Any) -> bool:
 
 
 def check_private_api(client: Any) -> None:
-    """Say it once when a rank's death will be known to ipyparallel only by its heartbeats."""
+    """Warn once if ipyparallel can notice a rank's death only by missed heartbeats."""
     if not has_private_api(client):
         logging.getLogger("ddp_notebook").warning(
             "ipyparallel %s has changed: restarting a dead rank may take a minute.",
@@ -38,17 +37,17 @@ def engine_name(client: Any, rank: int) -> str | None:
 
 
 def unregister(client: Any, rank: int) -> None:
-    """Have the hub forget the engine of `rank`, so that its id is free at once.
+    """Tell the hub to unregister the engine of `rank`, so that its id is free at once.
 
-    Also one that the client never heard of: it may have died half registered, and the hub would
-    keep its id for half a minute and give the next engine another one.
+    Also for one that the client does not know: it may have died half registered; the hub would keep
+    its id for half a minute and give the next engine another id.
     """
     if has_private_api(client):
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
 
 
 def caught_up(client: Any) -> Future[Any]:
-    """Done as soon as the hub has handled all messages that were sent to it before."""
+    """Done as soon as the hub has processed all earlier messages."""
     if not has_private_api(client):
         done: Future[Any] = Future()
         done.set_result(None)
@@ -65,9 +64,9 @@ class _Heart(threading.Thread):
 
 
 def keep_heart_in_process() -> None:
-    """Have a controller that is made from now on start its heart monitor as a thread.
+    """Make controllers created from now on start their heart monitor as a thread.
 
-    It has a loop and sockets of its own anyway. Without this private API it is a child process.
+    It has its own loop and sockets anyway. Without this private API it is a child process.
     """
     from ipyparallel.controller import app
 

@@ -22,7 +22,7 @@ _POLL_S = 0.002
 
 
 class OrderSender:
-    """Any thread may send. A rank is known by its process: one that was replaced hears nothing."""
+    """Thread-safe. A rank is identified by its pid: a replaced process receives nothing."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._key = bytes.fromhex(key)
@@ -35,14 +35,14 @@ class OrderSender:
         self.url = bind(self._socket, folder / "orders.sock")
 
     def send(self, pids: Mapping[int, int], order: Order[Request], request: Request) -> Ranks:
-        """Send one order to ranks, by their processes; those that could not be reached."""
+        """Send one order to ranks, by their pids; returns those that could not be reached."""
         wire = codec.dumps({"order": order.name, "request": codec.encode(request)}).encode()
         message = [signature(wire, self._key), wire]
         left = dict(pids)
         began_s = time.monotonic()
         while left:
             left = {rank: pid for rank, pid in left.items() if not self._sent(pid, message)}
-            # A process connects as it starts, long before it takes calls.
+            # A process connects when it starts, long before it accepts calls.
             waited_s = time.monotonic() - began_s
             if self._socket.closed or waited_s > scaled_for_load(_CONNECTED_WITHIN_S):
                 break
@@ -56,7 +56,7 @@ class OrderSender:
         return False
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Close the sender."""
         with self._lock:
             self._socket.close(linger=0)
         self._context.term()

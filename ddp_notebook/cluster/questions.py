@@ -1,4 +1,4 @@
-"""Asks processes questions at their unix sockets, all at once; no session is needed for it."""
+"""Asks processes questions at their unix sockets, concurrently; needs no session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(
     request: Request,
     timeout_s: float,
 ) -> dict[int, Answer | CannotAnswer]:
-    """Ask the ranks that listen at `sockets`; who is not in time (`timeout_s`) is left out."""
+    """Ask the ranks that listen at `sockets`; omits those that miss `timeout_s`."""
     message = framed({"question": question.name, "about": codec.encode(request)})
     answers = {}
     for rank, data in _exchange(sockets, message, timeout_s).items():
@@ -50,7 +50,7 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         for rank, path in sockets.items():
             connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            with contextlib.suppress(OSError):  # nobody listens there, or its queue is full
+            with contextlib.suppress(OSError):  # no process listens there, or its queue is full
                 connection.setblocking(False)
                 connection.connect(str(path))
                 if is_mine(connection) and connection.send(message) == len(message):
@@ -66,7 +66,7 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
 
 
 def _is_over(connection: Any, read: bytearray) -> bool:
-    """Read on; whether nothing more is to come."""
+    """Read more; True at the end of the message."""
     try:
         piece = connection.recv(_PIECE_BYTES)
     except BlockingIOError:

@@ -37,7 +37,7 @@ class Test:
 def shallow(tree: ast.Module) -> ast.Module:
     """`tree`. Raises ValueError where it is nested so deep that to look at it would fail.
 
-    No person writes such code; a file that somebody sent may hold it.
+    No such code is written by hand, but a received file may contain it.
     """
     level: list[ast.AST] = [tree]
     for _ in range(_DEEPEST_CODE):

@@ -206,7 +206,7 @@ def diagnose_setup(case: Case) -> Diagnosis:
     waits = any(report.workers or left_alone(report) for report in case.ranks)
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         return _diagnosis(case, *_findings(Context(case), When.SETUP))
-    # Nobody waits for it, and still it is gone. That of a script may end, with code 0.
+    # No rank waits for it, but it is gone. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
     return _diagnosis(case, list(deaths(case, died, ())), [])

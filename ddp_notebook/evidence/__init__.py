@@ -1,14 +1,14 @@
-"""What jobs that have ended leave behind, read as a case: no torch, no code of theirs is run.
+"""Reads the files of ended jobs as a case; needs no torch and runs none of their code.
 
-Files come from others: sizes are bounded, control characters are removed, nothing is believed that
-has another form than it must have.
+Files are not trusted: sizes are bounded, control characters are removed, and anything malformed is
+ignored.
 
-gathered.py         Dumps and logs joined into one case, and what each rank is known by.
-folder.py           Which of the files that were given hold what; bounded.
+gathered.py         Joins dumps and logs into one case, with the evidence for each rank.
+folder.py           Sorts the given files into dumps, logs and saved runs; bounded.
 flight_recorder.py  torch's flight recorder, pickle or JSON, as collectives of one rank.
 frames.py           Stack frames of torch's dumps as lines of the user's code.
-logs.py             What ranks and torchrun's agent wrote, as errors and exits of ranks.
+logs.py             Reads ranks' errors and exits from their logs and torchrun's.
 connects.py         Connections that ranks could not make in set-up.
-nccl.py             What NCCL's watchdogs gave up on, and how far each rank had come.
+nccl.py             The collectives on which NCCL's watchdogs timed out, and each rank's progress.
 plain_pickle.py     Pickles of plain values, read without running what they name.
 """

@@ -25,7 +25,7 @@ class Connects:
     """What stands in logs. Ports are those of stores."""
 
     refused: set[int] = field(default_factory=set)
-    """Ranks that gave up on gloo's address of another one: nobody listens there."""
+    """Ranks whose connection to another rank's gloo address failed: no process listens there."""
     size: int = 0
     """World size, as gloo has it in these lines; 0 where there are none."""
     unanswered: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Which of the files that were given hold what: dumps, logs, saved runs. Bounded in all."""
+"""Sorts the given files into dumps, logs and saved runs. Bounded in all respects."""
 
 from __future__ import annotations
 

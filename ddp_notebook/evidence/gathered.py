@@ -1,4 +1,4 @@
-"""Dumps and logs joined into one case, and what each rank is known by."""
+"""Joins dumps and logs into one case, with the evidence for each rank."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _size(dumps: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int
 
 
 def _unclear(written: Logs) -> str:
-    """What is certain of logs that do not say which ranks it happened to."""
+    """Facts from logs that do not name their ranks."""
     if written.watchdogs.timed_out and not written.watchdogs.joined():
         return "NCCL's watchdogs timed out, and the log does not tell in which of several groups"
     if written.unclaimed:

@@ -21,9 +21,9 @@ _PREFIX = re.compile(
     r"\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)",
     re.DOTALL,
 )
-"""torch's own on errors that nobody caught (rank), torchrun's on what it forwards (default), and
-mpirun's, which has the number of the job first. Schedulers write marks of their own before it: a
-time, a pod, a number, ``(Worker pid=63294)``."""
+"""torch's own on uncaught errors (rank), torchrun's on what it forwards (default), and mpirun's,
+which has the number of the job first. Schedulers write marks of their own before it: a time, a pod,
+a number, ``(Worker pid=63294)``."""
 _LABEL = re.compile(r"\s*(\d{1,6}): ?(.*)", re.DOTALL)
 """That of ``srun --label``, which is on all lines."""
 _TRACEBACK = "Traceback (most recent call last):"
@@ -43,7 +43,7 @@ _SIGABRT = signal.SIGABRT.value
 class Raised:
     """An error that ended a rank. `frames` has the outermost first, `texts` each one's line.
 
-    `certain` is true where nobody caught it for sure: torch or the end of the log says so.
+    `certain` is true if it is known to be uncaught: torch or the end of the log says so.
     """
 
     type: str
@@ -100,7 +100,7 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
     _attribute(logs, unmarked)
-    # What was caught and written down all the same ended no rank.
+    # An error that was caught and logged ended no rank.
     for rank, error in list(logs.raised.items()):
         if not error.certain and logs.exits.get(rank, 0) <= 0:
             del logs.raised[rank]
@@ -151,7 +151,7 @@ def _all_raised(lines: list[str]) -> Iterator[Raised]:
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     for start, end in pairwise([*starts, len(lines)]):
         if any(line.startswith(_CHAINED) for line in lines[start:end]):
-            continue  # the error after it is the one that nobody caught
+            continue  # the error after it is the uncaught one
         raised = _last_raised(lines[start:end], True)
         if raised is not None and not any(_OF_LAUNCHER.search(f.file) for f in raised.frames):
             yield raised
@@ -181,7 +181,7 @@ def _clean(line: str) -> str:
 def _by_rank(lines: list[str], rank: int | None) -> Iterator[tuple[int, list[str], bool]]:
     """The lines of each rank, and whether an error in them was certainly not caught.
 
-    torch's hook for errors that nobody caught begins each line with the rank.
+    torch's hook for uncaught errors begins each line with the rank.
     """
     of: dict[int, list[str]] = {}
     unmarked = []

@@ -71,7 +71,7 @@ def _add_save(commands: Any) -> None:
 
 def _add_run(commands: Any) -> None:
     about = "run a script as a rank that can be asked, where DDP_NOTEBOOK=1 does nothing"
-    # No word is an option of ours: all are the script's, and the first may be -m.
+    # None of the arguments is an option of ours: all are the script's; the first may be -m.
     run = commands.add_parser(
         "run", help=about, description=about, prefix_chars="\0", add_help=False
     )
@@ -87,7 +87,7 @@ def _save(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> NoReturn:
-    """A new program in this process: it has nothing of ours loaded that it does not need."""
+    """Execute a new program in this process: it loads only the modules that it needs."""
     os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.run", *args.words])  # noqa: S606
 
 

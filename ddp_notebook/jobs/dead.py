@@ -1,8 +1,8 @@
-"""What was wrong with a job that has ended, by the files that it left.
+"""Diagnoses an ended job from the files that it left.
 
-Files say less than ranks that can be asked. What a rank issued after its dump is not known, so
-that it lacks a collective is never proof; what met and differs is. The rules are those of a
-session; what they cannot tell on less evidence is undecided, with the facts.
+Files say less than live ranks. What a rank issued after its dump is unknown, so a missing
+collective is never proof; a mismatch in one slot is. The rules are those of a session; what they
+cannot decide on less evidence is undecided, with the facts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ddp_notebook.model import (
 )
 
 Files = Replay | Gathered
-"""What was read of a job: a run that was saved, or dumps and logs."""
+"""What was read of a job: a saved run, or dumps and logs."""
 
 
 def read(paths: Sequence[Path]) -> Files:
@@ -55,7 +55,7 @@ def verdict(files: Files) -> Verdict:
 
 
 def case(files: Files) -> Case | None:
-    """What is known of the ranks; None of a saved run that knows nothing."""
+    """The case of the ranks; None for a saved run without one."""
     return files.saved.case if isinstance(files, Replay) else files.case
 
 
@@ -81,7 +81,7 @@ def judged(gathered: Gathered) -> Diagnosis:
 
 
 def basis(files: Files) -> str:
-    """What a verdict stands on."""
+    """The basis of a verdict."""
     if isinstance(files, Replay):
         return f"the saved run {files.name}"
     parts = []
@@ -96,7 +96,7 @@ def basis(files: Files) -> str:
 
 
 def _is_victim(finding: Finding, case: Case) -> bool:
-    """True of a process that gloo ended since what another rank sent did not fit: who is wrong?"""
+    """True if gloo aborted it because another rank's message did not fit: either may err."""
     words = [r.last_words for r in case.ranks if r.rank in finding.ranks]
     died = finding.category is Category.RANK_DIED
     return died and any(GOT_TOO_MUCH.search(text) for text in words)
@@ -112,13 +112,13 @@ def _apart(gathered: Gathered) -> list[Finding]:
 
 
 def _died(case: Case) -> list[Finding]:
-    """Processes that ended by a signal or an exit code, where nobody is known to wait for them."""
+    """Processes that ended by a signal or an exit code, if no rank is known to wait for them."""
     dead = [report for report in case.ranks if report.activity is Activity.DEAD]
     return [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
 
 
 def _ended_in_set_up(case: Case) -> Iterable[Finding]:
-    """Ranks whose process ended well while others waited in set-up till their time was out."""
+    """Ranks whose process ended normally while others waited in set-up until their timeout."""
     if any(case.collectives.of.values()):
         return
     waited = tuple(
@@ -141,7 +141,7 @@ def _ended_in_set_up(case: Case) -> Iterable[Finding]:
 def _conditional(case: Case) -> Iterable[Finding]:
     """Collectives on whose line only some ranks come, where the others have ended without it.
 
-    That they did not call it later is not in their dumps: the condition in the code says so.
+    Their dumps do not show that they did not call it later; the condition in the code does.
     """
     at = {
         (record.group, record.slot)
@@ -218,7 +218,7 @@ def _facts(case: Case) -> Iterable[str]:
 
 
 def _doing(report: RankReport) -> str:
-    """What a rank did last; nobody can be asked, so that one without a record is not silent."""
+    """What a rank did last; no rank can be asked, so one without a record is not silent."""
     return report.doing if report.activity is Activity.SILENT and report.doing else doing(report)
 
 

@@ -28,7 +28,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job, and how it is. `stuck` is None where that is not known."""
+    """A job and its state. `stuck` is None if unknown."""
 
     script: str
     world_size: int
@@ -45,7 +45,7 @@ class Listed:
 def listed() -> list[Listed]:
     """This user's jobs on this host: those that were prepared, the newest first, and others.
 
-    Those that run and were prepared are asked.
+    Running, prepared jobs are asked for their state.
     """
     jobs = prepared.jobs()
     return [*map(_prepared, jobs), *map(_unprepared, unprepared.jobs(prepared.pids()))]
@@ -69,7 +69,7 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
 
 
 def _state(job: Job) -> tuple[bool | None, str]:
-    """Whether it is stuck, and how it is in words."""
+    """Whether it is stuck, and a text for its state."""
     if not job.alive:
         return False, "has ended"
     diagnosis = prepared.why(job).diagnosis

@@ -19,7 +19,7 @@ def never_met(case: Case, connects: Connects) -> Iterator[Finding]:
 
 
 def _old_file(case: Case, connects: Connects) -> Iterator[Finding]:
-    """All ranks found addresses in the file of a store, and nobody listens at any."""
+    """All ranks found addresses in the file of a store, but no process listens at any of them."""
     everybody = tuple(range(connects.size))
     lines = [place.text for report in case.ranks for place in report.error_at]
     if everybody and connects.refused == set(everybody) and any(map(_FILE_STORE.search, lines)):
@@ -33,7 +33,7 @@ def _old_file(case: Case, connects: Connects) -> Iterator[Finding]:
 
 
 def _other_port(case: Case, connects: Connects) -> Iterator[Finding]:
-    """Ranks that looked for the store at ports where there is none, while others waited at it."""
+    """Ranks that looked for the store at the wrong port, while others waited at the right one."""
     waited = tuple(e.rank for e in case.ranks if _KEYS_OF_PEERS.search(e.error_text))
     rest = tuple(e.rank for e in case.ranks if e.rank not in waited)
     silent = all(case.ranks[rank].activity is Activity.SILENT for rank in rest)

@@ -1,6 +1,6 @@
-"""Jobs whose ranks were prepared (DDP_NOTEBOOK=1): found, asked, judged; alive or ended.
+"""Finds, queries and diagnoses jobs whose ranks were prepared (DDP_NOTEBOOK=1), running or ended.
 
-Read-only: ranks are asked what they do, and their records are read. Nothing is sent that could
+Read-only: ranks are asked for their state, and their records are read. Nothing is sent that could
 change what they do.
 """
 
@@ -40,7 +40,7 @@ READ_LAST = 2000
 """Records of each rank that a diagnosis looks at."""
 _ASK_TIMEOUT_S = 2.0
 _AGAIN_S = 0.4
-"""Between two looks at a job that runs: what is wrong is so in both."""
+"""Between two checks of a running job: a finding must hold in both."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _report(
     answer: RankReport | CannotAnswer | None,
     others_run: bool,
 ) -> RankReport:
-    """What a rank answered; of one that does not, what it wrote."""
+    """A rank's answer; without one, what it wrote."""
     if process is None:
         return RankReport(rank, doing="no process of it was prepared on this host")
     if isinstance(answer, RankReport):
@@ -286,7 +286,7 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
 
 
 def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
-    """Of a job that has ended well on all ranks: was what they trained right?"""
+    """Post-run checks of a job that ended without an error on all ranks."""
     known = {rank: process.facts for rank, process in job.processes.items()}
     facts = {rank: fact for rank, fact in known.items() if fact is not None}
     if not any(fact.backwards for fact in facts.values()):
@@ -312,7 +312,7 @@ def _waited_s(job: Job, case: Case) -> dict[int, float]:
 
 
 def _unsure(job: Job, case: Case, why: str) -> str:
-    """Why no findings prove nothing; `why` is what the rules say."""
+    """Why the absence of findings proves nothing; `why` is the rules' own reason."""
     silent = case.where(Activity.SILENT)
     if not job.alive:
         were = "was" if len(silent) == 1 else "were"

@@ -1,4 +1,4 @@
-"""What a prepared process left in its folder: how it ended, what it did last, what it trained."""
+"""Reads what a prepared process left in its folder: its end, its last state, its training."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Process:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         path = self._path_when_ended()
         if last.activity is Activity.WAITING and (path or not others_run):
-            return last  # a SIGTERM has ended it, as a launcher does, or nobody is left
+            return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path)
 
     def _written(self, rank: int) -> RankReport:

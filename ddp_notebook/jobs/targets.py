@@ -1,4 +1,4 @@
-"""What can be looked at: a job that runs, prepared or not, or what one left in files."""
+"""What can be inspected: a running job, prepared or not, or the files that a job left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_notebook.model import Board, Case, Place, RankReport, Ranks, StackTree,
 
 
 class Target(Protocol):
-    """A job that is looked at and never touched, as it is when it is asked for."""
+    """A job that is only observed, in its current state."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""A diagnosis of a job that no notebook started: what it stands on, as a text and as JSON."""
+"""The diagnosis of a job that no notebook started, with its basis, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Starting processes: the fork server, what its children do first, devices, addresses.
+"""Starts processes: the fork server, what its children do first, devices, addresses.
 
-addresses.py           addresses and ports for a session that no other process will take
+addresses.py           addresses and ports for a session that no other process takes
 child.py               what a child of the fork server does first
-client.py              the session's end of the fork server: spawn, signal, hear of exits
+client.py              the session's client of the fork server: spawn, signal, exit notifications
 devices.py             which GPUs there are, and which rank gets which
 environment.py         the environment variables that a child starts with
 fork_server.py         the process per host that has torch loaded and forks ranks in milliseconds
 network_namespaces.py  the fault lab's hosts: network namespaces with an address and a name each
 out_of_memory.py       how many processes the kernel has killed for lack of memory
 preload.py             what the fork server imports before it forks
-process_groups.py      what a dead process leaves running: listed and killed
+process_groups.py      processes that a dead process leaves running: listed and killed
 shared_fork_server.py  notebooks of one user share a loaded fork server
-session_folder.py      the temporary folder of a session: made, held, swept
+session_folder.py      the temporary folder of a session: created, locked, removed
 shared_memory.py       shared memory that killed processes leave in /dev/shm: found and removed
 timeouts.py            timeouts that grow with the machine's load
 
-Ranks on another kind of host (ssh, Slurm) would begin here: a client with the methods of
+To launch ranks on another kind of host (ssh, Slurm), start here: write a client with the methods of
 `client.ForkServerClient`, which talks to a fork server there over its stdin and stdout.
 """

@@ -1,4 +1,4 @@
-"""Addresses and ports for a session's processes that no other process will take."""
+"""Addresses and ports for a session's processes that no other process takes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LOWEST_PORT = 30_000
 """Above the ports of services, and above torchrun's 29400 and 29500."""
 _PORTS_TRIED = 20
 _random = random.SystemRandom()
-"""Not the `random` module's own: the user may have seeded that, in a class all with the same seed,
-and its next numbers must not change."""
+"""Not the `random` module's global generator: the user may have seeded it (a whole class with the
+same seed), and its next numbers must not change."""
 
 
 def own_loopback() -> str:
     """A loopback address that no other session uses; 127.0.0.1 where that is the only one.
 
-    ipyparallel chooses free ports and binds them a moment later: of thirty sessions that started
-    at once on one address, one lost a port to another in between. On Linux all of 127.0.0.0/8 is
+    ipyparallel chooses free ports and binds them a moment later: when thirty sessions started at
+    once on one address, one of them lost a port to another. On Linux all of 127.0.0.0/8 is
     loopback, and each address has ports of its own.
     """
     for _ in range(_TRIES):
@@ -46,8 +46,8 @@ def _works(address: str) -> bool:
 def free_port(host: str) -> int:
     """A port of `host` that is free now. Raises OSError.
 
-    If possible one outside the range that the system takes ports for connections from: a second
-    may pass until a rank listens, and on a busy machine a connection would have got it by then.
+    If possible outside the ephemeral range: a second may pass until a rank listens, and on a busy
+    machine a connection could take the port meanwhile.
     """
     family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
 
@@ -64,7 +64,7 @@ def free_port(host: str) -> int:
 
 
 def _first_port_of_connections() -> int:
-    """The first port that the system gives to connections (ip(7)); Linux's default elsewhere."""
+    """The first ephemeral port (ip(7)); Linux's default elsewhere."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return 32768

@@ -36,7 +36,7 @@ def die_with_parent(parent_pid: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the call: no signal will come
+    if os.getppid() != parent_pid:  # it died before the call: no signal will arrive
         os._exit(1)
 
 
@@ -46,7 +46,8 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     Raises OSError when it cannot be on its host.
     """
     if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
-        # Ctrl-C in a terminal goes to the notebook alone, and what a rank starts is found by it.
+        # Ctrl-C in a terminal then reaches the notebook alone, and the processes that a rank starts
+        # are found by their session.
         os.setsid()
     die_with_parent(parent_pid)
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -77,17 +78,17 @@ def reseed() -> None:
 
 
 def disown_finalizers() -> None:
-    """In a fork: what was loaded before it is not for it to take apart when it ends.
+    """In a fork: drop the exit functions of modules loaded before the fork.
 
-    torch has one for each library of operators; they would copy 30 MB of shared pages. What is
-    registered from now on runs at the end, as in a new process.
+    torch has one for each library of operators; they would copy 30 MB of shared pages. Functions
+    registered from now on run at exit, as in a new process.
     """
     for each in list(getattr(weakref.finalize, "_registry", ())):
         each.atexit = False
 
 
 def load(name: str) -> ModuleType:
-    """Import a module by name, as what runs in a child must be named: it is of a higher layer."""
+    """Import a module by name: what runs in a child is of a higher layer."""
     return importlib.import_module(name)
 
 
@@ -99,7 +100,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def start(spec: Mapping[str, Any], parent_pid: int) -> NoReturn:
-    """In a fork: be what `spec` describes, or end; it never returns to what its parent does."""
+    """In a fork: become what `spec` describes, or exit; never returns to the parent's code."""
     try:
         become(spec, parent_pid)
         reseed()
@@ -111,7 +112,7 @@ def start(spec: Mapping[str, Any], parent_pid: int) -> NoReturn:
 
 
 def run(spec: Mapping[str, Any]) -> NoReturn:
-    """Make the calls of `spec` and end the process, whatever they do."""
+    """Make the calls of `spec`, then exit the process whatever they do."""
     code = 0
     try:
         for name, arguments in spec["calls"]:
@@ -128,7 +129,7 @@ def run(spec: Mapping[str, Any]) -> NoReturn:
 def leave(code: int) -> NoReturn:
     """End this process as a normal exit does, without unwinding into the fork server's own frames.
 
-    And without taking apart what was loaded: its pages are shared, and each would be copied first.
+    Loaded modules are not torn down: their pages are shared, and each would be copied first.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -138,10 +139,7 @@ def leave(code: int) -> NoReturn:
 
 
 def end_by_sigterm() -> None:
-    """Have SIGTERM end this process as one that it killed, after its exit functions.
-
-    Processes that it forks it ends at once.
-    """
+    """Make SIGTERM run the exit functions, then kill this process; its forks end at once."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -158,13 +156,13 @@ def end_by_sigterm() -> None:
 
     signal.signal(signal.SIGTERM, end)
     if hasattr(os, "register_at_fork"):
-        # Python forgets signals that come for a fork before it is one.
+        # Python drops signals that arrive for a child before its fork is complete.
         block, unblock = partial(mask, signal.SIG_BLOCK), partial(mask, signal.SIG_UNBLOCK)
         os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)
 
 
 def watch_lifeline(fd: int) -> None:
-    """End this process when the other end of `fd` closes. For platforms without a death signal."""
+    """End this process when the other end of `fd` closes, on platforms without a death signal."""
 
     def wait() -> None:
         while os.read(fd, 1):

@@ -1,4 +1,4 @@
-"""The session's end of the fork server: starts it, has it spawn and signal, hears of exits."""
+"""The session's client of the fork server: starts it, spawns and signals, is notified of exits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 ExitHandler = Callable[[int], None]
 
 _FORKED_WITHIN_S = 10.0
-"""On an idle machine; the server that is asked may just have begun to load torch."""
+"""On an idle machine; the server that is asked may have just started to load torch."""
 _LOST = "The process that starts ranks (fork server) has ended. Start again: %ddp_init"
 _BOOT = (
-    # A json.py in the working directory, which Python has put first, is not Python's.
+    # A json.py in the working directory, which Python puts first, would shadow Python's.
     "import sys; sys.path[:] = filter(None, sys.path); import json;"
     "a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
     "from ddp_notebook.launch.fork_server import main; main(**a)"
@@ -39,7 +39,7 @@ def can_fork() -> bool:
 
 
 def _address(mode: str) -> str:
-    """Where fork servers are that are equal to one started now; empty where none is shared."""
+    """The address of fork servers equal to one started now; empty if none is shared."""
     return shared_fork_server.address(sys.path) if mode == "fork" else ""
 
 
@@ -47,7 +47,7 @@ class ForkServerClient:
     """One fork server, started on construction and warm when `ready` is done.
 
     `mode` is fork, or process where ranks are ordinary processes. `ready` is a Future of the
-    server's own report. Where another notebook has an equal server, that one forks ours.
+    server's own report. If another notebook has an equal server, that server forks ours.
     """
 
     def __init__(self, mode: str) -> None:
@@ -62,7 +62,7 @@ class ForkServerClient:
         self._exit_handlers: dict[int, ExitHandler] = {}
         self._exit_codes: dict[int, int] = {}
         self.peak_bytes: dict[int, int] = {}
-        """The most memory that children which ended had in use, by pid."""
+        """The peak memory of children that ended, by pid."""
         self._pidfds: dict[int, int] = {}
         self._lost_handlers: list[Callable[[], None]] = []
         self._reset: Future[None] = Future()
@@ -78,7 +78,7 @@ class ForkServerClient:
 
     def _begin(self) -> subprocess.Popen[bytes] | ForkedServer:
         listener = shared_fork_server.listen(self._address)
-        if self._address and listener is None:  # another server listens there: it forks ours
+        if self._address and listener is None:  # another server listens there and forks ours
             server = shared_fork_server.request(self._address)
             if server is not None:
                 self._unsent = []
@@ -141,15 +141,15 @@ class ForkServerClient:
             if code is None:
                 self._exit_handlers[pid] = on_exit
                 self._open_pidfd(pid)
-        if code is not None:  # it ended before the handler was there
+        if code is not None:  # it ended before the handler was registered
             on_exit(code)
         return pid
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a child that this fork server started.
 
-        Where there are pidfds (Linux) directly, because the fork server may be busy importing. A
-        pid alone would not do: it may be another process's by now.
+        Signals it directly through a pidfd (Linux), because the fork server may be busy importing.
+        A pid is not safe: it may have been reused.
         """
         with self._lock:
             pidfd = self._pidfds.get(pid)
@@ -160,11 +160,11 @@ class ForkServerClient:
         self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
 
     def own(self, path: str) -> None:
-        """Have the folder `path` removed when this process is gone."""
+        """Have the fork server remove the folder `path` when this process is gone."""
         self._send({"cmd": "own", "path": path})
 
     def on_loading(self, handler: Callable[[float], None]) -> None:
-        """Call `handler` with the share of torch that is loaded: now, as it grows, 1 at last."""
+        """Call `handler` with the share of torch that is loaded: now, on each change, finally 1."""
         self._on_loading = handler
         handler(1.0 if self.ready.done() else self._loaded)
 
@@ -190,7 +190,7 @@ class ForkServerClient:
         return True
 
     def wake(self) -> None:
-        """Have the fork server go on if something stopped it."""
+        """Resume the fork server (SIGCONT) if something stopped it."""
         if sys.platform != "win32":
             self._process.send_signal(signal.SIGCONT)
 
@@ -253,19 +253,19 @@ class ForkServerClient:
                 self._handle(json.loads(line))
 
     def _start_own_server(self) -> None:
-        """The other server has ended, or does not answer: start one of our own."""
+        """The other server has ended or does not answer: start our own."""
         with self._lock:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
             if not self._closing:
-                with contextlib.suppress(OSError):  # the reader then finds it lost
+                with contextlib.suppress(OSError):  # the reader then detects the loss
                     self._process = self._start()
                     self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """Send what had to wait; from here on commands are sent at once. The lock is held."""
+        """Send the queued commands; from now on commands are sent at once. The lock is held."""
         unsent, self._unsent = self._unsent or [], None
         with contextlib.suppress(OSError, ValueError):  # lost or closed: the reader notices
             self._write(b"".join(unsent))

@@ -1,7 +1,7 @@
 """Which GPUs there are, and which rank gets which: decided before any rank starts.
 
-NVIDIA's driver is asked through NVML, so that neither the notebook nor the fork server initializes
-CUDA: a process that did could not fork ranks that use it.
+NVIDIA's driver is queried through NVML, so that neither the notebook nor the fork server
+initializes CUDA: such a process could not fork ranks that use CUDA.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Gpu:
     name: str
     used_bytes: int
     total_bytes: int
-    """Of its memory; 0 where the driver does not say."""
+    """Size of its memory; 0 if the driver does not report it."""
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -62,13 +62,13 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _has_driver() -> bool:
-    """Whether any driver of GPUs is there: NVIDIA's, also where NVML has no GPU; AMD's; WSL's."""
+    """Whether a GPU driver exists: NVIDIA's, even if NVML reports no GPU; AMD's; WSL's."""
     devices = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
     return any(map(os.path.exists, devices)) or bool(gpus())
 
 
 def nvlink_gb_per_s(pci_address: str) -> float:
-    """What all NVLinks of a GPU carry together, in GB/s of one direction; 0 for none."""
+    """The total bandwidth of a GPU's NVLinks, in GB/s per direction; 0 for none."""
     return _ask_driver(lambda nvml: _nvlink_gb_per_s(nvml, pci_address), 0.0)
 
 
@@ -82,7 +82,7 @@ def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> An
             return question(pynvml)
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # no driver, or one that does not say
+    except pynvml.NVMLError:  # no driver, or not reported
         return without_driver
 
 
@@ -115,10 +115,10 @@ def _nvlink_gb_per_s(nvml: Any, pci_address: str) -> float:
 def plan_devices(
     world_size: int, device: str, backend: str, gpus: Sequence[str], available: Sequence[str]
 ) -> DevicePlan:
-    """Decide device and backend; `notes` say where that is not what one might expect.
+    """Decide device and backend; `notes` explain unexpected choices.
 
     `device` is auto, cpu or cuda; `backend` auto, gloo or nccl; `gpus` what the user listed,
-    `available` what there is. Raises UsageMistake for what cannot work.
+    `available` the existing GPUs. Raises UsageMistake for options that cannot work.
     """
     unknown = [gpu for gpu in gpus if gpu not in available]
     if unknown:

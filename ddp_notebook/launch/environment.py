@@ -10,7 +10,7 @@ from collections.abc import Mapping
 def torchrun_variables(
     rank: int, world_size: int, master: tuple[str, int] | None, *, agent_store: bool
 ) -> dict[str, str]:
-    """What torchrun sets for one rank of a run on this host; an empty value: it is unset.
+    """What torchrun sets for one rank of a run on this host; an empty value means unset.
 
     `master` is the address of the store, None where ranks meet at a file. `agent_store`: another
     process hosts the store, as torchrun's agent does, so rank 0 must not open a second one.
@@ -28,7 +28,7 @@ def torchrun_variables(
 
 
 def torchrun_agents_variables(rank: int, world_size: int) -> dict[str, str]:
-    """What torchrun sets beside them for the rank of a script that is not started again."""
+    """The further variables that torchrun sets for a script's rank that is never restarted."""
     return {
         "GROUP_RANK": "0",
         "ROLE_RANK": str(rank),
@@ -63,7 +63,7 @@ def rank_environment(
 
 
 def loopback_interface() -> str:
-    """Name of the loopback interface, empty when there is none by a usual name."""
+    """Name of the loopback interface; empty if none has a usual name."""
     names = (
         {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     )

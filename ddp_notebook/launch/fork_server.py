@@ -5,7 +5,7 @@ It reads commands from standard input and writes events to standard output, as J
     <- {"cmd": "spawn", "tag": n, "spec": {...}}        see child.py
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
     <- {"cmd": "own", "path": folder}                   remove it when the session is gone
-    <- {"cmd": "reset"}                                 end what the session has here
+    <- {"cmd": "reset"}                                 end all children of the session
     -> {"event": "loading", "done": s}                  a share, 0 to 1, while torch is loaded
     -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
     -> {"event": "spawned", "tag": n, "pid": p}
@@ -13,12 +13,12 @@ It reads commands from standard input and writes events to standard output, as J
     -> {"event": "error", "tag": n, "text": "..."}
     -> {"event": "reset"}                               nothing is left: ready for other ranks
 
-It also serves between two imports: a controller, which needs no torch, can be started while torch
-is being loaded. Modules that are only nice to have are imported while no command waits.
+It also serves commands between two imports: a controller, which needs no torch, can be started
+while torch is being loaded. Optional modules are imported while no command waits.
 
-When its input closes, the session is gone (also by SIGKILL): it ends its children with everything
-they started, removes the session's folder and exits. It stays single threaded and never initializes
-CUDA: forking is not safe otherwise.
+When its input closes, the session is gone (even after SIGKILL): it ends its children with
+everything they started, removes the session's folder and exits. It stays single-threaded and never
+initializes CUDA, because forking would not be safe.
 
 It forks fork servers for other notebooks, too: see shared_fork_server.py.
 """
@@ -53,7 +53,7 @@ from ddp_notebook.launch.shared_memory import remove_orphans
 
 _PARENT_CHECK_S = 2.0
 _IDLE_S = 1.0
-"""How long no command must have come before an idle module is imported."""
+"""How long the server must be idle before it imports an optional module."""
 
 # numpy's BLAS starts a thread pool when it is loaded; a process that forks must have no threads.
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -65,7 +65,7 @@ def _import(name: str) -> None:
 
 
 def _freeze() -> None:
-    """Keep the garbage collector off what is loaded, so that children go on sharing its pages."""
+    """Exempt loaded objects from garbage collection, so that children keep sharing their pages."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -88,7 +88,7 @@ class ForkServer:
         """A pidfd of the notebook's process; None where that is the parent."""
         self.commands = os.dup(0)
         self.events = os.dup(1)
-        # What imports print must not get between the events, nor may imports read commands.
+        # Output of imports must not mix with the events, nor may imports read commands.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1):
             os.dup2(null, fd)
@@ -100,7 +100,7 @@ class ForkServer:
         """Be a server that has no children yet."""
         self.begin_session()
         self.forked_servers: set[int] = set()
-        """Fork servers of other notebooks that were forked here."""
+        """Fork servers that were forked here for other notebooks."""
         self.buffer = b""
         self.closed = False
         self.wake_read, self.wake_write = os.pipe()
@@ -120,7 +120,7 @@ class ForkServer:
         """Sessions whose leader is dead, and until when their members may end by themselves."""
 
     def send(self, **event: Any) -> None:
-        """Write one event. If the session is gone nobody reads it; the loop will notice."""
+        """Write one event. If the session is gone the write is lost; the loop will notice."""
         data = json.dumps(event).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while data:
@@ -131,9 +131,9 @@ class ForkServer:
         started = time.monotonic()
         previous = {name: os.environ.get(name) for name in _SINGLE_THREADED}
         os.environ.update(dict.fromkeys(_SINGLE_THREADED, "1"))
-        # matplotlib reads it once, when it is loaded; ranks draw as a notebook does.
+        # matplotlib reads it once, when it is loaded; ranks plot as a notebook does.
         os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-        gc.disable()  # it would scan all new objects again and again: a third of the time
+        gc.disable()  # repeated scans of all new objects would take a third of the time
         progress = LoadProgress(lambda done: self.send(event="loading", done=round(done, 2)))
         for name in modules:
             with progress.watched():  # not while a child is forked
@@ -161,7 +161,7 @@ class ForkServer:
         """Serve until the session is gone."""
         while not self.closed:
             self.fork_servers()
-            # Beside children it would copy the pages that they share: more than it saves.
+            # With children it would copy the pages that they share, more than it saves.
             to_import = self.idle_modules and not (self.children or self.orphaned)
             wait_s = GRACE_S if self.orphaned else _IDLE_S if to_import else _PARENT_CHECK_S
             idle = not self.turn(wait_s)
@@ -212,7 +212,7 @@ class ForkServer:
 
     def serve_only(self, client: Client) -> None:
         """In the child: be the fork server of the notebook that asked."""
-        # First of all, lest an error here end the parent's children and folders.
+        # First of all, so that an error here cannot end the parent's children and folders.
         held = self.folders.values()
         self.children, self.folders, self.orphaned = {}, {}, {}
         os.setsid()
@@ -358,5 +358,5 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> 
     finally:
         server.listening.remove()
         server.end()
-    # Not as Python ends: that would take apart, and so copy, all that is shared with other servers.
+    # Skip Python's shutdown: teardown would copy all pages shared with other servers.
     child.leave(0)

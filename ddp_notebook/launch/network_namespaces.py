@@ -61,7 +61,7 @@ def unshare() -> None:
 
 
 def enter(path: str) -> None:
-    """Have the calling thread be where the namespace at `path` is. Raises OSError."""
+    """Move the calling thread into the namespace at `path`. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _call("setns", descriptor, 0)
@@ -128,7 +128,7 @@ def firewall(drops: str, port: int) -> list[str]:
     """The commands that make a host drop TCP packets from the other one.
 
     `drops` is ``store`` for those to the store's port, ``ranks`` for all others, empty for none.
-    Routing rules need no further program, and a black hole drops silently, as DROP does.
+    Routing rules need no extra program, and a blackhole route drops silently, as DROP does.
     """
     incoming = f"iif {INTERFACE} ipproto tcp"
     rules = {

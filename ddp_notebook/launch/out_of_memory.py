@@ -13,7 +13,7 @@ _WHOLE_MACHINE = Path("/proc/vmstat")
 def kills(
     root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP, machine: Path = _WHOLE_MACHINE
 ) -> int | None:
-    """The kernel's counter; None where it has none that can be read."""
+    """The kernel's counter; None if it cannot be read."""
     folders = list(control_groups("memory", root, membership))[:1]
     files = [
         folder / name for folder in folders for name in ("memory.events", "memory.oom_control")
@@ -28,7 +28,7 @@ def kills(
 
 
 def kills_since(before: int | None) -> int:
-    """How many more there are than `before`; -1 where the kernel does not tell."""
+    """The increase since `before`; -1 if the kernel does not report it."""
     now = kills()
     return now - before if now is not None and before is not None else -1
 

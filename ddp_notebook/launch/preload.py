@@ -1,4 +1,4 @@
-"""What the fork server imports, so that processes that it forks have it, and how far it is."""
+"""What the fork server imports before it forks, and the progress of these imports."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ TORCH_MODULES = (
     "torch._dynamo",
 )
 IDLE_MODULES = ("matplotlib.font_manager", "matplotlib.figure", "matplotlib.pyplot")
-"""Imported one by one while no command waits; a command that comes waits for one import.
+"""Imported one by one while no command waits; a new command waits for one import at most.
 
 The matplotlib backend itself must be loaded where the shell is.
 """
 
 _ABOUT_ALL = 2_450
-"""Modules that are looked for until all of that is loaded: for a bar, no more."""
+"""The expected number of module lookups until all is loaded; only for the progress bar."""
 _TELL_EVERY_S = 0.2
 
 
 class LoadProgress:
-    """Calls `tell` with the share that is done, now and then, from within the imports themselves.
+    """Calls `tell` with the share that is done, from time to time, from within the imports.
 
-    A thread would do it as well, but a process that forks must have none.
+    A thread could do it as well, but a process that forks must have none.
     """
 
     def __init__(self, tell: Callable[[float], None]) -> None:
@@ -59,7 +59,7 @@ class LoadProgress:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within, modules that are looked for count."""
+        """A context in which module lookups are counted."""
         sys.meta_path.insert(0, self)
         try:
             yield
@@ -67,7 +67,7 @@ class LoadProgress:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """A module is looked for; by others."""
+        """Counts the lookup of a module; other finders resolve it."""
         self._count += 1
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
             self._told_s = time.monotonic()

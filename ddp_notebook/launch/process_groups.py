@@ -1,4 +1,4 @@
-"""What a dead process leaves running: the processes of its session (setsid), listed and killed."""
+"""Lists and kills what a dead process leaves running: the processes of its session (setsid)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def session_members(leader: int) -> list[int]:
         try:
             fields = _stat(path)
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has ended meanwhile
         if int(fields[3]) == leader and fields[0] != b"Z":
             members.append(int(path.parent.name))
     return members

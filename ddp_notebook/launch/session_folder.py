@@ -1,9 +1,9 @@
-"""The temporary folder of a session: made, held while the session lives, swept when all is killed.
+"""The temporary folder of a session: created, locked while it lives, removed when all is killed.
 
 The notebook's kernel and its fork server each hold a lock on a file in it, which the system
-releases when they end, however they end. Who gets the lock for itself may remove the folder. A
-process number would not do: the clock may be set, and a container that shares the folder has its
-own.
+releases when they end, however they end. Any process that gets the lock exclusively may remove the
+folder. A pid would not be safe: pids are reused, start times change with the clock, and a container
+that shares the folder has its own pids.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _LONGEST_PARENT_BYTES = 60
 
 
 def make_folder() -> tuple[Path, int]:
-    """A new folder of a session, and the descriptor that holds it until it is closed."""
+    """Create a session's folder; returns it and the descriptor that locks it until closed."""
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parents()[0]))
     new = folder / f"{_LOCK}.new"
     new.touch(mode=0o600)
     held = _locked(new, exclusive=False)
-    new.rename(folder / _LOCK)  # only now, that nobody finds it without its lock
+    new.rename(folder / _LOCK)  # last, so that no process finds it without its lock
     return folder, held
 
 
 def hold(folder: Path) -> int:
-    """A descriptor that holds the folder until it is closed; -1 where it cannot be held."""
+    """A descriptor that locks the folder until closed; -1 if it cannot be locked."""
     return _locked(folder / _LOCK, exclusive=False)
 
 
 def let_go(held: int) -> None:
-    """Close a descriptor that held a folder."""
+    """Close a descriptor that locked a folder."""
     if held >= 0:
         os.close(held)
 
 
 def sweep_stale_folders() -> None:
-    """Remove this user's folders that nobody holds any more.
+    """Remove this user's folders that no process locks any more.
 
-    Other users may make folders of that name: nothing in them is opened.
+    Other users may create folders with such names: nothing in them is opened.
     """
     for folder in (path for parent in parents() for path in parent.glob(f"{FOLDER_PREFIX}*")):
         with contextlib.suppress(OSError):
@@ -67,9 +67,9 @@ def sweep_stale_folders() -> None:
 
 
 def parents() -> tuple[Path, ...]:
-    """Where session folders are made, and then where others of this user's may be.
+    """The directory for new session folders first, then others that may hold this user's folders.
 
-    A socket's path has room for about a hundred bytes, so that one of ours needs a short one.
+    A socket's path is limited to about a hundred bytes, so the folder's path must be short.
     """
     usual, short = Path(tempfile.gettempdir()), Path("/tmp")  # noqa: S108  # mkdtemp's is private
     if len(os.fsencode(usual)) > _LONGEST_PARENT_BYTES and short.is_dir():
@@ -78,7 +78,7 @@ def parents() -> tuple[Path, ...]:
 
 
 def is_private(folder: Path) -> bool:
-    """A folder, no link, that this user alone can enter."""
+    """True for a folder (not a link) that only this user can enter."""
     try:
         status = folder.lstat()
     except OSError:
@@ -88,7 +88,7 @@ def is_private(folder: Path) -> bool:
 
 
 def _locked(path: Path, *, exclusive: bool) -> int:
-    """A descriptor with a lock on the file; -1 when it cannot be had."""
+    """A descriptor that locks the file; -1 if it cannot be locked."""
     if sys.platform == "win32":
         return -1
     try:

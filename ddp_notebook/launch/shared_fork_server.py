@@ -1,4 +1,4 @@
-"""Notebooks of one user share a loaded fork server: it forks a fork server for each of them.
+"""Shares a loaded fork server among one user's notebooks: it forks a fork server for each.
 
 Python, torch and the modules they need take about 240 MB and a second or two in each fork server
 that loads them. The first notebook starts a fork server, which listens on a socket. A later
@@ -9,12 +9,12 @@ Only equal servers are shared: same user, Python, module path, environment, limi
 and namespaces, nothing installed in between, and the same folder unless neither folder holds
 anything that Python would load. A hash of all that is the name of the socket, in a folder that only
 the user can enter; not in Linux's abstract namespace, where a container with the host's network
-could connect. Both ends check that the other is as free as they are: the same user, capabilities,
-root and namespaces; which process it is comes from the kernel. On other systems, and whenever
-anything is in the way, a notebook starts a fork server of its own.
+could connect. Each end checks that the other has the same user, capabilities, root and namespaces;
+the kernel reports the peer's process. On other systems, and on any failure, a notebook starts its
+own fork server.
 
 `client.py` uses `address`, `listen` and `request`; `fork_server.py` uses `ListeningSocket`.
-Nothing else knows of the sharing.
+No other module knows about the sharing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def address(python_path: Sequence[str]) -> str:
     if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
         return ""
     try:
-        os.close(os.pidfd_open(os.getpid()))  # older kernels, and some containers, have none
+        os.close(os.pidfd_open(os.getpid()))  # missing on old kernels, in some containers
         identity = [
             (sys.executable, sys.version),
             list(python_path),
@@ -83,7 +83,7 @@ def address(python_path: Sequence[str]) -> str:
 
 
 def _folder_with_modules() -> str:
-    """The current folder if Python could load something from it, else empty: any will do."""
+    """The current folder if Python could load modules from it, else empty: any matches."""
     with os.scandir() as entries:
         for entry in entries:
             loadable = entry.name.endswith(_MODULE_SUFFIXES) or entry.name == "matplotlibrc"
@@ -116,7 +116,7 @@ def _modification_times(python_path: Sequence[str]) -> list[int]:
 
 
 class ForkedServer:
-    """A fork server that another notebook's is to fork for us; as much of a Popen as is used."""
+    """A fork server that another notebook's server forks for us; the used subset of Popen."""
 
     def __init__(self, connection: socket.socket, commands: int, events: int) -> None:
         self._connection = connection
@@ -127,7 +127,7 @@ class ForkedServer:
 
     @property
     def pid(self) -> int:
-        """Its process; 0 until its first event has come."""
+        """Its pid; 0 until its first event has arrived."""
         return self._pid
 
     def answers(self, timeout_s: float) -> bool:
@@ -135,9 +135,9 @@ class ForkedServer:
         return _readable(self.stdout.fileno(), timeout_s)
 
     def identify(self) -> bool:
-        """Its first event has come: which process it is, by the kernel's word; False without one.
+        """Reads its pid from the kernel once its first event has arrived; False without one.
 
-        A number in the event would be whatever a stranger likes: it is killed in the end.
+        A pid in the event could be forged, and this process is killed in the end.
         """
         with contextlib.suppress(OSError), self._connection as connection:
             _, control, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
@@ -160,7 +160,7 @@ class ForkedServer:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Signal it, if it is there."""
+        """Signal it, if it exists."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -187,7 +187,7 @@ def request(address: str) -> ForkedServer | None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(OSError):
-        sock.setblocking(False)  # a full queue is an error then, and no wait
+        sock.setblocking(False)  # a full queue is then an error and does not block
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         sock.connect(address)
         if not _peer_pid(sock):
@@ -248,7 +248,7 @@ def listen(address: str) -> socket.socket | None:
         sock.bind(new)
         sock.listen(_BACKLOG)
         _remove_dead(address)
-        os.link(new, address)  # only now, that nobody finds it closed; one of several gets it
+        os.link(new, address)  # last, so that none finds it closed; one of several wins
     except OSError:
         sock.close()
         return None
@@ -272,7 +272,7 @@ def _remove_dead(address: str) -> None:
 
 
 class ListeningSocket:
-    """Where a fork server gets its clients: one of all equal servers listens at `address`."""
+    """Accepts a fork server's clients: one of all equal servers listens at `address`."""
 
     def __init__(self, address: str, fd: int = -1) -> None:
         self.address = address
@@ -292,7 +292,7 @@ class ListeningSocket:
         return accept(self._socket) if self._socket is not None else None
 
     def close(self) -> None:
-        """Listen no more, in a forked child."""
+        """Stop listening, in a forked child."""
         self._file = None
         if self._socket is not None:
             self._socket.close()
@@ -304,7 +304,7 @@ class ListeningSocket:
 
 
 def file_of(address: str) -> int | None:
-    """What tells the socket at `address` from a later one; None when there is none."""
+    """Identifies the socket at `address`, to tell it from a later one; None without one."""
     try:
         return Path(address).stat().st_ino if address else None
     except OSError:
@@ -320,7 +320,7 @@ def remove(address: str, file: int | None) -> None:
 
 
 def accept(listener: socket.socket) -> Client | None:
-    """The next client; None when it is another user's, sends no pipes, or has gone again."""
+    """The next client; None if it is another user's, sends no pipes, or has already left."""
     with contextlib.suppress(OSError):
         connection, _ = listener.accept()
         with connection:
@@ -339,22 +339,21 @@ def accept(listener: socket.socket) -> Client | None:
 
 
 def _peer_pid(connection: socket.socket) -> int:
-    """The process at the other end; 0 for another user's, and for one that is less free.
+    """The pid of the peer; 0 for another user's process, and for a more restricted one.
 
-    A process in a container, or in a sandbox, would get out of it by a server of ours, or we into
-    it.
+    Otherwise a process could leave its container or sandbox through our server, or we enter it.
     """
     pid, user, _ = _peer_credentials(connection)
     if user != os.getuid() or pid <= 0:
         return 0
     try:
         return pid if _freedom(str(pid)) == _freedom("self") else 0
-    except OSError:  # it has ended, or may not be looked at
+    except OSError:  # it has ended, or may not be inspected
         return 0
 
 
 def _freedom(process: str) -> list[str]:
-    """What a process may do, and where it is: user, capabilities, root and namespaces."""
+    """A process's privileges and location: user, capabilities, root and namespaces."""
     folder = Path("/proc", process)
     status = (folder / "status").read_text("utf-8", "replace").splitlines()
     namespaces = sorted(str(link.readlink()) for link in (folder / "ns").iterdir())

@@ -18,7 +18,7 @@ from ddp_notebook.launch.process_groups import is_running
 FOLDER = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
 _POLL_S = 0.05
 _MAKING_S = 0.5
-"""Younger files than this, in seconds, may still be in the making."""
+"""Files younger than this, in seconds, may be incomplete."""
 _HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
 _TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
@@ -29,7 +29,7 @@ def semaphore_prefix(session_folder: str) -> str:
 
 
 def remove_orphans(session_folders: Iterable[str], since_s: float, wait_s: float = 0.0) -> None:
-    """Remove what processes of these sessions left; `since_s` is when the first one started.
+    """Remove the leftovers of these sessions' processes; `since_s` is when the first one started.
 
     Semaphores are known by their names, which hold the session's; pages of torch by the pid of
     the process that made them, which must have ended. It waits up to `wait_s` for that: a process
@@ -79,7 +79,7 @@ def _remove_half_made(since_s: float) -> int:
 
 
 def _remove_pages(since_s: float) -> int:
-    """Remove torch's pages of processes that have ended; how many there are of live ones."""
+    """Remove torch's pages of ended processes; returns the number of pages of live ones."""
     live = 0
     for path, status in _own_files():
         match = _TORCH.fullmatch(path.name)

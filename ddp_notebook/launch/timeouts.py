@@ -10,9 +10,9 @@ _MAX_FACTOR = 8.0
 def scaled_for_load(seconds: float) -> float:
     """Scale a timeout, in seconds, meant for an idle machine: times the tasks per core, up to 8.
 
-    The load is the average of the last minute (getloadavg(3)). So a room of learners who all
-    start at once gets through; it costs nothing, because a process that died is detected by its
-    exit and not by the timeout.
+    The load is the average of the last minute (getloadavg(3)). So set-up succeeds even when a whole
+    class starts at once; this costs nothing, because a dead process is detected by its exit and not
+    by the timeout.
     """
     if not hasattr(os, "getloadavg"):  # Windows
         return seconds

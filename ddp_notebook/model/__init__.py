@@ -1,21 +1,20 @@
-"""Values everything else is made of. Standard library only; each can be written as JSON and read.
+"""The data types of all rooms. Standard library only; each can be written as JSON and read.
 
-against/           A run compared with the same run on one rank: what both sides write down.
+against/           A run compared with the same run on one rank: what both sides record.
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
-case.py            What is known of each rank while set-up runs: the facts that findings are mad
+case.py            What a diagnosis needs: a report of each rank, and the user's code.
 codec.py           The one codec: values as JSON and back, by the types of their fields.
 collective_log.py  The file in which a rank logs its collectives: its layout, and how it is read.
-collectives.py     What the ranks' collectives were: one record each, as every rank's observer w
-ddp.py             DDP's construction as values: its stages, what a model is made of, who change
-diagnosis.py       Findings: what is wrong with a job, whose doing it is, and what to do about i
-doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and what to
+collectives.py     The ranks' collectives: one record each, written by every rank's observer.
+ddp.py             DDP's construction as values: its stages, fingerprints of models, buckets.
+diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.
+doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
-parallel/          Models in parts as values: what each rank holds of each parameter.
-ranks.py           Rank sets, and how they, sizes and long texts are written for a person.
-stacks.py          Where ranks are and what they have there: stacks as one tree, variables as on
+ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
+stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
-state.py           What events add up to: the state of each rank, of the session, and its output.
-training.py        What a rank knows of its training when a run is over: replicas, optimizers, s
+state.py           What events fold into: the state of each rank, of the session, its output.
+training.py        What a rank reports of its training after a run: replicas, optimizers, steps.
 """
 
 from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation

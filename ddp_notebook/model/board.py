@@ -11,7 +11,7 @@ from ddp_notebook.model.state import Snapshot, Status
 
 
 class Role(StrEnum):
-    """The part that ranks play in the session as a whole: what the eye should find first."""
+    """The role of ranks in the session: what the board highlights first."""
 
     CULPRIT = "culprit"
     """A finding names them as the cause."""
@@ -20,16 +20,16 @@ class Role(StrEnum):
     DEAD = "dead"
     FAILED = "failed"
     SILENT = "silent"
-    """Their last message is too long ago for a live rank: their present state is unknown."""
+    """Their last message is too old for a live rank: their current state is unknown."""
     PAUSED = "paused"
     """They stay where they are until `%ddp_step`."""
     WAITING = "waiting"
     """They wait for other ranks."""
     RUNNING = "running"
     RAISED = "raised"
-    """They take the next cell; their last one raised."""
+    """They accept the next cell; their last one raised."""
     REFUSED = "refused"
-    """The same, and what it raised is that a collective does not match the other ranks'."""
+    """The same; it raised because a collective does not match the other ranks'."""
     READY = "ready"
     ENDED = "ended"
     """They ended with their session."""
@@ -39,7 +39,7 @@ class Role(StrEnum):
 class BoardRow:
     """One line of the board: one rank, or several in the same state.
 
-    Every view draws from this. Times ending in ``_ns`` are the session's monotonic clock.
+    Every view renders this. Times ending in ``_ns`` are the session's monotonic clock.
     """
 
     ranks: Ranks
@@ -49,33 +49,33 @@ class BoardRow:
     entering: Stage | None
     """The stage these ranks are in, if any."""
     text: str
-    """What they do, wait for, raised last, or died of."""
+    """What they do, wait for, raised, or died of."""
     device: str
-    """Of several ranks only its kind: ``cuda``."""
+    """For several ranks only its kind: ``cuda``."""
     pid: int
     """0 when the row is of several ranks."""
     host: str
     age_s: float
-    """Seconds since the last message of the rank that has been quiet for longest."""
+    """Seconds since the last message of the rank that has been silent for longest."""
     silent: bool
-    """True when that is longer than a live rank is ever quiet."""
+    """True if that is longer than a live rank is ever silent."""
     role: Role = Role.READY
     waits_for: Ranks = ()
     since_ns: int = 0
     """When they began what `text` says; 0 if unknown."""
     word: str = ""
-    """Their state in a word, where it is another one than `status`."""
+    """Their state in a word, if it differs from `status`."""
     heard_ns: int = 0
     """When the quietest of silent ranks sent its last message; 0 if they are not silent."""
 
     @property
     def gone(self) -> bool:
-        """True when these ranks failed or died: they will do nothing more by themselves."""
+        """True if these ranks failed or died: they make no more progress by themselves."""
         return self.status in (Status.FAILED, Status.DEAD)
 
     @property
     def stages_passed(self) -> int:
-        """How many stages these ranks have passed; those that set up once more begin again."""
+        """How many stages these ranks have passed; a repeated set-up starts again from 0."""
         if self.entering is not None:
             return self.entering.number - 1
         return self.stage.number if self.stage else 0
@@ -94,7 +94,7 @@ class Board:
     headline: str
     rows: tuple[BoardRow, ...]
     notes: tuple[str, ...]
-    """What was decided for the user, then what to do about what went wrong."""
+    """Decisions made for the user, then remedies for problems."""
     snapshot: Snapshot
 
 
@@ -108,6 +108,6 @@ class StackLocation:
     callers: tuple[str, ...] = ()
     """The lines that led there, the outermost first."""
     lines: tuple[tuple[int, str], ...] = ()
-    """The line and those around it, numbered; as far as they are known."""
+    """The line and those around it, numbered, if the source is available."""
     line: int = 0
     """Which of them it is."""

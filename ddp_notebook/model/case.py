@@ -13,16 +13,16 @@ from ddp_notebook.model.training import ReplicaFacts
 
 
 class Activity(StrEnum):
-    """What a rank's main thread does, as far as the other ranks are concerned."""
+    """What a rank's main thread does, from the other ranks' point of view."""
 
     BUSY = "busy"
-    """It runs code of its own, and may still call what the others wait in."""
+    """It runs its own code, and may still call what the others wait in."""
     WAITING = "waiting"
     """It is inside torch and waits for others."""
     HELD = "held"
     """It is paused before a stage or a collective until `%ddp_step`."""
     IDLE = "idle"
-    """It runs nothing: it has finished, or was given nothing to run."""
+    """It is idle: it has finished, or was given nothing to run."""
     FAILED = "failed"
     """What it ran raised an error; it runs nothing now."""
     DEAD = "dead"
@@ -33,10 +33,10 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InitArguments:
-    """What a rank gave, or would give, to `init_process_group`. None and "" where unknown.
+    """A rank's arguments of `init_process_group`, actual or intended. None and "" if unknown.
 
     `method` is env, tcp, file or store. `raw` holds values as the rank's environment has
-    them, by the name of the variable: what is not a number is seen there.
+    them, by the name of the variable; values that are not numbers are only there.
     """
 
     method: str = "env"
@@ -74,7 +74,7 @@ class StoreFile:
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
     lost: bool = False
-    """The rank has a default group, and nothing of it is in the file, or there is no file."""
+    """The rank has a default group, but the file has no entry of it or does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +89,21 @@ class Worker:
     due: bool = False
     forked: bool = False
     still_s: float = 0.0
-    """For how long, in seconds, no thread of it has been seen to run."""
+    """For how many seconds no thread of it has been seen to run."""
     locked: bool = False
     """All its threads wait, without a time limit, for locks that only they could release."""
     stopped: bool = False
     """It is stopped, as by Ctrl-Z or a debugger."""
     place: Place | None = None
-    """Where in the user's code it is; known only of one that is locked and forked."""
+    """Where it is in the user's code; known only if it is deadlocked and forked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process that the user's code started, and for whose end the main thread waits.
+    """A process that the user's code started and that the main thread joins.
 
-    `state` is in words, as the system has it; `still_s` is for how long, in seconds, no thread of
-    it has been seen to run.
+    `state` is the system's, as text; `still_s` is for how many seconds no thread of it has been
+    seen to run.
     """
 
     pid: int
@@ -141,8 +141,8 @@ class GroupMade:
 class Splits:
     """What a rank brought to an all_to_all: how much it sends to each member, and expects of it.
 
-    In rows, or in elements where lists of tensors are sent. `announced` is what it told each
-    member before, in an exchange of a few integers; empty where there was none.
+    In rows, or in elements where lists of tensors are sent. `announced` is the counts that it sent
+    to each member before, in an exchange of a few integers; empty without one.
     """
 
     group: str
@@ -154,7 +154,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class ShardedUnit:
-    """What FSDP2 gathers as one on a rank: the parameters of a module that `fully_shard` was given.
+    """A unit that FSDP2 gathers on a rank: the parameters of a module passed to `fully_shard`.
 
     `model` numbers the models of the rank, in the order in which they were used; `name` is that
     of the module in it. `mesh` are ranks of the default group.
@@ -193,7 +193,7 @@ class PipelinePart:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What is known of one rank. Only `rank` and `activity` always are.
+    """The report of one rank. Only `rank` and `activity` are always known.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
     `inside` is what its main thread waits in: a part of set-up (store, rendezvous,
@@ -206,7 +206,7 @@ class RankReport:
     activity: Activity = Activity.SILENT
     inside: str = ""
     doing: str = ""
-    """Where its main thread is, for a person."""
+    """Where its main thread is, as readable text."""
     entered: int = 0
     left: int = 0
     """How many of these calls returned."""
@@ -220,7 +220,7 @@ class RankReport:
     """A category the rank itself is sure of."""
     error_remedy: str = ""
     holder: str = ""
-    """When a port was in use: by whom."""
+    """If a port was in use: by which process."""
     polls_for: str = ""
     """A file that its own code waits for in a loop, and that does not exist."""
     workers: tuple[Worker, ...] = ()
@@ -232,7 +232,7 @@ class RankReport:
     handles: ThreadError | None = None
     """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
     locked: bool = False
-    """Its main thread waits for ever for a lock, and none of its threads runs the user's code."""
+    """Its main thread waits forever for a lock, and none of its threads runs the user's code."""
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
@@ -240,24 +240,24 @@ class RankReport:
     network: str = ""
     """That host's network: the same for ranks that share a loopback. Empty where unknown."""
     listens: tuple[str, ...] = ()
-    """Where the others find it while the group is made, as ``address:port``."""
+    """Its address for the other ranks while the group is created, as ``address:port``."""
     reach: tuple[Probe, ...] = ()
     """Its attempts to reach the others there."""
     versions: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What names resolve to on the rank's host, by name; nothing when they do not."""
     runnable: bool = False
-    """Its main thread, or one of torch's, has something to do and may only lack a CPU."""
+    """Its main thread, or one of torch's, is runnable and may only lack a CPU."""
     main_cpu_s: float = 0.0
     """CPU time of its main thread so far."""
     process: str = ""
-    """Of a rank that does not answer, its state as the system has it: sleeping, stopped, …"""
+    """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
     exit_code: int | None = None
     last_words: str = ""
     peak_bytes: int = 0
-    """The most memory that a process which ended had in use; 0 where unknown."""
+    """The peak memory of a process that ended; 0 if unknown."""
     oom_kills: int = -1
-    """Processes that the kernel killed meanwhile for lack of memory; -1 where unknown."""
+    """Processes that the kernel killed meanwhile for lack of memory; -1 if unknown."""
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     splits: Splits | None = None
@@ -275,11 +275,11 @@ class RankReport:
     waits_for: int | None = None
     """The number of the collective in which its main thread waits, where it is known which."""
     key: str = ""
-    """The key of a store that it waits for, and that nobody has set."""
+    """The key of a store that it waits for, and that no rank has set."""
     key_test: str = ""
-    """What a loop of its own asks of that key: its value, say. Empty where any value will do."""
+    """What its own loop checks of that key, such as its value. Empty if any value suffices."""
     run: int = 0
-    """The session's number of the cell or script that it runs, or ran last."""
+    """The session's number of its current or last cell or script."""
     replicas: tuple[ReplicaFacts, ...] = ()
     """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
 

@@ -1,11 +1,10 @@
 """The one codec: values as JSON and back, by the types of their fields.
 
 A dataclass is an object with its fields, an Enum its value, a tuple a list, a mapping an object.
-`decode` checks everything against the type it must have, and its error says where it stands:
-a file may be damaged, or of another version. A field that has a default may be missing; one that
-is not known is passed over.
+`decode` checks every value's type, and its error says where the mismatch is: a file may be damaged,
+or of another version. A field that has a default may be missing; an unknown one is ignored.
 
-Where a class is written in another way, the class itself says so, in one of three:
+A class that is written differently declares so itself, in one of three ways:
 
 - A field with ``metadata=OMIT_DEFAULT``: it is not written while it has its default.
 - A class variable ``kinds`` of a base class: its subclasses by their class variable ``kind``,
@@ -43,7 +42,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 """Where one may stand in JSON text, with or without the other half."""
 
 OMIT_DEFAULT: Mapping[Any, Any] = types.MappingProxyType({"omit default": True})
-"""Metadata of a dataclass's field: it is not written while it has its default."""
+"""Metadata of a dataclass's field: the field is omitted while it has its default."""
 
 
 class DecodeError(ValueError):
@@ -61,9 +60,9 @@ class DecodeError(ValueError):
 
 
 def encode(value: Any) -> Any:
-    """`value` as what `json.dumps` takes. Raises TypeError for a value of no such type.
+    """`value` as `json.dumps` takes it. Raises TypeError for a value of an unsupported type.
 
-    Inside a field of type Any nothing is looked at: that is JSON already.
+    Fields of type Any are not checked: they are JSON already.
     """
     return _writer_of_class(cast("Any", type(value)))(value)
 
@@ -262,7 +261,7 @@ def _read_plain(kind: type) -> Convert:
     accepted = {int, float} if kind is float else {kind}
 
     def read(wire: Any) -> Any:
-        # By the very type: a bool is an int to Python, and to nobody else.
+        # The exact type: in Python a bool is an int, but not in JSON.
         if type(wire) in accepted:
             return wire
         if kind is float and isinstance(wire, str) and wire in _NOT_FINITE:

@@ -1,9 +1,9 @@
 """The file in which a rank logs its collectives: its layout, and how it is read.
 
 Memory-mapped, in the session's folder: what was written stays when the rank is killed, and is
-read without asking the rank. Records of a fixed size in a ring, and behind them the texts that
-records name by number. One writer, which takes no lock: readers check afterwards that what they
-read was not overwritten meanwhile.
+read without asking the rank. A ring of fixed-size records, followed by the texts that records name
+by number. One writer, which takes no lock: readers check afterwards that what they read was not
+overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddp_notebook.model.ranks import Ranks
 CAPACITY = 10_000
 """Records that are kept."""
 TEXT_BYTES = 1 << 20
-"""Room for the texts of one run; what comes after that has no text."""
+"""Room for the texts of one run; records beyond that have no text."""
 DIMENSIONS = 8
 """Of a shape, as many sizes as are kept."""
 
@@ -55,7 +55,7 @@ _WAITED = struct.Struct("<Q8xQQ36xH6xxxxB8xi40xQ4x")
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
 NOBODY = -1
-"""In place of a root or peer: there is none."""
+"""In place of a root or peer: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def read(
 ) -> LogTail:
     """The newest `last` records of the log in `buffer`; an empty tail when it is no log.
 
-    `known` is what was read before: while no text was added, its texts are not read again.
+    `known` is the previous result: its texts are reused while no text was added.
     """
     if len(buffer) < FILE_BYTES or bytes(buffer[:8]) != MAGIC:
         return LogTail()
@@ -108,7 +108,7 @@ def read(
         texts = known.texts
     else:
         texts = _texts(bytes(buffer[TEXTS_FROM : TEXTS_FROM + text_bytes]))
-    # The writer may have gone over the oldest of them since.
+    # The writer may have overwritten the oldest of them since.
     _, run_now, written_now, _ = HEADER.unpack_from(buffer)
     safe = max(start, written_now - CAPACITY + 1)
     if run_now != run:
@@ -174,8 +174,8 @@ def _unpacked(buffer: bytes | memoryview, at: int) -> tuple[Any, ...]:
     return HEAD.unpack_from(buffer, at) + REST.unpack_from(buffer, at + HEAD.size)
 
 
-# Whatever stands there: native code that goes wrong writes where it will, here too. So a text
-# that cannot be read is empty, and a number without meaning is passed over.
+# The content is not trusted: faulty native code may write anywhere, here too. So an unreadable text
+# becomes empty, and an invalid number is skipped.
 
 
 def _texts(data: bytes) -> tuple[Text, ...]:

@@ -1,4 +1,4 @@
-"""What the ranks' collectives were: one record each, as every rank's observer writes it down."""
+"""The ranks' collectives: one record each, written by every rank's observer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.ranks import Ranks
 
 DEFAULT_GROUP = "default"
-"""How the default process group is called in records, whatever torch numbers it."""
+"""The name of the default process group in records, however torch numbers it."""
 
 
 class Phase(StrEnum):
-    """How far a collective is on one rank."""
+    """The phase of a collective on one rank."""
 
     HELD = "held"
     """It waits before it is issued until it is stepped on."""
@@ -27,7 +27,7 @@ class Phase(StrEnum):
     FAILED = "failed"
     """torch raised an error, when it was issued or later."""
     REFUSED = "refused"
-    """Never issued: what another rank has in this slot does not match."""
+    """Never issued: another rank's collective in this slot does not match."""
 
 
 class Part(StrEnum):
@@ -121,13 +121,13 @@ class Collective:
 
     @property
     def over(self) -> bool:
-        """True when no rank waits for it any more."""
+        """True if it is over on this rank."""
         return self.phase in (Phase.DONE, Phase.FAILED, Phase.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """What the ranks issued: per rank of the session, in the order of issue, oldest first.
+    """The collectives that the ranks issued: per rank of the session, in the order of issue.
 
     The ring of a rank is bounded: `first` is the number of its oldest record here, 0 when
     none was dropped. `groups` has the members of each group, as ranks of the session.
@@ -138,11 +138,11 @@ class Collectives:
     first: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def pending(self, rank: int) -> tuple[Collective, ...]:
-        """What `rank` issued, or is held before, and is not over."""
+        """The collective that `rank` has issued, or is paused before, and that is not over."""
         return tuple(each for each in self.of.get(rank, ()) if not each.over)
 
     def to_wire(self) -> CollectiveTable:
-        """As they are written in a file: the columns once, and each path once."""
+        """Their form in a file: the columns once, and each path once."""
         paths: dict[tuple[Place, ...], int] = {}
         rows = []
         for issued in self.of.values():

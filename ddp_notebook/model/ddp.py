@@ -1,4 +1,4 @@
-"""DDP's construction as values: its stages, what a model is made of, who changed, buckets."""
+"""DDP's construction as values: its stages, fingerprints of models, the broadcast, buckets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WrapStage(StrEnum):
 
     @property
     def collective(self) -> bool:
-        """True when ranks wait for each other in it: one that fails leaves the others waiting."""
+        """True if ranks wait for each other in it: one that fails leaves the others waiting."""
         return self in (WrapStage.PARAMETERS_VERIFIED, WrapStage.BROADCAST)
 
 
@@ -70,7 +70,7 @@ class TensorInfo:
     """A parameter or a buffer without its values. `dtype` as torch writes it: ``float32``.
 
     `stride` is empty where it does not matter: DDP compares that of parameters which require
-    a gradient. `device` is the kind of device, without a number: ranks have each their own.
+    a gradient. `device` is the kind of device, without its index: each rank has its own.
     """
 
     name: str
@@ -83,7 +83,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a rank's model is made of, in the order in which DDP goes through it."""
+    """A rank's parameters and buffers, in the order in which DDP traverses them."""
 
     parameters: tuple[TensorInfo, ...] = ()
     buffers: tuple[TensorInfo, ...] = ()
@@ -103,7 +103,7 @@ class Synced:
 
     @property
     def changed(self) -> tuple[int, ...]:
-        """The places of the tensors that the broadcast gave other values."""
+        """The indices of the tensors whose values the broadcast changed."""
         pairs = enumerate(zip(self.before, self.after, strict=True))
         return tuple(place for place, (before, after) in pairs if before != after)
 
@@ -120,9 +120,9 @@ class Bucket:
 class BucketPlan:
     """The buckets before any gradient was seen. `limits_bytes`: of the first, of the others.
 
-    `first` are those of the first step. `later` are those to be expected from the second on,
-    if gradients become ready in the reverse order of the parameters; None when DDP keeps the
-    first ones. Both None: this torch does not tell.
+    `first` are those of the first step. `later` are those expected from the second on, if gradients
+    become ready in the reverse order of the parameters; None when DDP keeps the first ones. Both
+    None: this torch does not report them.
     """
 
     first: tuple[Bucket, ...] | None

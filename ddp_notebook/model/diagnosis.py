@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a job, whose doing it is, and what to do about it."""
+"""Findings: what is wrong with a job, which ranks are the culprits, and the remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Category(StrEnum):
     OP_MISMATCH = "op-mismatch"
     P2P_MISMATCH = "p2p-mismatch"
     UNSET_KEY = "unset-key"
-    """A rank waits for a key of a store that no rank has set, or will set."""
+    """A rank waits for a key of a store that no rank has set or will set."""
     SUBGROUP_MISUSE = "subgroup-misuse"
     UNEVEN_INPUTS = "uneven-inputs"
     ASYNC_MISUSE = "async-misuse"
@@ -87,11 +87,11 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the ranks of one side of a mistake called, and where: to be shown beside the other."""
+    """What the ranks of one branch called, and where: shown beside the other branch."""
 
     ranks: Ranks
     call: str
-    """``all_reduce``; what they did instead where they called nothing."""
+    """``all_reduce``; if they called nothing, what they did instead."""
     tensor: str = ""
     """``float32 [4]``."""
     place: Place | None = None
@@ -101,11 +101,11 @@ class Side:
 class Finding:
     """One mistake. `cause` and `remedy` take one line each.
 
-    `ranks` are the culprits: their own action differs from what the correct program needs
-    (all ranks, when each carries the same mistake). `waiting` are the ranks that only wait: of
-    those it is given, the ones that are no culprits.
-    `evidence` is what proves it, a fact a line. `passing` is true of what may pass by itself:
-    a rank that is late, but works. `commands` are the magics in `remedy`, as they are typed.
+    `ranks` are the culprits: their own action differs from what the correct program needs (all
+    ranks, if each has the same mistake). `waiting` are the ranks that only wait; culprits are
+    removed from it. `evidence` is the proof, one fact per line. `passing` is true for what may
+    resolve by itself: a rank that is late, but works. `commands` are the magics in `remedy`, as
+    they are typed.
     """
 
     category: Category
@@ -117,7 +117,7 @@ class Finding:
     passing: bool = False
     commands: tuple[str, ...] = ()
     sides: tuple[Side, ...] = ()
-    """What ranks called that do not match, where that is the mistake."""
+    """The mismatched calls, if that is the mistake."""
 
     def __post_init__(self) -> None:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
@@ -139,12 +139,12 @@ class Finding:
 
 
 HAS_FAILED = "failed: "
-"""How the words begin for what a rank does that has raised an error."""
+"""The prefix of the text for a rank that has raised an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What is no mistake, and worth knowing of a run that goes well: a line, and its evidence."""
+    """A remark on a run without a problem: one line, and its evidence."""
 
     kind: str
     """``slow-rank``."""
@@ -172,8 +172,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 class JudgedRun:
     """The run or the set-up that a diagnosis is of.
 
-    When it is `over`, its findings are those of `found_at` (local time, ISO 8601), `age_s` seconds
-    ago: no run has begun since.
+    If it is `over`, its findings were made at `found_at` (local time, ISO 8601), `age_s` seconds
+    ago, and no run has begun since.
     """
 
     title: str
@@ -187,12 +187,12 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `%ddp_why` says. No findings: nothing is wrong, as far as can be known.
+    """What `%ddp_why` says. Without findings no problem was found.
 
-    `doing` says for each rank what it did when it was asked, in a few words. `tracebacks` are
-    those of the ranks that raised in `run`. `unsure` says why no findings prove nothing: that
-    ranks are still in the run, that they wait, or failed; empty where there is proof. `notes` say
-    which rules failed themselves: what they look for is not known. `remarks` are no mistakes.
+    `doing` says for each rank what it was doing, in a few words. `tracebacks` are those of the
+    ranks that raised in `run`. `unsure` says why the absence of findings proves nothing: ranks are
+    still in the run, wait, or failed; empty if it is proof. `notes` name the rules that failed
+    themselves, so that their mistakes are not excluded. `remarks` are not mistakes.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -206,12 +206,12 @@ class Diagnosis:
 
     @property
     def wrong(self) -> bool:
-        """True when something is wrong that does not pass by itself."""
+        """True if there is a problem that does not resolve by itself."""
         return any(not finding.passing for finding in self.findings)
 
     @property
     def proven(self) -> bool:
-        """True when no findings mean that nothing is wrong."""
+        """True if the absence of findings proves that there is no problem."""
         return not (self.unsure or self.notes)
 
     @property

@@ -1,4 +1,4 @@
-"""What `%ddp_doctor` found: one line per check, each with a verdict and what to do."""
+"""What `%ddp_doctor` found: one line per check, each with a verdict and a remedy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Verdict(StrEnum):
     """How a check ended, mildest first; the value is what is shown and exported."""
 
     OK = "ok"
-    """Nothing is in the way of DDP here."""
+    """No obstacle for DDP."""
     WARNING = "warning"
-    """DDP can start, but this may bite, or makes it slow."""
+    """DDP can start, but this may cause problems, or makes it slow."""
     FAILURE = "failure"
-    """What was asked for cannot work until this is mended."""
+    """The requested set-up cannot work until this is fixed."""
 
     @property
     def severity(self) -> int:
@@ -30,8 +30,7 @@ class Verdict(StrEnum):
 class Check:
     """One thing that was looked at.
 
-    `found` is what is so, on one line. `remedy` is what to type or to do; empty when the
-    check is ok.
+    `found` is the result, on one line. `remedy` is what to type or to do; empty if the check is ok.
     """
 
     name: str
@@ -46,12 +45,12 @@ class Check:
 
     @classmethod
     def warning(cls, name: str, found: str, remedy: str) -> Check:
-        """A check that found what may bite."""
+        """A check that found a possible problem."""
         return cls(name, Verdict.WARNING, found, remedy)
 
     @classmethod
     def failure(cls, name: str, found: str, remedy: str) -> Check:
-        """A check that found what cannot work."""
+        """A check that found a failure."""
         return cls(name, Verdict.FAILURE, found, remedy)
 
 

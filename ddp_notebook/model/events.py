@@ -15,7 +15,7 @@ from ddp_notebook.model.collectives import Place
 from ddp_notebook.model.stages import Stage
 
 SESSION = -1
-"""The `rank` of an event that no rank emitted: the session or its store process did."""
+"""The `rank` of an event that the session or its store process emitted."""
 
 
 class OutputKind(StrEnum):
@@ -39,7 +39,7 @@ class Event:
     """
 
     kind: ClassVar[str] = ""
-    """By which name it is written; each subclass has its own."""
+    """Its name in JSON; each subclass has its own."""
     kinds: ClassVar[dict[str, type[Event]]] = {}
     """The subclasses by `kind`: what the codec reads. A new event is a new subclass, no more."""
     rank: int
@@ -48,7 +48,8 @@ class Event:
     heard_ns: int = 0
 
     def __init_subclass__(cls) -> None:
-        # Called twice for each: a dataclass with slots is made anew, and the second one counts.
+        # Called twice for each: a dataclass with slots is created again, and the second class
+        # counts.
         Event.kinds[cls.kind] = cls
 
 
@@ -63,7 +64,7 @@ class RankSpawned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStarted(Event):
-    """The rank entered a stage. `waiting_for` says on what it may have to wait."""
+    """The rank entered a stage. `waiting_for` says what it may have to wait for."""
 
     kind: ClassVar[str] = "stage_started"
     stage: Stage
@@ -72,7 +73,7 @@ class StageStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFinished(Event):
-    """The rank passed a stage. `detail` is what it found, for a person to read."""
+    """The rank passed a stage. `detail` is what it found, as readable text."""
 
     kind: ClassVar[str] = "stage_finished"
     stage: Stage
@@ -95,7 +96,7 @@ class StageFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePaused(Event):
-    """The rank stands before `stage` and goes on when it is stepped."""
+    """The rank is paused before `stage` until it is stepped."""
 
     kind: ClassVar[str] = "stage_paused"
     stage: Stage
@@ -117,8 +118,8 @@ class CellStarted(Event):
 class CellFinished(Event):
     """The rank is done with a cell. `outcome` is ok, error or interrupted.
 
-    `withheld_bytes` of output were written beyond what was sent to the notebook. `trained`: an
-    optimizer has made steps, or a collective was not waited for; there is more to ask for.
+    `withheld_bytes` of output were not sent to the notebook. `trained`: an optimizer made steps, or
+    a collective was not waited for, so that post-run checks apply.
     """
 
     kind: ClassVar[str] = "cell_finished"
@@ -135,7 +136,7 @@ class CellFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineStopped(Event):
-    """A thread of the rank stands before a line of `cell` until it is told to go on.
+    """A thread of the rank is paused before a line of `cell` until it is resumed.
 
     `stop` counts a rank's stops. `file` is as in a `Frame`: ``cell 3`` or a path. `why` is empty
     after a step. `source` are the lines from `first` on, around it.
@@ -156,7 +157,7 @@ class LineStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLeft(Event):
-    """A thread that stood before a line was interrupted there: it is paused no more."""
+    """A thread that was paused at a line was interrupted and is no longer paused."""
 
     kind: ClassVar[str] = "line_left"
     cell: int
@@ -224,7 +225,7 @@ class EventsLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limited(Event):
-    """The rank goes on without something of ours: what it is, and why."""
+    """A feature of ours is disabled on the rank: which one, and why."""
 
     kind: ClassVar[str] = "limited"
     text: str
@@ -252,9 +253,9 @@ class StoreFailed(Event):
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """A message with `events`; what a display holds that is no JSON is written as its repr.
+    """A message with `events`; display data that is not JSON is written as its repr.
 
-    What no text can be, half of a pair of surrogates, becomes "?": here all text of a rank passes.
+    An unpaired surrogate, which cannot be encoded, becomes "?": all text of a rank passes here.
     """
     wires = [codec.encode(event) for event in events]
     try:
@@ -275,7 +276,7 @@ def _shown(value: object) -> str:
 
 
 def _sendable(wire: dict[str, Any]) -> dict[str, Any]:
-    """An event of which what is displayed can be sent, or is told why not."""
+    """The event with display data that can be sent, or with the reason why not."""
     try:
         _as_json(wire)
     except (TypeError, ValueError, RecursionError) as error:
@@ -300,7 +301,7 @@ def decode_events(message: bytes, heard_ns: int) -> list[Event]:
         raise DecodeError("must be a list")
     events = []
     for wire in wires:
-        with contextlib.suppress(DecodeError):  # of another version of ours: the others are kept
+        with contextlib.suppress(DecodeError):  # an event of another version: skip it
             timed = {**wire, "heard_ns": heard_ns} if isinstance(wire, dict) else wire
             events.append(codec.decode(Event, timed))
     return events

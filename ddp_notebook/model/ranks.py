@@ -1,4 +1,4 @@
-"""Rank sets, and how they, sizes and long texts are written for a person."""
+"""Rank sets, and how rank sets, sizes and long texts are displayed."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """`text` in at most so many characters; an ellipsis says that there is more."""
+    """`text` cut to at most this many characters, with an ellipsis if it was cut."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes for a person: ``4 B``, ``64 KiB``, ``1.5 MiB``. 1 KiB is 1024 bytes."""
+    """A readable number of bytes: ``4 B``, ``64 KiB``, ``1.5 MiB``. 1 KiB is 1024 bytes."""
     for unit, worth in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if round(1024 * count / worth, 1) >= 1024:  # the next unit down would say 1024 or more
             return f"{count / worth:.1f} {unit}".replace(".0 ", " ")

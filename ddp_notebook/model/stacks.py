@@ -1,4 +1,4 @@
-"""Where ranks are and what they have there: stacks as one tree, variables as one table."""
+"""The ranks' stacks as one tree, and their variables as one table."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Frame:
     """One call that has not returned, and the line it is at.
 
     `file` is a path, or ``cell 3`` for the code of ``In [3]``. `source` is that line without
-    its indentation, empty when it cannot be had. `library` is true of what is not the user's:
-    torch, Python, installed packages. A frame without a file stands for frames left out.
+    its indentation, empty if unavailable. `library` is true for code that is not the user's: torch,
+    Python, installed packages. A frame without a file represents omitted frames.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a rank's main thread is at, at the end of its stack.
+    """What a rank's main thread is doing, at the end of its stack.
 
     `operation` is the call of torch, or the stage of set-up, that it is in: ``all_reduce``,
     ``backward``, ``rendezvous``; empty for none. `text` says more: what it waits for, of what
@@ -64,11 +64,11 @@ class RankStack:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A run of frames that `ranks` share, outermost first, and where they part after it.
+    """A run of frames that `ranks` share, outermost first, and the branches after it.
 
     Either there are `children`, the one with the lowest rank first, or it ends here and
-    `doing` says what the ranks are at. A branch without frames is of ranks whose stack ends
-    where others go on, or that have none.
+    `doing` says what the ranks are doing. A branch without frames holds ranks whose stack ends
+    where others continue, or that have none.
     """
 
     ranks: Ranks
@@ -131,7 +131,7 @@ def _of_rank(frame: Frame, rank: int) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What is known of a tensor's values. `read` of them were looked at; 0 of one not read.
+    """A summary of a tensor's values. `read` of them were read; 0 for a tensor that was not read.
 
     `mean`, `least` and `most` are of those that are numbers; None where there is none. `digest`
     tells values apart, empty unless it is of all. `sample` has some of them, at the same places
@@ -190,9 +190,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class RankVariables:
-    """What a rank tells of its variables, those of the innermost function first.
+    """A rank's variables, those of the innermost function first.
 
-    `busy`: it ran meanwhile, so that what is in its tensors was not read.
+    `busy`: it was running, so its tensors' values were not read.
     """
 
     rank: int
@@ -202,7 +202,7 @@ class RankVariables:
 
 @dataclass(frozen=True, slots=True)
 class VariableCell:
-    """A value, and the ranks that have it. `note` says how far it is from that of most ranks.
+    """A value, and the ranks that have it. `note` says how it differs from most ranks' value.
 
     `absent`: there is no such variable on these ranks. `odd`: most ranks have another value.
     `unknown`: too little of it was read to say whether it is equal to another.
@@ -235,7 +235,7 @@ class VariableRow:
 
 @dataclass(frozen=True, slots=True)
 class VariableSection:
-    """The variables of one function, or the global ones, of the ranks that have such."""
+    """The variables of one function, or the globals, of the ranks that have them."""
 
     title: str
     ranks: Ranks
@@ -245,7 +245,7 @@ class VariableSection:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Ranks of which something is not known, and why."""
+    """Ranks with missing information, and why."""
 
     ranks: Ranks
     why: str

@@ -20,7 +20,7 @@ class Stage(StrEnum):
 
     @property
     def label(self) -> str:
-        """What is true of a rank that has passed this stage."""
+        """What holds for a rank that has passed this stage."""
         return _STAGE_LABELS[self]
 
     @property
@@ -83,7 +83,7 @@ class StepRow:
     state: str
     """``paused``, ``waiting``, ``failed``, ``dead`` or ``done``."""
     text: str
-    """On what they wait (the store's key, the port, the peer's address), or why they failed."""
+    """What they wait for (the store's key, the port, the peer's address), or why they failed."""
     waits_for: Ranks = ()
     since_s: float = 0.0
     """How long they have been in this state."""
@@ -99,6 +99,6 @@ class StepTable:
     link: str = ""
     """Where torch's documentation says more."""
     next_call: str = ""
-    """What to type to go on; empty when there is nothing to go on with."""
+    """What to type to continue; empty if there is nothing left to step."""
     details: tuple[str, ...] = field(default=())
     """Further lines: buckets, orders, sizes."""

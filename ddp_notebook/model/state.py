@@ -1,4 +1,4 @@
-"""What events add up to: the state of each rank, of the session, and its output."""
+"""What events fold into: the state of each rank, of the session, and its output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ddp_notebook.model.stages import Stage
 
 
 class Status(StrEnum):
-    """What a rank is at, in one word."""
+    """The status of a rank."""
 
     STARTING = "starting"
-    """Its process is asked for; the rank has not spoken yet."""
+    """Its process was requested; the rank has sent no event yet."""
     SETTING_UP = "setting up"
     """It is in a stage of set-up."""
     PAUSED = "paused"
-    """It stands before a stage of set-up until it is stepped on."""
+    """It is paused before a stage of set-up until it is stepped."""
     READY = "ready"
-    """Set up and waiting for a cell."""
+    """Set up and idle."""
     RUNNING = "running"
     """It runs a cell."""
     FAILED = "failed"
@@ -54,25 +54,25 @@ class RankState:
     raised: str = ""
     """What its last cell raised, until it runs the next: ``KeyError: 'x'``."""
     refused: bool = False
-    """That was a Mismatch: its collective does not match what other ranks call."""
+    """The error was a Mismatch: its collective does not match the other ranks'."""
     restarting: bool = False
-    """Its process is being ended for a new one."""
+    """Its process is being replaced."""
     exit_code: int | None = None
     last_words: str = ""
     peak_bytes: int = 0
     oom_kills: int = -1
     lost_events: int = 0
     limits: tuple[str, ...] = ()
-    """What of ours its process goes on without, and why."""
+    """The features of ours that are disabled in its process, and why."""
     heard_ns: int = 0
     since_ns: int = 0
-    """Since when it is at what it is at: in set-up, dead, idle, or at the line of its cell where it
-    was last heard; the session's monotonic clock."""
+    """When its current activity began: set-up, death, idleness, or the line of its cell that it
+    last reported; the session's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """torch is being loaded, once for all ranks: since when, and about how much is done."""
+    """torch is being loaded, once for all ranks: start time, and approximate share done."""
 
     since_ns: int
     percent: int = 0
@@ -90,7 +90,7 @@ class Snapshot:
     generation: int = 0
     """How many times the process group was built."""
     notes: tuple[str, ...] = ()
-    """What was decided for the user, said: which device instead of which, and why."""
+    """Decisions made for the user: which device instead of which, and why."""
     ended: str = ""
     """Why the session is over; empty while it lives."""
     loading: Loading | None = None
@@ -138,9 +138,8 @@ class OutputGroup:
 class Moment:
     """One thing that changed the session's state. Times are the session's monotonic clock.
 
-    Either `event`, or `state`: what the session itself made of the state, which no rank said.
-    A sign of life that says nothing new is kept once: it came again and again, the last time
-    at `until_ns` (0: once).
+    Either `event`, or `state`: a state that the session itself set, without an event. Repeated
+    identical heartbeats are kept once: the last one arrived at `until_ns` (0: only one).
     """
 
     at_ns: int

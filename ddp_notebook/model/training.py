@@ -1,4 +1,4 @@
-"""What a rank knows of its training when a run is over: replicas, optimizers, samplers.
+"""What a rank reports of its training after a run: replicas, optimizers, samplers.
 
 What should be the same on all ranks can be compared without sending it.
 """
@@ -15,10 +15,10 @@ from ddp_notebook.model.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """A tensor in a few bytes. `hash` is of its bytes in their order, "" when it was not taken.
+    """A digest of a tensor. `hash` is of its bytes in order, "" if it was not computed.
 
-    `norm` is its 2-norm and `sample` a few of its values, evenly spread. None, and what is not
-    a number there: the tensor has values that are not finite. `finite` is then False.
+    `norm` is its 2-norm and `sample` a few of its values, evenly spread. None in them means values
+    that are not finite; `finite` is then False.
     """
 
     name: str
@@ -31,7 +31,7 @@ class TensorDigest:
 
 @dataclass(frozen=True, slots=True)
 class WorkFacts:
-    """A line of the user's that started collectives and did not wait for all of them.
+    """A user line that started collectives and did not wait for all of them.
 
     Of `issued`, `unwaited` were never waited for; the tensors of `written` were changed, and those
     of `stepped` were gradients that an optimizer used, before they were waited for.
@@ -200,7 +200,7 @@ class OptimizerFacts:
     """By what all gradients were multiplied between the backward and the step, of the first steps;
     None where it was no one factor, or not seen."""
     pending_steps: int = 0
-    """Steps made while a sharded model (FSDP2) kept gradients that were not reduced yet."""
+    """Steps made while a sharded model (FSDP2) still had unreduced gradients."""
     pending_place: Place | None = None
     idle_steps: int = 0
     """Of `steps`, those in which none of its parameters had a gradient."""
@@ -274,7 +274,7 @@ class ParallelFacts:
     """How many GPUs it uses; 0 on CPUs."""
     steps: int = 0
     parameters: tuple[TensorDigest, ...] = ()
-    """None of a module that is gone by now."""
+    """None if the module no longer exists."""
     place: Place | None = None
     """Where it was called first."""
 
@@ -288,7 +288,7 @@ class RunFacts:
     run: int = 0
     host: str = ""
     gpu: str = ""
-    """What tells its GPU from others, "" when it uses none."""
+    """A unique id of its GPU, "" if it uses none."""
     gpus: int = 0
     """How many GPUs it sees."""
     local_rank: int | None = None
@@ -306,22 +306,22 @@ class RunFacts:
     functional: FunctionalFacts = FunctionalFacts()
     saves: tuple[SaveFacts, ...] = ()
     collectives: int = 0
-    """How many it has called in all, and one; 0 where that is not known."""
+    """The number of collectives that it has called, plus one; 0 if unknown."""
     precision: tuple[str, ...] = ()
     """Settings of this process that change what is computed, ``name=value``."""
     sharded_without_optimizer: tuple[int, ...] = ()
     """Sizes of the trained parameters that FSDP2 shards, sorted, where no optimizer has any."""
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """What was omitted, and why."""
 
 
 class StepPart(StrEnum):
-    """What a rank does itself in a training step."""
+    """A part of a training step that a rank spends on its own work."""
 
     DATA = "data"
     """A DataLoader makes its batch."""
     LOOP = "loop"
-    """From the optimizer's step to the forward: the user's own code, loading of other kinds."""
+    """From the optimizer's step to the forward: the user's own code, other data loading."""
     FORWARD = "forward"
     LOSS = "loss"
     """From the forward to the backward."""

@@ -1,4 +1,4 @@
-"""The first call in a rank's process: it says that it was launched, before the engine starts.
+"""The first call in a rank's process: reports that it was launched, before the engine starts.
 
 Imports no torch: where a process is not forked, loading it takes seconds, and the session would
 not know meanwhile that the process lives.
@@ -20,7 +20,7 @@ from ddp_notebook.rank.orders import OrderSocket
 from ddp_notebook.rank.rank_process import RankProcess, questions_of
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that computes keeps Python's lock from others that want it (5 ms by default).
+"""How long a computing thread keeps the GIL while others wait for it (5 ms by default).
 
 Each file that an answer reads releases the lock: with some hundred of them a rank whose main
 thread computes would answer after seconds, or never catch up. Where no other thread wants the
@@ -30,7 +30,7 @@ lock it changes nothing.
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """What the process of a rank was started with that is to be an engine."""
+    """The launch parameters of a rank's process that becomes an engine."""
 
     process: RankProcess
     events: EventSender
@@ -63,7 +63,7 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
 
 
 def engine() -> EngineProcess:
-    """What this process was started with. Raises RuntimeError where it is no rank."""
+    """The launch parameters of this process. Raises RuntimeError if it is not a rank."""
     if _engine is None:
         raise RuntimeError("this process is not a rank of a ddp_notebook session")
     return _engine

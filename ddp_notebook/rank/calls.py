@@ -1,9 +1,9 @@
-"""Every remote call, once: what the session can have a rank do or answer, with its types.
+"""Every remote call, once: what the session can ask of a rank, with its types.
 
 A `Call` runs on the rank's main thread and is pickled. An `Order` runs there too, is JSON and has
-no answer: events say what came of it. A `Question` is answered by a thread of ours,
-also while the main thread is blocked, and is JSON. `runtime.py` says which function answers each.
-The notebook kernel imports this: no torch here.
+no answer: events report its outcome. A `Question` is answered by a thread of ours, even while the
+main thread is blocked, and is JSON. `runtime.py` says which function answers each. The notebook
+kernel imports this: no torch here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Question(Generic[Request, Answer]):
 
 @dataclass(frozen=True, slots=True)
 class CannotAnswer:
-    """In place of an answer: the rank is there, and cannot answer this. `why` is an error."""
+    """In place of an answer: the rank is reachable but cannot answer this. `why` is an error."""
 
     why: str
 
@@ -81,7 +81,7 @@ class SetUpPlan:
     """How a rank is to be set up. `settings` is what its environment has beyond torchrun's.
 
     `store` is session, or rank0: the rank whose RANK is 0 hosts it. `patient`: no stage
-    times out, because somebody steps through them.
+    times out, because the user steps through them.
     """
 
     rank: int
@@ -115,8 +115,7 @@ ADVANCE: Call[Stage, bool] = Call("advance")
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """How a blocked main thread was freed: connections that were shut down, or a store that was
-    opened where it tries to connect."""
+    """How a main thread was unblocked: by shutting down connections, or by opening a store."""
 
     closed: int
     stood_in: bool
@@ -158,11 +157,11 @@ class Script:
     breakpoints: Breakpoints
     paused: bool = False
     leaves: bool = False
-    """Who needs this rank when it has finished loses its connection, and does not wait for it."""
+    """Peers that need this rank after it has finished lose their connection instead of waiting."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
     trail: TrailOrder | None = None
-    """How it keeps what its training steps compute, to be compared; None: it keeps nothing."""
+    """How it keeps its trail for a comparison; None: it keeps none."""
 
 
 RUN_CELL = Order("run cell", Cell)
@@ -181,14 +180,14 @@ class PausedAt:
 STEP = Question("step", Nothing, PausedAt)
 """Let a rank that is paused before a collective go on to its next one."""
 RESUME = Question("resume", Nothing, PausedAt)
-"""Pause the rank before collectives no more."""
+"""Stop pausing the rank before collectives."""
 
 
 # -- the debugger --------------------------------------------------------------------------
 
 
 class How(StrEnum):
-    """The ways to go on from a line."""
+    """The ways to continue from a line."""
 
     NEXT = "next"
     """To the next line of this function, or of its caller once it has returned."""
@@ -206,7 +205,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How a rank that is paused at a line goes on."""
+    """How a rank that is paused at a line continues."""
 
     how: How
     line: int = 0
@@ -401,7 +400,7 @@ class Completions:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An expression that somebody asks about, and how much is to be told: IPython's terms."""
+    """An expression to describe, and at which level of detail, in IPython's terms."""
 
     name: str
     detail: int = 0
@@ -416,7 +415,7 @@ class Inspection:
 
 
 COMPLETE: Call[Cursor, Completions] = Call("complete")
-"""What the rank's IPython would complete, without Jedi."""
+"""The completions of the rank's IPython, without Jedi."""
 INSPECT: Call[Named, Inspection] = Call("inspect")
 """What the rank's IPython knows of an object."""
 
@@ -460,7 +459,7 @@ class SoftwareFacts:
 
 
 REPORT = Question("report", Nothing, RankReport)
-"""What this rank knows about itself."""
+"""This rank's report about itself."""
 REACH = Question("reach", Targets, Reached)
 """Which other ranks it can connect to."""
 STACK = Question("stack", StackRequest, RankStack)
@@ -470,7 +469,7 @@ VARIABLES = Question("variables", VariablesRequest, RankVariables)
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
 """What it trained in the run that is over. Only when nothing runs."""
 STEP_TIMES = Question("step times", Nothing, StepTimes)
-"""What its newest training steps were made of. Any time."""
+"""The parts of its newest training steps. Any time."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)
 """What it runs on."""
 HELD = Question("held", Nothing, HeldParameters)

@@ -16,8 +16,8 @@ from IPython.core import guarded_eval
 def list_no_modules() -> bool:
     """Have the kernel that is made here not list the files of all modules; False if it does not.
 
-    ipykernel does, for a debugger that nobody attaches to a rank; to look at each of them copies
-    15 MB of pages that a rank shares with the others. It reads nothing else of `sys` that changes.
+    ipykernel does, for a debugger that is never attached to a rank; reading them copies 15 MB of
+    pages that a rank shares with the others. It reads nothing else of `sys` that changes.
     """
     if getattr(ipkernel, "sys", None) is not sys:
         return False

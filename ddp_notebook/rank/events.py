@@ -29,7 +29,7 @@ _E = TypeVar("_E", bound=Event)
 
 
 def signature(payload: bytes, key: bytes) -> bytes:
-    """What proves that a message is from somebody who has the session's key."""
+    """Proves that the sender of a message has the session's key."""
     return hashlib.blake2b(payload, key=key).digest()
 
 

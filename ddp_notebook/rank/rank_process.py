@@ -1,4 +1,4 @@
-"""What the process of a rank was started with, whoever started it; no engine is needed."""
+"""The launch parameters of a rank's process, whichever program started it; needs no engine."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class NoEvents:
         self.pulse: Callable[[], dict[str, Any]] = dict
 
     def emit(self, kind: type[Event], **fields: Any) -> None:
-        """Nobody listens."""
+        """Does nothing: no session listens."""
 
     def emit_now(self, kind: type[Event], **fields: Any) -> None:
-        """Nobody listens."""
+        """Does nothing: no session listens."""
 
     def wake(self) -> None:
         """Nothing is collected."""

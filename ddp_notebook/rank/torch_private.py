@@ -172,7 +172,7 @@ def group_backend(group: Any) -> str:
 
 
 def source_of(work: Any) -> int | None:
-    """Who has sent what a recv from anybody has got, as a rank of its group; None if unknown."""
+    """The sender of the message that a recv from any rank got, as a group rank; None if unknown."""
     source = getattr(work, "_source_rank", None)
     rank = source() if callable(source) else -1
     return int(rank) if rank >= 0 else None

@@ -10,13 +10,13 @@ from dataclasses import replace
 from ddp_notebook.model import Diagnosis, JudgedRun
 
 SET_UP = "set-up"
-"""The title of what is no cell and no script."""
+"""The title of a run that is neither a cell nor a script."""
 
 
 class Found:
-    """What was found wrong in one run or set-up; nothing as long as it goes well.
+    """The diagnosis of one run or set-up; none while no problem is found.
 
-    Any thread may ask. `is_over` is true once no rank is in it.
+    Thread-safe. `is_over` is true once no rank is in the run.
     """
 
     def __init__(
@@ -29,22 +29,22 @@ class Found:
         self._at_s = time.monotonic()
 
     def take(self, diagnosis: Diagnosis) -> None:
-        """This is what is wrong with it."""
+        """Store the diagnosis."""
         self._diagnosis, self._at_s = diagnosis, time.monotonic()
 
     def nothing(self) -> None:
-        """It went well after all."""
+        """Clear the diagnosis: the problem resolved itself."""
         self._diagnosis = None
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """What was found, and of which run that is; None for nothing."""
+        """The diagnosis with its run; None if no problem was found."""
         found = self._diagnosis
         return replace(found, run=self.run) if found is not None else None
 
     @property
     def run(self) -> JudgedRun:
-        """Which run it is; once it is over, how long ago it was judged."""
+        """The run; once it is over, also how long ago it was diagnosed."""
         if not self._is_over():
             return JudgedRun(self.title, self.number)
         age_s = time.monotonic() - self._at_s
@@ -53,7 +53,7 @@ class Found:
 
 
 class LastFindings:
-    """What was found in the last run or set-up; of runs that went on beside each other, in all."""
+    """The diagnoses of the last run or set-up, and of all runs concurrent with it."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -62,7 +62,7 @@ class LastFindings:
         self._lock = threading.Lock()
 
     def begin(self, found: Found) -> None:
-        """A run or a set-up begins: what was found in those that are over is of the past."""
+        """Register a new run or set-up, and drop the diagnoses of those that are over."""
         with self._lock:
             self.begun += 1
             self._kept = [other for other in self._kept if not other.run.over]
@@ -70,7 +70,7 @@ class LastFindings:
 
     @property
     def last(self) -> Found | None:
-        """The newest in which something was found, else the newest; None for none."""
+        """The newest run with a diagnosis, else the newest run; None without a run."""
         with self._lock:
             kept = list(reversed(self._kept))
         return next((found for found in kept if found.diagnosis), kept[0] if kept else None)

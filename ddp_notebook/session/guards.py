@@ -1,4 +1,4 @@
-"""What a verb needs before it may begin: ranks that exist, live and wait for work."""
+"""Preconditions of a verb: its ranks exist, are alive and are idle."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def idle_ranks(
     claimed: Mapping[int, str] = MappingProxyType({}),
     paused: Callable[[], Ranks] = tuple,
 ) -> Ranks:
-    """The ranks a verb is for, all by default. `paused` gives those paused before a collective.
+    """The ranks a verb acts on, all by default. `paused` gives those paused before a collective.
 
-    `claimed` has the run that each claimed rank is in, or is about to begin.
-    Raises UsageMistake when one of the ranks is dead or still in an earlier cell.
+    `claimed` maps each claimed rank to the run that it is in or is about to begin. Raises
+    UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
     members = ranks if ranks is not None else tuple(range(snapshot.world_size))
     check_ranks(members, snapshot)
@@ -92,7 +92,7 @@ def _it(ranks: Ranks) -> str:
 def doings(
     ranks: Ranks, snapshot: Snapshot, claimed: Mapping[int, str] = MappingProxyType({})
 ) -> Mapping[str, list[int]]:
-    """What busy ranks do, and which of them."""
+    """What the busy ranks are doing, and which ranks they are."""
     by_doing: dict[str, list[int]] = {}
     for rank in ranks:
         state = snapshot.ranks[rank]

@@ -31,9 +31,9 @@ def do_meanwhile(act: Callable[[], None]) -> None:
 
 @contextmanager
 def noted() -> Iterator[Callable[[], bool]]:
-    """Within, an interrupt is noted instead of raised; the value tells whether there was one.
+    """Inside the context an interrupt is recorded, not raised; the value says whether one occurred.
 
-    In another thread than the main one there are no interrupts, and nothing changes.
+    Only the main thread receives interrupts; in any other thread this changes nothing.
     """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -54,11 +54,11 @@ def noted() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def quick_switches() -> Iterator[None]:
-    """Within, Python switches threads every half millisecond: this thread only waits for others.
+    """Switch threads every 0.5 ms inside the context: this thread only waits for others.
 
-    By default Python lets a thread run on for 5 ms when another one waits. With a message
-    passing through three threads, that was half of the time of a short cell. In a thread beside
-    the notebook's, which may wait for hours, nothing is changed.
+    By default a thread keeps the GIL for 5 ms while another waits. A message passes through three
+    threads, which took half of the time of a short cell. A thread other than the notebook's may
+    wait for hours, so it keeps the default.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -24,7 +24,7 @@ STORES = ("session", "rank0")
 _THREADS = "--threads-per-rank"
 
 Settings = Mapping[int, Mapping[str, str]]
-"""What is set on single ranks: rank to variable to value; an empty value unsets it."""
+"""Environment overrides of single ranks: rank to variable to value; an empty value unsets it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class InitOptions:
         )
 
     def other_kind(self, other: InitOptions) -> tuple[str, ...]:
-        """The options by which each process would differ from one started for `other`."""
+        """The options that would make each process differ from one started for `other`."""
         options = {"device": "--device", "launcher": "--launcher", "threads_per_rank": _THREADS}
         return tuple(
             option
@@ -129,7 +129,7 @@ class InitOptions:
         return tuple(notes)
 
     def _on_loopback(self) -> bool:
-        """False where the store is known to be within others' reach."""
+        """False if the store is known to be reachable from other hosts."""
         try:
             found = socket.getaddrinfo(self.master_addr, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):  # set-up will say so

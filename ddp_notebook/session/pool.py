@@ -1,4 +1,4 @@
-"""The ranks as processes: the warm fork server, what runs now, what was lost, the end."""
+"""Owns the session's processes: the warm fork server, the ranks, their shutdown."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _WARM_AFTER_S = 0.1
 
 
 class RankPool:
-    """Owns the processes of a session: none yet, running, or lost. From any thread."""
+    """The processes of a session: none yet, running, or lost. Thread-safe."""
 
     def __init__(self, record: Record) -> None:
         self.processes: Processes | None = None
-        """What runs for the session; None while there are no ranks."""
+        """The session's processes; None while there are no ranks."""
         self.fork_server: ForkServerClient | None = None
-        """The warm one, for the ranks to come; one that has ranks belongs to `processes`."""
+        """The idle fork server for the next ranks; one that has ranks belongs to `processes`."""
         self.lost_reason = ""
-        """Why the session was lost; empty while it was not."""
+        """Why the session was lost; empty if it was not."""
         self._record = record
         self._before_close: list[Callable[[str], None]] = []
         self._gpus: tuple[str, ...] | None = None
@@ -47,7 +47,7 @@ class RankPool:
         return self.processes
 
     def before_close(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason before processes end: for those who wait for them."""
+        """Call `callback` with the reason before processes end, so that waiters can return."""
         self._before_close.append(callback)
 
     # -- starting ------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class RankPool:
 
         if can_fork():
             self.warm_fork_server("fork")
-        # Not before %load_ext has returned: the two would take turns.
+        # Start after %load_ext has returned: the two threads would compete for the GIL.
         warming = threading.Timer(_WARM_AFTER_S, work)
         warming.name, warming.daemon = "ddp-warm", True
         warming.start()
@@ -95,7 +95,7 @@ class RankPool:
     def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:
         """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
-        self.fork_server = None  # from now on it is that of `processes`
+        self.fork_server = None  # now owned by `processes`
         made = _load_processes_class()(options, devices, fork_server, self._record, self._lose)
         self.processes = made
         return made
@@ -103,12 +103,12 @@ class RankPool:
     # -- ending --------------------------------------------------------------------------
 
     def close(self, reason: str, *, keep_warm: bool = True) -> None:
-        """End all processes, with `keep_warm` but the fork server; nothing when there are none."""
+        """End all processes; `keep_warm` spares the fork server. Does nothing without processes."""
         with self._lock:
             processes, self.processes = self.processes, None
         if processes is None:
             return
-        with noted():  # half of an end would leave processes that nobody owns
+        with noted():  # an interrupted shutdown would leave processes without an owner
             for callback in self._before_close:
                 callback(reason)
             if processes.close(keep_warm):
@@ -130,7 +130,7 @@ class RankPool:
         self._record.begin(0)
 
     def _lose(self, reason: str) -> None:
-        """The session cannot go on (called from any thread)."""
+        """Mark the session as lost (called from any thread)."""
         if self.lost_reason:
             return
         self.lost_reason = reason
@@ -150,10 +150,7 @@ def launch_mode(launcher: str) -> str:
 
 
 def _load_processes_class() -> type[Processes]:
-    """The same in a thread: an interrupt in an import can leave Python's lock of a module taken.
-
-    Whoever imports it then waits for ever.
-    """
+    """The same in a thread: an interrupted import can leave Python's module lock held."""
     loaded: Future[type[Processes]] = Future()
 
     def load() -> None:

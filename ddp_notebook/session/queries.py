@@ -1,7 +1,7 @@
-"""Calling ranks without waiting for answers that cannot come.
+"""Calls ranks without waiting for answers that cannot arrive.
 
-A rank that died never answers; one that failed may have left the others in a collective for
-ever. So the wait ends by itself then, or earlier when it is cancelled or interrupted.
+A dead rank never answers; a failed one may have left the others blocked in a collective. In both
+cases the wait ends by itself, or earlier when it is cancelled or interrupted.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
 
 OTHERS_GRACE_S = 2.0
-"""How long the others may take to answer once a rank died or failed."""
+"""How long the other ranks have to answer once a rank died or failed."""
 _LOOK_EVERY_S = 0.01
 _ANSWER_S = 10.0
 _STOP_WITHIN_S = 0.7
-"""How long interrupted ranks may take to answer, by default."""
+"""How long interrupted ranks have to answer, by default."""
 
 
 @dataclass
 class Answers(Generic[Answer]):
-    """What came back from the ranks, and what did not."""
+    """The ranks' answers, and the ranks without one."""
 
     pending: Ranks
     """Ranks that have not answered."""
     values: dict[int, Answer] = field(default_factory=dict)
     failed: dict[int, RankFailure] = field(default_factory=dict)
     dead: dict[int, int] = field(default_factory=dict)
-    """Exit codes of ranks that died meanwhile."""
+    """Exit codes of ranks that died during the call."""
     interrupted: bool = False
 
     @property
     def complete(self) -> bool:
-        """True when every rank answered what it was asked for."""
+        """True when every rank answered without an error."""
         return not (self.pending or self.failed or self.dead or self.interrupted)
 
 
@@ -62,9 +62,9 @@ def ask(
 ) -> Answers[Answer]:
     """Call ranks, all with the same request.
 
-    Returns when all have answered; when one died or failed, `OTHERS_GRACE_S` later; or when
-    `give_up` says so; or when the user interrupts, for which `cancelled` stands too: then the
-    ranks are interrupted, and have `interrupt_grace_s` to answer. Raises SessionLost.
+    Returns when all have answered; `OTHERS_GRACE_S` after one died or failed; when `give_up`
+    returns True; or when the user interrupts or `cancelled` returns True: then the ranks are
+    interrupted and have `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, call, lambda _: request)
@@ -79,13 +79,13 @@ def ask(
         states = record.snapshot.ranks
         return not any(states[rank].status is Status.RUNNING for rank in answers.values)
 
-    # What a rank says of its end travels apart from its answer; it is busy until then.
+    # The event that ends a rank's work travels apart from its answer; it is busy until then.
     record.wait_for(idle, 1.0)
     return answers
 
 
 class _Gathering(Generic[Answer]):
-    """Answers as they come in."""
+    """Answers as they arrive."""
 
     def __init__(
         self, cluster: RankCluster, record: Record, sent: Mapping[int, Future[Answer | RankFailure]]
@@ -96,9 +96,9 @@ class _Gathering(Generic[Answer]):
         self._sent = sent
 
     def wait(self, stopped: Callable[[], bool], until_s: float = math.inf) -> None:
-        """Collect until all answered, it is `stopped`, or no more can be expected.
+        """Collect until all have answered, `stopped` is true, or no more answers can arrive.
 
-        At most until `until_s` of the monotonic clock.
+        Returns at `until_s` of the monotonic clock at the latest.
         """
         answers, deadline_s = self.answers, until_s
         expecting = True
@@ -113,7 +113,7 @@ class _Gathering(Generic[Answer]):
     def interrupt(self, grace_s: float) -> None:
         """Interrupt the ranks, and collect what they answer within `grace_s`.
 
-        A rank that runs nothing yet passes over an interrupt: when it begins it gets another.
+        A rank that runs nothing yet ignores an interrupt; it gets another one when it begins.
         """
 
         def running() -> set[int]:
@@ -133,7 +133,7 @@ class _Gathering(Generic[Answer]):
         self.wait(begun, time.monotonic() + grace_s)
 
     def collect(self, until_s: float) -> None:
-        """Take in what is there, waiting for more until `until_s` (monotonic clock)."""
+        """Read the available answers, waiting for more until `until_s` (monotonic clock)."""
         self._take()
         while self.answers.pending and (left_s := until_s - time.monotonic()) > 0:
             self._record.wait_for(
@@ -157,7 +157,7 @@ class _Gathering(Generic[Answer]):
     def _take_one(self, rank: int) -> None:
         try:
             value = self._cluster.value_of(self._sent[rank], _ANSWER_S)
-        except UsageMistake as error:  # it raised what it should have answered
+        except UsageMistake as error:  # the rank raised
             self.answers.failed[rank] = RankFailure("error", str(error))
             return
         if isinstance(value, RankFailure):

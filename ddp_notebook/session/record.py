@@ -1,4 +1,4 @@
-"""What happened so far: events, the state they add up to, and waiting for either."""
+"""The session's events, the state they fold into, and waiting for a change."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ddp_notebook.state.fold import fold, fold_rank, set_up_anew, without_group
 class Record:
     """The session's events folded into a snapshot; safe to use from any thread.
 
-    Subscribers are called with each batch of events, in order, on the thread that brought
-    them, and must be quick.
+    Subscribers are called with each batch of events, in order, on the thread that added them, and
+    must be fast.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Record:
         self._history = History()
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
         self._lent: dict[int, RankState] = {}
-        """The session's own ranks whose places a script's processes have."""
+        """The session's own ranks that are currently replaced by a script's processes."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -36,12 +36,12 @@ class Record:
             return replace(self._snapshot, taken_ns=time.monotonic_ns())
 
     def kept(self) -> tuple[Snapshot, Kept]:
-        """The state now, and what is still known of how it came to be."""
+        """The current state, and the history of it that is still kept."""
         with self._changed:
             return replace(self._snapshot, taken_ns=time.monotonic_ns()), self._history.kept()
 
     def begin(self, world_size: int, **fields: Any) -> None:
-        """Start over with `world_size` ranks of which nothing is known."""
+        """Start over with `world_size` unknown ranks."""
         with self._changed:
             self._lent = {}
             ranks = tuple(RankState(rank) for rank in range(world_size))
@@ -50,7 +50,7 @@ class Record:
             self._changed.notify_all()
 
     def resize(self, world_size: int, **fields: Any) -> None:
-        """Go on with `world_size` ranks: of those that are new nothing is known."""
+        """Continue with `world_size` ranks; new ones are unknown."""
         with self._changed:
             before = self._snapshot.ranks[:world_size]
             new = tuple(RankState(rank) for rank in range(len(before), world_size))
@@ -60,16 +60,16 @@ class Record:
         self._tell(())
 
     def begin_setup(self) -> None:
-        """The live ranks go through set-up again: stages passed before do not count."""
+        """Restart set-up of the live ranks: stages passed before do not count."""
         self._change_all(set_up_anew)
 
     def lose_group(self) -> None:
-        """The process group is gone: no rank is verified any more."""
+        """Mark every rank as no longer verified: the process group is gone."""
         self._change_all(without_group)
 
     @contextmanager
     def restarting(self, ranks: Ranks) -> Iterator[None]:
-        """Within, the processes of `ranks` are ended, and new ones started."""
+        """A context in which the processes of `ranks` are ended and replaced."""
 
         def mark(restarting: bool) -> None:
             self._change_all(lambda s: replace(s, restarting=restarting) if s.rank in ranks else s)
@@ -97,7 +97,7 @@ class Record:
         self._tell(())
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take events in."""
+        """Add events."""
         with self._changed:
             before = self._snapshot
             self._snapshot = fold(before, events)
@@ -107,7 +107,7 @@ class Record:
             self._changed.notify_all()
 
     def hear(self, events: Sequence[Event]) -> None:
-        """Take in events of the session's own processes, also of those that do not count now."""
+        """Add events of the session's own processes, including those that a script replaces now."""
         if self._lent:
             with self._changed:
                 for event in events:
@@ -134,12 +134,12 @@ class Record:
         self._change_all(lambda s: lent.get(s.rank, s))
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate` holds, checking it after each change; its last value."""
+        """Wait until `predicate` is true, checking it after each change; returns its last value."""
         with self._changed:
             return self._changed.wait_for(predicate, timeout_s)
 
     def subscribe(self, subscriber: Callable[[Sequence[Event]], None]) -> Callable[[], None]:
-        """Call `subscriber` with new events; returns what ends that."""
+        """Call `subscriber` with new events; returns a function that unsubscribes it."""
         self._subscribers.append(subscriber)
 
         def unsubscribe() -> None:
@@ -154,7 +154,7 @@ class Record:
 
 
 def _place_of(state: RankState) -> RankState:
-    """The state of a process that is about to take the place of a rank."""
+    """The initial state of a process that is about to replace a rank's."""
     now_ns = time.monotonic_ns()
     return RankState(
         rank=state.rank,

@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 class Session:
     """Ranks, and what can be done with them.
 
-    A facade: each part gets what it needs of the others here, and none knows the session.
-    `record.subscribe` tells of whatever changes, on any thread. `attachment` is the job of others
-    that is looked at, if one is; the session's own ranks have nothing to do with it.
+    A facade: it passes each part the other parts that it needs; no part knows the session.
+    `record.subscribe` reports every change, on any thread. `attachment` is the external job being
+    inspected, if any; it is independent of the session's own ranks.
     """
 
     def __init__(self) -> None:
@@ -97,45 +97,44 @@ class Session:
     # -- starting ------------------------------------------------------------------------
 
     def warm(self) -> None:
-        """Start the fork server in the background, so that `init` finds torch loaded."""
+        """Start the fork server in the background, so that torch is loaded when `init` runs."""
         self.pool.warm()
 
     def init(self, options: InitOptions, *, replace: bool = False) -> Board:
         """Start the ranks and bring torch.distributed up; returns when it is verified.
 
         With `options.step` it returns before the first stage. Ranks whose set-up failed before
-        are set up again in place. `replace` ends ranks that there are. Raises UsageMistake when
-        it cannot work as asked, SetupFailed when set-up cannot succeed; ranks that were started
-        stay as they are.
+        are set up again in place. `replace` ends existing ranks first. Raises UsageMistake for
+        options that cannot work, SetupFailed when set-up cannot succeed; started ranks are kept.
         """
         return self._set_up.init(options, replace=replace)
 
     def set_up(self, options: InitOptions) -> Board:
-        """Take the ranks that there are through set-up again. Raises SetupFailed."""
+        """Set up the existing ranks again. Raises SetupFailed."""
         return self._set_up.set_up(options)
 
     def make_ready(self) -> None:
-        """Free every rank and bring back the dead, so that all of them take calls."""
+        """Unblock every rank and replace dead ones, so that all accept calls."""
         self._set_up.make_ready()
 
     def restart(self, ranks: Ranks | None = None) -> Board:
-        """Give `ranks` (all, by default) new processes and build the group anew.
+        """Give `ranks` (all, by default) new processes and rebuild the group.
 
         The other ranks keep their processes and variables. Raises SetupFailed, and
-        UsageMistake when another rank is dead, or in a cell that somebody waits for.
+        UsageMistake when another rank is dead, or in a cell that a thread waits for.
         """
         return self._set_up.restart(ranks)
 
     def abort(self, ranks: Ranks | None = None) -> Board:
-        """Free ranks that are blocked in set-up, a cell or a script; the board after it.
+        """Unblock ranks that hang in set-up, a cell or a script; returns the board afterwards.
 
-        Ranks that nothing else frees get new processes, and so do those that died: its notes
-        say which, and why. When every rank had a process group, it is built anew.
+        Ranks that cannot be unblocked get new processes, as do dead ones; the board's notes say
+        which, and why. If every rank had a process group, it is rebuilt.
         """
         return self._set_up.abort(ranks)
 
     def shutdown(self, *, keep_warm: bool = False) -> None:
-        """End the ranks and everything started for them. Does nothing when there is nothing.
+        """End the ranks and everything started for them. Does nothing without ranks.
 
         With `keep_warm` the fork server stays, idle, with torch loaded: the next start is quick.
         """
@@ -155,7 +154,7 @@ class Session:
 
     @property
     def options(self) -> InitOptions:
-        """With what the ranks were set up. Raises NoSession, SessionLost."""
+        """The options with which the ranks were set up. Raises NoSession, SessionLost."""
         return self.pool.need("%ddp_fault").options
 
     @property
@@ -171,17 +170,17 @@ class Session:
 
     @property
     def past(self) -> Sequence[PastRun]:
-        """The last runs of the session, how each ended and what was found; the newest last."""
+        """The last runs of the session, each with its outcome and finding; the newest last."""
         return self._runs.past.runs
 
     @property
     def begun(self) -> int:
-        """How many runs and set-ups have begun: what was said of an earlier one may be old."""
+        """How many runs and set-ups have begun; a diagnosis of an earlier one may be outdated."""
         return self._findings.begun
 
     @property
     def detached(self) -> Detached | None:
-        """The run that was detached last."""
+        """The last detached run."""
         return self._runs.detached
 
     @property
@@ -191,17 +190,17 @@ class Session:
 
     @property
     def seen_late(self) -> Diagnosis | None:
-        """What the last script's ranks waited for when one was only late; None when none was."""
+        """What the last script's ranks waited for when one was only late; None if none was."""
         return self._scripts.seen_late
 
     @property
     def measuring(self) -> Measuring | None:
-        """The benchmark that goes on, if one does."""
+        """The running benchmark, if any."""
         return self._benchmarks.current
 
     @property
     def logs(self) -> CollectiveLogs | None:
-        """What the ranks wrote down about their collectives; None while there are no ranks."""
+        """The ranks' collective logs; None while there are no ranks."""
         return self.pool.processes.logs if self.pool.processes is not None else None
 
     @property
@@ -231,10 +230,9 @@ class Session:
         return self._runs.paused_table(run)
 
     def output(self, rank: int, log: bool = False) -> str:
-        """What `rank` wrote in its last cell, which may still run; all of it when that was too
-        long to show.
+        """The full output of `rank` in its last cell, which may still run, however long it is.
 
-        With `log`, what the rank's process wrote beside Python: messages of C code.
+        With `log`, what the rank's process wrote outside of Python: messages of C code.
         """
         return self._values.output(rank, log)
 
@@ -256,7 +254,7 @@ class Session:
         """Run a cell on ranks until each has finished it or died, or none can make progress.
 
         Then the result's `error` is `Stuck`, with the diagnosis, and the ranks stay in it until
-        they are freed (`abort`). With `wait` "forever" it goes on all the same. With `hold` every
+        they are freed (`abort`). With `wait` "forever" it keeps waiting instead. With `hold` every
         rank pauses before each collective until it is stepped (`step`), and the result's `steps`
         says where they stand. With `detach` it returns at once, with `pending` ranks: `wait` waits
         for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
@@ -295,15 +293,15 @@ class Session:
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
 
-        Each of its ranks is a new process, and has the place of the rank of the session until
-        something else is to run there: `pull`, `where` and `abort` are of them.
-        It is over also when no rank can make progress: then the result's `error` is `Stuck`, with
-        the diagnosis, and its processes stay where they are. With `wait` "forever" it goes on all
-        the same, and who needs a rank that has finished loses the connection to it, as under
-        torchrun; otherwise it waits for it, and is seen. `hold` and `detach` are those of
-        `run_cell`. Raises UsageMistake when there is no such script, or a rank is not free.
-        `placed` puts its ranks on hosts of the fault lab. With `as_module`, `path` is the name of
-        a module, as in `python -m`. Ranks keep `trails` for a comparison (`against`).
+        Each of its ranks is a new process that replaces the session's rank until something else
+        runs there: `pull`, `where` and `abort` act on these processes. The wait also ends when no
+        rank can make progress: then the result's `error` is `Stuck`, with the diagnosis, and the
+        processes stay where they are. With `wait` "forever" it continues instead, and a rank that
+        needs a finished one loses its connection, as under torchrun; otherwise it blocks, and the
+        hang is diagnosed. `hold` and `detach` are as in `run_cell`. Raises UsageMistake when there
+        is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
+        With `as_module`, `path` is the name of a module, as in `python -m`. Ranks keep `trails` for
+        a comparison (`against`).
         """
         return self._scripts.run(
             path,
@@ -324,11 +322,11 @@ class Session:
     def wait(
         self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
     ) -> CellResult:
-        """Wait for the run that was detached, or that ranks are still in; how it ended.
+        """Wait for the detached run, or the one that ranks are still in; its result.
 
-        As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it is how the run
-        stands: `pending` are the ranks in it, and `outputs` what was written since that was asked
-        for last. So it is with a run whose ranks are paused; `steps` says where. Raises
+        As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it returns the
+        current state: `pending` are the ranks still in the run, `outputs` is the output since the
+        last call. The same holds for a run whose ranks are paused; `steps` says where. Raises
         UsageMistake when there is nothing to wait for.
         """
         return self._runs.wait(timeout_s, started)
@@ -348,17 +346,17 @@ class Session:
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """The Python stacks of `ranks` (all by default) as one tree. From any thread, any time.
 
-        With `locals`, short texts of the variables in the user's frames. Of ranks that are dead
-        or do not answer within two seconds the tree says what is known. Raises UsageMistake for
-        a rank that does not exist, NoSession, SessionLost.
+        With `locals`, short texts of the variables in the user's frames. For ranks that are dead or
+        do not answer within two seconds the tree shows what is known. Raises UsageMistake for a
+        rank that does not exist, NoSession, SessionLost.
         """
         return self._where.where(ranks, locals)
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
         """The variables of `ranks` (all by default) as one table; with `names`, those alone.
 
-        From any thread, any time: of the function that a rank is in, and the global ones. Nothing
-        of the user's code runs for it. Raises UsageMistake for a rank or name that does not exist,
+        From any thread, any time: variables of the function that a rank is in, and globals. Runs
+        none of the user's code. Raises UsageMistake for a rank or name that does not exist,
         NoSession, SessionLost.
         """
         return self._values.variables(names, ranks)
@@ -374,22 +372,22 @@ class Session:
     ) -> VariableTable:
         """The value of an expression on `ranks` (all by default), equal ones as one.
 
-        Where each stands: at a line, in a collective, where it raised, or idle; `up` frames of
-        the user's above (default: the chosen one). With `assign` it is an assignment, with
-        `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
+        Evaluated where each rank is: at a line, in a collective, where it raised, or idle; `up`
+        user frames above that (default: the selected frame). With `assign` it is an assignment,
+        with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
         return self._values.evaluate(source, ranks, up, assign=assign, own_text=own_text)
 
     def why(self) -> Diagnosis:
-        """What is wrong with the ranks, as far as can be told now. From any thread, any time.
+        """The current diagnosis of the ranks. From any thread, any time.
 
-        Once a run or a set-up is over, it is what was wrong with that, until the next begins: the
-        diagnosis's `run` says which, and how long ago.
+        Once a run or a set-up is over, it is the diagnosis of that one until the next begins: its
+        `run` says which one, and how long ago.
         """
         return self._why.diagnose()
 
     def why_now(self) -> Diagnosis:
-        """What the rules find wrong with the ranks as they are, and nothing of what was before."""
+        """The diagnosis of the ranks' current state alone, without earlier findings."""
         return self._why.diagnose_now()
 
     def mesh(self) -> Mesh | None:
@@ -420,20 +418,20 @@ class Session:
         return self._values.pull(name, ranks, keep_tensors=keep_tensors)
 
     def complete(self, code: str, at: int, ranks: Ranks | None = None) -> Completions | None:
-        """What Tab may make of `code` at the cursor, by the first of `ranks` that is idle.
+        """Completions of `code` at the cursor, from the first idle rank of `ranks`.
 
-        None where none is, or it takes long. So it is with `describe`.
+        None if no rank is idle, or it takes too long; the same holds for `describe`.
         """
         return self._values.complete(code, at, ranks)
 
     def describe(self, named: Named, ranks: Ranks | None = None) -> Inspection | None:
-        """Signature, docstring and more of an object on the first of `ranks` that is idle."""
+        """Signature, docstring and more of an object, from the first idle rank of `ranks`."""
         return self._values.describe(named, ranks)
 
     # -- tools ---------------------------------------------------------------------------
 
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
-        """Take a model on the ranks through DDP's construction; of a wrapped one, its buckets.
+        """Take a model through DDP's construction on the ranks; if wrapped, show its buckets.
 
         Raises UsageMistake before anything is done, CellInterrupted.
         """
@@ -454,10 +452,10 @@ class Session:
         Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
         sources.
 
-        `watch` is called as it goes, from another thread. After an interrupt, when `measuring` is
-        cancelled, or when a rank dies, what was measured by then is returned and `ended` says why.
-        Raises UsageMistake when it cannot begin, DDPError when it ends before anything was
-        measured.
+        `watch` is called with the progress, from another thread. After an interrupt, when
+        `measuring` is cancelled, or when a rank dies, the partial result is returned and `ended`
+        says why. Raises UsageMistake when it cannot begin, DDPError when it ends before anything
+        was measured.
         """
         return self._bench.run(plan, options, watch)
 
@@ -470,8 +468,8 @@ class Session:
     ) -> StepBenchResult:
         """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
 
-        With `predict_for` steps at that many ranks are worked out too. What was measured is
-        kept when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
+        With `predict_for` the steps at that many ranks are predicted too. The measurements are kept
+        when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
         result's `problem` says so. Raises UsageMistake before anything is measured when the model,
         its loss or data cannot be used, differ between ranks or do not fit into memory;
         CellInterrupted and DDPError when nothing was measured.
@@ -495,9 +493,9 @@ class Session:
     ) -> SavedRun:
         """Write the run to `path`, to be read with `Session.replay`; what was written.
 
-        The file is readable by this user alone, and there as a whole or not at all. What the
-        ranks wrote is in it only with `output`; an existing file is replaced only with `force`.
-        Raises UsageMistake when it cannot be written there, NoSession when there is nothing.
+        The file is readable by this user alone and written atomically. It contains the ranks'
+        output only with `output`; an existing file is replaced only with `force`. Raises
+        UsageMistake when it cannot be written there, NoSession when there is nothing.
         """
         return self._save.save(path, output=output, force=force)
 

@@ -120,7 +120,7 @@ def _more(d: Diagnosis) -> str:
 def divided(d: Diagnosis, raised: Sequence[R]) -> tuple[list[R], list[R]]:
     """What the ranks raised that caused it, and what others raised: those were hit by it.
 
-    Where no cause is known, nobody is hit: all of it stands first.
+    Without a known cause no rank is a victim: everything is shown first.
     """
     finding = d.findings[0] if d.findings else None
     if finding is None or finding.category is Category.UNDECIDED or not finding.ranks:

@@ -26,7 +26,7 @@ OUTPUT_SETTLE_S = 0.001
 _COST_FACTOR = 2
 _LARGE_CHARACTERS = 20_000
 _LARGE_INTERVAL_S = 0.1
-"""A browser needs long for a large region; nobody reads ten screens a second anyway."""
+"""A browser is slow with a large region, and ten screens a second cannot be read anyway."""
 
 
 class LiveRegion:

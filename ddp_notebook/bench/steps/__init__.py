@@ -5,5 +5,5 @@ plan.py      What a benchmark of training steps will run: blocks, batches, bucke
 predict.py   Training steps at another number of ranks, by a model checked against measurements.
 results.py   What `%ddp_bench --model` measured: where the time of a training step goes.
 stats.py     From every rank's blocks to where the time of a training step goes.
-trust.py     How far the times of training steps can be trusted, and why not further.
+trust.py     How reliable the times of training steps are, and the reasons for doubt.
 """

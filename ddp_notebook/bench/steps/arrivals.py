@@ -90,7 +90,7 @@ class Hooked:
             (max(at) - min(at)) / 1e3 for at in (self._issued(s, last) for s in self._indexes)
         )
         if self.on_host:
-            # The rank that comes last waits for nobody: its spans are communication alone.
+            # The last rank to arrive waits for no other: its spans are pure communication.
             spans = [
                 split_spans(max(ranks, key=lambda buckets: buckets[-1][1]))
                 for ranks in self.buckets

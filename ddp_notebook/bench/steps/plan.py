@@ -140,7 +140,7 @@ class StepPlan:
         groups += [[{"kind": "alone", "batch": batch}] for batch in batches]
         groups += [[{"kind": "reduce", "size_bytes": size}] for size in reduce_sizes]
         shuffled = order.sample(groups, k=len(groups))
-        if first:  # what matters most is there soon, and so kept when somebody interrupts
+        if first:  # the most important results come first and survive an interrupt
             shuffled.sort(key=lambda group: group[0]["kind"] != "plain")
         for group in shuffled:
             yield from group

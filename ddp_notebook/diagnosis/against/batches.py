@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from ddp_notebook.model.against.trail import TrainingStep
 
 _NEAR = 1e-5
-"""What samples may differ by, in parts of the largest: a model may get what another computed."""
+"""Relative tolerance between samples: a model's input may be another model's output."""
 
 
 def other_samples(ranks: Sequence[TrainingStep], one: TrainingStep) -> str:
-    """Why the samples of one rank are not those of `ranks` together; "" where they are.
+    """Why the samples of one rank are not those of `ranks` together; "" if they are.
 
-    They may come in any order; how often each came counts.
+    Their order does not matter, their multiplicity does.
     """
     together = sorted(sample for step in ranks for sample in step.samples)
     alone = sorted(one.samples)
@@ -32,7 +32,7 @@ def other_samples(ranks: Sequence[TrainingStep], one: TrainingStep) -> str:
 
 
 def _common(some: Sequence[float], others: Sequence[float]) -> int:
-    """How many of these two, both in order, are the same but for rounding."""
+    """How many values of two sorted lists are equal up to rounding."""
     near = _NEAR * max((abs(value) for value in (*some, *others)), default=0.0)
     a = b = common = 0
     while a < len(some) and b < len(others):
@@ -51,7 +51,7 @@ def alike_on_all(ranks: Sequence[TrainingStep]) -> bool:
 
 
 def uneven(ranks: Sequence[TrainingStep]) -> str:
-    """How many samples each rank had, where these numbers differ; "" where they do not."""
+    """The number of samples of each rank, if these differ; "" if they do not."""
     counts = [len(step.samples) for step in ranks]
     if len(set(counts)) < 2:
         return ""

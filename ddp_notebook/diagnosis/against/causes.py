@@ -1,4 +1,4 @@
-"""What the way in which a run parts from the one on a single rank tells of its cause."""
+"""Infers the cause from the way in which a run diverges from the one on a single rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp_notebook.diagnosis.against.batches import uneven
 from ddp_notebook.model.against.trail import TrainingStep, distance, norm
 
 _SAME = 1e-3
-"""A factor is one when what is left of it is smaller, in parts of the whole."""
+"""Two tensors differ by a factor if the relative residual is below this."""
 
 Tensors = Sequence[Sequence[float]]
 
@@ -17,7 +17,7 @@ Tensors = Sequence[Sequence[float]]
 def cause_of(
     stage: str, ranks: Sequence[Tensors], one: Tensors, steps: Sequence[TrainingStep]
 ) -> str:
-    """The cause, as far as the numbers tell; "" where they do not.
+    """The cause, if the numbers determine it; else "".
 
     `ranks` are the sketches of all parameters on each rank, `one` those of one rank.
     """
@@ -70,7 +70,7 @@ def _of_factor(factor: float, count: int) -> str:
 def evidence_of(
     ranks: Sequence[Tensors], one: Tensors, steps: Sequence[TrainingStep], alone: TrainingStep
 ) -> tuple[str, ...]:
-    """What is known beside, as sentences."""
+    """Further facts, as sentences."""
     told = []
     losses = [step.loss for step in steps if step.loss is not None]
     if len(losses) == len(steps) and alone.loss is not None:
@@ -86,14 +86,14 @@ def evidence_of(
 
 
 def _apart(some: Tensors, others: Tensors) -> float:
-    """What two ranks differ by, in parts of the second."""
+    """The difference of two ranks, relative to the second."""
     apart = math.sqrt(sum(distance(a, b) ** 2 for a, b in zip(some, others, strict=True)))
     whole = math.sqrt(sum(norm(b) ** 2 for b in others))
     return apart / whole if whole else (math.inf if apart else 0.0)
 
 
 def _factor(some: Tensors, one: Tensors) -> float | None:
-    """The number that all of `one` is multiplied by in `some`; None where there is none."""
+    """The factor by which `some` is a multiple of `one`; None if there is none."""
     product = sum(a * b for x, y in zip(some, one, strict=True) for a, b in zip(x, y, strict=True))
     square = sum(b * b for y in one for b in y)
     if not square or not math.isfinite(product):

@@ -1,7 +1,7 @@
-"""The comparison: the first step, parameter and line where they part by more than rounding.
+"""The comparison: the first step, parameter and line where they diverge beyond rounding.
 
-What rounding does is measured: one rank runs twice, with each batch's samples in two orders. What
-these two runs differ by is rounding, or random numbers that the program draws for each sample.
+Rounding is measured: one rank runs twice, with each batch's samples in two orders. These two runs
+differ by rounding, or by random numbers that the program draws for each sample.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ddp_notebook.model.against.trail import (
 
 START, BACKWARD, GRADIENT, UPDATE = range(len(STAGES))
 _MARGIN = 16
-"""How many times what rounding was measured to do is rounding still: it is measured once."""
+"""How many times the measured rounding still counts as rounding: it is measured only once."""
 _EPSILONS = 64
-"""How many distances from 1 to the next number are rounding, also where none was measured."""
+"""How many machine epsilons count as rounding, even if none was measured."""
 _RANDOM = 1e-3
 """In the first step two orders of the same samples differ by less, unless by random numbers."""
 _MOST_ROUNDING = 0.02
-"""Where rounding alone has grown to so much, a difference tells nothing."""
+"""Once rounding alone has grown to this size, a difference proves nothing."""
 
 Kept = tuple[Trail, Sketches]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """All that was kept: of the ranks, of one rank, and of one rank in another order."""
+    """All saved trails: of the ranks, of one rank, and of one rank in another order."""
 
     ranks: tuple[Kept, ...]
     one: Kept
@@ -51,7 +51,7 @@ class Sides:
 
 
 def why_not(ranks: Sequence[Trail]) -> str:
-    """Why this run cannot be compared with one on a single rank; "" where it may be."""
+    """Why this run cannot be compared with one on a single rank; "" if it can."""
     if broken := _broken(ranks):
         return broken
     if not all(trail.steps for trail in ranks):
@@ -91,7 +91,7 @@ def _layers(trail: Trail) -> str:
 
 
 def compare(ranks: Sequence[Kept], one: Kept, turned: Kept) -> Comparison:
-    """Where the run on `ranks` parts from the one on a single rank."""
+    """Where the run on `ranks` diverges from the one on a single rank."""
     sides = Sides(tuple(ranks), one, turned)
     trails = [trail for trail, _ in (*ranks, one, turned)]
     compared = Comparison(len(ranks), assumed=_assumed(trails))
@@ -167,7 +167,7 @@ def _assumed(trails: Sequence[Trail]) -> tuple[str, ...]:
 
 
 def _left(trails: Sequence[Trail], steps: int) -> str:
-    """Why not all steps were compared; "" where all were."""
+    """Why not all steps were compared; "" if all were."""
     if any(trail.cut for trail in trails):
         return f"there was no room to keep more than {steps} steps."
     counts = [len(trail.steps) for trail in trails]
@@ -187,12 +187,12 @@ class _Step:
         self._scales = [self._scale(stage) for stage in range(len(STAGES))]
         self._noise = [self._noise_of(stage) for stage in range(len(STAGES))]
         self.rounding = max(self._noise[GRADIENT], self._noise[UPDATE])
-        """What two orders of the samples differ by, in parts of all parameters or gradients."""
+        """The relative difference of two sample orders, over all parameters or gradients."""
         self.largest = 0.0
         """What the ranks differ by from one rank, likewise, after `parting`."""
 
     def why_not(self) -> str:
-        """Why this step cannot be compared; "" where it can."""
+        """Why this step cannot be compared; "" if it can."""
         first = self._k == 0
         if not math.isfinite(self.rounding):
             return f"in step {self._k + 1} values on one rank are not finite."
@@ -219,7 +219,7 @@ class _Step:
         )
 
     def parting(self) -> Parting | None:
-        """Where the ranks part from one rank in this step; None for nowhere."""
+        """Where the ranks diverge from one rank in this step; None for nowhere."""
         for stage in (START, GRADIENT, UPDATE):
             parted = {
                 p: ranks for p in range(len(self._parameters)) if (ranks := self._who(stage, p))
@@ -257,7 +257,7 @@ class _Step:
         )
 
     def _lines(self, told: int, rank: int) -> tuple[Place | None, Place | None]:
-        """The line that computed what parts; or those between which it parted."""
+        """The line that computed what diverges, or the lines between which it diverged."""
         steps = self._sides.ranks[rank][0].steps
         step, before = steps[self._k], steps[max(0, self._k - 1)]
         return {
@@ -271,7 +271,7 @@ class _Step:
         return [self._of(kept, stage, p) for p in range(len(self._parameters))]
 
     def _who(self, stage: int, p: int) -> tuple[int, ...]:
-        """The ranks whose sketch of parameter `p` is not that of one rank, but for rounding."""
+        """The ranks whose sketch of parameter `p` differs from one rank's beyond rounding."""
         one = self._of(self._sides.one, stage, p)
         twin = distance(one, self._of(self._sides.turned, stage, p))
         parameter = self._parameters[p]
@@ -317,5 +317,5 @@ class _Step:
 def _near(some: Sequence[float], one: Sequence[float], bound: float) -> bool:
     if all(map(math.isfinite, some)) and all(map(math.isfinite, one)):
         return distance(some, one) <= bound
-    # What is not finite on both sides is no difference between them.
+    # Values that are not finite on both sides do not count as a difference.
     return not all(map(math.isfinite, some)) and not all(map(math.isfinite, one))

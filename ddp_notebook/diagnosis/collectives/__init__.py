@@ -3,15 +3,16 @@
 alignment.py      Collectives of each rank as sequences, compared: which ranks deviate, and where.
 buckets.py        DDP's buckets of gradients: what a rank did not reduce of a backward pass.
 compare.py        Whether two collectives can be one: operation, shape, dtype, op, root, label.
-describe.py       Collectives and ranks in words: how messages and evidence name them.
+describe.py       Texts for collectives and ranks in messages and evidence.
 divergence.py     Where ranks of a group diverge, and which kind of mistake that is: `classify`.
-exits.py          Rules about ranks that died or raised in a run: who was first, and why.
+exits.py          Rules about ranks that died or raised in a run: which was first, and why.
 explain.py        The finding of each kind of divergence: what happened, why, what to change.
 hang.py           The rule for ranks that wait for gradients which another rank does not reduce.
-out_of_step.py    Rules: collectives that cannot be one, ranks that diverge, refusals, late ranks.
+out_of_step.py    Rules: mismatched collectives, ranks that diverge, refusals, late ranks.
 p2p.py            Rules about sends and receives.
-source_code.py    What the user's code says about a line: its loops, and what keeps a rank from it.
+source_code.py    What the user's code says about a line: its loops, and the tests that guard it.
 stopped_short.py  Rules about ranks that finished too early, or run nothing, while others wait.
-threads.py        Rules about a rank's threads: two that use one group at once, one that raised.
-wait_graph.py     Who waits for whom: a graph of ranks, and which of them are stuck.
+threads.py        Rules about a rank's threads: two that use one group concurrently, one that
+raised.
+wait_graph.py     The wait-for graph of the ranks, and which of them are stuck.
 """

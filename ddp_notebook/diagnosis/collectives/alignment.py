@@ -18,18 +18,18 @@ from typing import TypeAlias
 from ddp_notebook.model import Collective, Collectives, Phase, Ranks
 
 CallSite: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
-"""What is called, and the lines of code that lead to it: shapes and labels aside."""
+"""The operation and the lines of code that lead to it, without shapes and labels."""
 
 MOST_EDITS = 40
 """Lists that differ in more places are not compared further."""
 MOST_STEPS = 40_000
-"""Nor those whose comparison takes more steps than this."""
+"""Comparisons that take more steps than this are abandoned."""
 _STRIDE = 512
 
 
 @dataclass(frozen=True)
 class RankSequence:
-    """What one rank issued in one group, by slots that follow on each other.
+    """The collectives of one rank in one group, in consecutive slots.
 
     `keys` has a number for each record; equal numbers, here and on other ranks of the same
     alignment, mean the same lines, operation, shapes and labels.
@@ -74,7 +74,7 @@ class RankSequence:
 
 @dataclass(frozen=True)
 class Edit:
-    """A stretch where two sequences differ: what one has there, and the other.
+    """A range where two sequences differ, with both sides' records.
 
     Both begin at slots of their own sequence. Either may be empty: the other has more there.
     """
@@ -84,7 +84,7 @@ class Edit:
     other_at: int
     other: tuple[Collective, ...]
     last: bool
-    """Nothing that both have follows: at least one of them ends here."""
+    """No common record follows: at least one sequence ends here."""
 
     @property
     def in_step(self) -> bool:
@@ -96,13 +96,13 @@ class Edit:
 class Deviation:
     """Ranks that issued the same as each other, and not what the reference did.
 
-    `sure` is true when more ranks agree with the reference than with these: then it is they
-    who differ. Otherwise nothing but the edits says which side is right.
+    `sure` is true if more ranks agree with the reference than with these: then these are the
+    minority. Otherwise only the edits say which side is right.
     """
 
     ranks: Ranks
     others: Ranks
-    """The ranks that agree with the reference as far as they got."""
+    """The ranks that agree with the reference up to their own end."""
     sequence: RankSequence
     reference: RankSequence
     sure: bool
@@ -115,7 +115,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The sequences of one group, those that parted, and those that only got less far.
+    """The sequences of one group: those that diverged, and those that are only behind.
 
     `start` is the first slot of which all sequences have a record: older ones were dropped.
     """
@@ -152,8 +152,8 @@ def align_all(collectives: Collectives) -> dict[str, Alignment]:
 def align_programs(collectives: Collectives) -> Alignment:
     """All collectives of each rank as one sequence, whatever their groups are; without messages.
 
-    Groups count as one that have a name in common, or their number of members. Nothing is
-    aligned where records of a rank were dropped.
+    Groups with a common name, or with equally many members, count as one. Nothing is aligned if
+    records of a rank were dropped.
     """
     numbering = _Numbering()
     sequences: dict[int, RankSequence] = {}
@@ -203,7 +203,7 @@ def _so_far(records: Sequence[Collective]) -> Iterator[int]:
 
 
 def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
-    """Find the ranks that part from the most, slot by slot from the oldest common one."""
+    """Find the ranks that diverge from the majority, slot by slot from the oldest common one."""
     start = max((sequence.first for sequence in sequences.values()), default=0)
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted(sequences):
@@ -275,17 +275,17 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def call_site(record: Collective) -> CallSite:
-    """Where it is called: the operation, and every line that leads to it."""
+    """The call site: the operation, and every line that leads to it."""
     name = f"{record.api}/{record.operation}"
     return name, tuple((place.file, place.line) for place in record.path)
 
 
 _OF_ANY_SIZE = frozenset({"all_to_all", "all_to_all_single"})
-"""Operations to which each rank may bring another amount."""
+"""Operations in which ranks may contribute different amounts."""
 
 
 class _Numbering:
-    """Gives records that mean the same the same number, on all ranks."""
+    """Assigns equal numbers to equivalent records, across all ranks."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -344,9 +344,9 @@ def _consecutive(records: Sequence[Collective]) -> Sequence[Collective]:
 
 
 def differences(own: RankSequence, other: RankSequence) -> Iterator[Edit]:
-    """The stretches where two sequences differ, as few and short as can be found.
+    """The ranges where two sequences differ, as few and short as possible.
 
-    Lists without much in common give one edit, from where they part to their ends.
+    Lists with little in common give one edit, from their first difference to their ends.
     """
     mine, theirs = own.keys, other.keys
     begin = _common(mine, theirs)

@@ -11,7 +11,7 @@ from ddp_notebook.model import Collective, Part
 
 
 class MissingBuckets(Enum):
-    """What a rank's backward pass lacks."""
+    """The buckets that are missing from a rank's backward pass."""
 
     SOME = "some buckets"
     ALL_AFTER_FORWARD = "all buckets, and its forward was there"
@@ -25,9 +25,9 @@ def missing_buckets(
     short_at: int,
     ahead: Sequence[Collective],
 ) -> MissingBuckets | None:
-    """What the short sequence lacks where the full one has the collectives `ahead`.
+    """The buckets missing from the short sequence where the full one has the collectives `ahead`.
 
-    None where the full one has no bucket there.
+    None if the full one has no bucket there.
     """
     bucket = full.at(full_at)
     if bucket is None or bucket.part is not Part.BACKWARD:

@@ -1,4 +1,4 @@
-"""Whether two collectives can be one: operation, shape, dtype, op, root, label."""
+"""Whether two records can be one collective: operation, shape, dtype, op, root, label."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _ALL_TENSORS = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations of which every tensor, not only the first, is the same on all ranks."""
 
 _NEAR = 64
-"""Collectives within which one that is missing and comes later was moved, not left out."""
+"""Window in which a missing collective that follows later counts as moved, not omitted."""
 
 
 class Difference(Enum):
-    """In what two collectives with one sequence number differ."""
+    """The property in which two collectives with one sequence number differ."""
 
     OPERATION = "operation"
     DTYPE = "dtype"
@@ -43,7 +43,7 @@ class Difference(Enum):
 
 
 def difference(one: Collective, other: Collective) -> Difference | None:
-    """What keeps two collectives from being one; None when they may well be.
+    """The mismatch that prevents two records from being one collective; None without one.
 
     A label is the name that the line gives it, as of a metric: it only counts where both are at
     one line, and where data is combined under it.
@@ -104,10 +104,10 @@ def first_conflict(deviation: Deviation) -> tuple[int, Difference] | None:
 
 
 def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
-    """True when the texts at this line are names that ranks share, not each rank's own data.
+    """True if the texts at this line are names that ranks share, not each rank's own data.
 
-    Files or shards differ from rank to rank, and rightly so. Metrics are known by this: most
-    ranks have the same one there, or both sides have some of their names in common.
+    Names of files or shards may differ between ranks. Names of metrics are recognised by this: most
+    ranks have the same one there, or both sides share some names.
     """
     if deviation.sure and len(deviation.others) > 1:
         return True
@@ -117,7 +117,7 @@ def labels_are_shared(deviation: Deviation, record: Collective) -> bool:
 
 
 def harmless(edit: Edit) -> bool:
-    """True when what met in an edit could meet: other lines, the same collectives.
+    """True if the records that met in an edit match: other lines, the same collectives.
 
     ``if rank == 0`` and its `else` may each have their own barrier. Labels are judged elsewhere.
     """
@@ -138,10 +138,10 @@ def _refused_elsewhere(one: Collective, other: Collective) -> bool:
 
 
 def first_fault(deviation: Deviation) -> Edit | None:
-    """The first edit in which the sequences get out of step, or have what cannot meet.
+    """The first edit in which the sequences get out of step, or have mismatched collectives.
 
-    An edit in which all is well until one of the sequences ends is no fault: that rank is slower,
-    or has stopped, which what the rank does shows.
+    An edit that matches until one of the sequences ends is not a fault: that rank is slower or has
+    stopped, which its activity shows.
     """
     for edit in deviation.edits:
         if not harmless(edit):
@@ -157,7 +157,7 @@ def first_fault(deviation: Deviation) -> Edit | None:
 
 
 def moved(deviation: Deviation, fault: Edit) -> bool:
-    """True when what is too much at the fault is what lacks a little later: another order."""
+    """True if the surplus at the fault is what is missing a little later: another order."""
     near = [each for each in deviation.edits if 0 <= each.other_at - fault.other_at <= _NEAR]
     own = Counter(_identity(each) for edit in near for each in edit.own)
     other = Counter(_identity(each) for edit in near for each in edit.other)
@@ -165,6 +165,6 @@ def moved(deviation: Deviation, fault: Edit) -> bool:
 
 
 def _identity(record: Collective) -> tuple[object, ...]:
-    """What tells a collective from its neighbours, wherever it stands."""
+    """Identifies a collective among its neighbours, independent of its position."""
     rest = record.numel, record.tensors, record.reduce_op, record.root, record.label
     return call_site(record), record.shape, record.dtype, *rest

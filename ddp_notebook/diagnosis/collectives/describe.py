@@ -1,4 +1,4 @@
-"""Collectives and ranks in words: how messages and evidence name them."""
+"""Texts for collectives and ranks in messages and evidence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fact(ranks: Ranks, record: Collective) -> str:
 
 
 def side(ranks: Ranks, record: Collective | None) -> Side:
-    """What these ranks called, to be shown beside what the others did; None for nothing more."""
+    """What these ranks called, shown beside the other branch; None if there is nothing to add."""
     if record is None:
         return Side(ranks, "nothing more")
     tensor = f"{record.dtype} {list(record.shape)}" if record.dtype else ""
@@ -78,7 +78,7 @@ def again(text: str, ranks: Ranks) -> str:
 def standing(
     ranks: Ranks, at: Mapping[int, Collective], reports: Mapping[int, RankReport], run: int
 ) -> str:
-    """Where ranks are, those in one place together: ``rank 0 is in barrier at a.py:3``.
+    """Where ranks are, grouped by location: ``rank 0 is in barrier at a.py:3``.
 
     `at` has the collectives in which ranks wait, `run` the number of the run that is judged.
     """
@@ -93,7 +93,7 @@ def standing(
 
 
 def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
-    """What a rank outside of any collective does: the verb for one, for several, the rest."""
+    """What a rank outside of any collective does: singular verb, plural verb, the rest."""
     line = f" at {report.path[-1]}" if report.path else ""
     match report.activity:
         case Activity.WAITING if report.key:

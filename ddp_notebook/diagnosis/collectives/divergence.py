@@ -1,7 +1,7 @@
 """Where ranks of a group diverge, and which kind of mistake that is: `classify`.
 
-What a branch has too much, or lacks, says by itself only that two branches differ. Most ranks
-are right; of two, the one that does as it did before, and the source code where it is known.
+Surplus or missing records alone only say that two branches differ. The majority is right; of two
+ranks, the one that continues its earlier pattern; otherwise the source code decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ddp_notebook.model import Collective, Ranks, name_ranks
 
 @dataclass(frozen=True)
 class Branch:
-    """The ranks on one side of a divergence, and their sequence; `at` is where they are in it."""
+    """The ranks on one branch of a divergence, and their sequence; `at` is their position in it."""
 
     ranks: Ranks
     sequence: RankSequence
@@ -46,7 +46,7 @@ class Branch:
 
     @property
     def here(self) -> Collective | None:
-        """What they have at the divergence; None where they had ended."""
+        """Their record at the divergence; None if their sequence has ended."""
         return self.sequence.at(self.at)
 
     @property
@@ -57,7 +57,7 @@ class Branch:
 
     @property
     def earlier_keys(self) -> tuple[int, ...]:
-        """The keys of all that they have before."""
+        """The keys of all their earlier records."""
         return self.sequence.keys[: self.at - self.sequence.first]
 
     def key_of(self, record: Collective) -> int:
@@ -65,11 +65,11 @@ class Branch:
         return self.sequence.keys[record.slot - self.sequence.first]
 
     def knows(self, record: Collective) -> bool:
-        """True when they have called the same at the same lines, before or after."""
+        """True if they made the same call at the same lines, before or after."""
         return call_site(record) in self.sequence.call_sites
 
     def knew(self, record: Collective) -> bool:
-        """True when they had called it before the divergence."""
+        """True if they had called it before the divergence."""
         return self.sequence.call_sites.get(call_site(record), self.at) < self.at
 
     def repeats(self, record: Collective, since: Collective) -> bool:
@@ -90,8 +90,8 @@ class Divergence:
     """Ranks whose sequence differs from the others' at `fault`, the first edit that matters.
 
     `conflict` is the first collective in which both met and could not be one, if they did:
-    that proves a mistake whatever became of it. `moved` is true when the same collectives come
-    in another order.
+    that proves a mistake whatever its outcome. `moved` is true if the same collectives appear in
+    another order.
     """
 
     alignment: Alignment
@@ -112,7 +112,7 @@ class Divergence:
 
     @property
     def proven(self) -> bool:
-        """True when values were combined that do not belong together."""
+        """True if unrelated values were combined."""
         if self.conflict is not None:
             return True
         records = (*self.fault.own, *self.fault.other)
@@ -139,7 +139,7 @@ class Divergence:
         return not after or branch.key in after
 
     def against_habit(self) -> Branch | None:
-        """The branch that does not do what always came next until then, if one does."""
+        """The branch that deviates from what always came next until then, if there is one."""
         keys = self.own.earlier_keys
         if not keys:
             return None
@@ -151,11 +151,11 @@ class Divergence:
 
 
 def divergences(alignment: Alignment) -> Iterator[Divergence]:
-    """Every divergence of a group's ranks that is a fault, and not only another line of code."""
+    """Every divergence of a group's ranks that is a fault, not merely another line of code."""
     for deviation in alignment.deviations:
         fault = first_fault(deviation)
         if fault is not None:
-            # Ranks that did not get as far as the fault are on neither branch yet.
+            # Ranks that have not reached the fault are on neither branch yet.
             sequences, at = alignment.sequences, fault.other_at
             far = tuple(rank for rank in deviation.others if sequences[rank].end > at)
             yield Divergence(
@@ -187,7 +187,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Classified:
-    """A divergence of a kind: who carries the mistake, and the collectives that show it.
+    """A classified divergence: the culprits, and the collectives that show the mistake.
 
     `full` is the branch that has `records`, which `short` lacks; `there` is what `short` has
     instead, None where it has ended. `sides` are both as the divergence has them.
@@ -210,7 +210,7 @@ class Classified:
 
 
 def classify(divergence: Divergence, sources: Sources) -> Classified | None:
-    """Which kind of mistake it is; None where both branches may well have met."""
+    """The kind of mistake; None if both branches may have matched."""
     found = _classify(divergence, sources)
     if found is None or found.kind not in (Kind.PAST_THE_LOOP, Kind.MORE_OFTEN):
         return found
@@ -243,12 +243,12 @@ def _another_order(divergence: Divergence) -> Classified:
 
 
 def _renamed(divergence: Divergence) -> tuple[Collective, Collective] | None:
-    """What both branches have at the fault, if it is the same call under another name."""
+    """Both branches' records at the fault, if they are the same call with different labels."""
     own, other = divergence.own.here, divergence.other.here
     if own is None or other is None or not divergence.fault.in_step:
         return None
     if not (own.label and other.label) or own.label == other.label:
-        return None  # another thing may well have another shape: the name is what counts
+        return None  # a different label may have a different shape: the label decides
     if call_site(own) != call_site(other) or own.operation == "barrier":
         return None
     return (own, other) if labels_are_shared(divergence.deviation, own) else None
@@ -296,7 +296,7 @@ def _mismatch(
 
 
 def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) -> Ranks:
-    """Most are right; else who does as before; else the root; else the lowest rank."""
+    """The majority is right; else the usual pattern; else the root; else the lowest rank."""
     ranks, others = divergence.deviation.ranks, divergence.deviation.others
     if divergence.deviation.sure:
         return ranks
@@ -371,7 +371,7 @@ def _buckets(
     records: tuple[Collective, ...],
     passed: bool = True,
 ) -> Classified | None:
-    """A backward pass of DDP in which one branch reduced less; None where it is another matter.
+    """A backward pass of DDP in which one branch reduced less; None in any other case.
 
     `passed` is false of a branch that may still be before the pass: then only a pass that it
     has begun counts.
@@ -380,7 +380,7 @@ def _buckets(
     if missing is None or (missing is not MissingBuckets.SOME and not passed):
         return None
     if divergence.deviation.sure and short.ranks != divergence.deviation.ranks:
-        return None  # where most ranks reduce less, it is the others who do too much
+        return None  # if the majority reduces less, the others reduce too much
     kind = Kind.NO_BUCKETS
     if missing is MissingBuckets.SOME:
         kind = Kind.SOME_BUCKETS
@@ -453,7 +453,7 @@ def _in_one_loop(divergence: Divergence) -> Classified:
 
 
 def _behind_the_loop(sources: Sources, record: Collective, there: Collective) -> bool:
-    """True when `record` comes after the loop of `there`, and not for some ranks only."""
+    """True if `record` follows the loop of `there`, and is not conditional on the rank."""
     if sources.in_one_loop(record, there) is not False:
         return False
     condition, other = sources.condition(record), sources.condition(there)
@@ -463,7 +463,7 @@ def _behind_the_loop(sources: Sources, record: Collective, there: Collective) ->
 def _left_out(sources: Sources, own: Collective, other: Collective) -> Collective:
     """Which of two calls the other branch left out: the conditional one, else the earlier line.
 
-    Who is at the later line has passed the earlier one without calling it.
+    A rank at the later line has passed the earlier one without calling it.
     """
     conditions = [sources.condition(record) for record in (own, other)]
     on_rank = [condition is not None and condition.on_rank for condition in conditions]

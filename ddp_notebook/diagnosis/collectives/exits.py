@@ -1,4 +1,4 @@
-"""Rules about ranks that died or raised in a run: who was first, and why."""
+"""Rules about ranks that died or raised in a run: which was first, and why."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ddp_notebook.model import (
 )
 
 _ENDED_BY_OTHERS = (-15, 143)
-"""SIGTERM: a launcher ends the ranks that are left when one has died."""
+"""SIGTERM: a launcher ends the remaining ranks when one has died."""
 
 
 def ended(context: Context) -> Iterator[Finding]:
-    """Ranks that died or raised, the first in time first, without those that others dragged along.
+    """Ranks that died or raised, the earliest first, without those that failed as a consequence.
 
-    Nor those whose end is explained by what met in a collective of theirs.
+    Also without those whose end is explained by a mismatched collective.
     """
     explained = ended_by_conflicts(context)
     gone = [e for e in context.case.ranks if _ended_badly(e) and e.rank not in explained]
@@ -69,7 +69,7 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
 
 
 def unwinding(context: Context) -> Iterator[Finding]:
-    """Ranks that raised, and on the way out wait in a collective that the others are not in."""
+    """Ranks that raised, and during unwinding wait in a collective that the others are not in."""
     there = _in_collectives(context)
     own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
     elsewhere = {call_site(record) for rank, record in there.items() if rank not in own}
@@ -105,7 +105,7 @@ def _unwinding(
 
 
 def _own_error(context: Context, rank: int) -> ThreadError | None:
-    """What it handles, unless that says no more than that another rank is gone."""
+    """The error being handled, unless it only says that another rank is gone."""
     error = context.reports[rank].handles
     if error is None or error.type in _NO_ERRORS or torch_errors.is_of_others(error.text):
         return None
@@ -118,11 +118,11 @@ _ON_THE_WAY_OUT = (
 )
 _LONGEST_ERROR = 300
 GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
-"""The last words of a process that gloo ends."""
+"""The last message of a process that gloo aborts."""
 
 
 def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
-    """Ranks that gloo ended since another sent more than they expected: one of both is wrong."""
+    """Ranks that gloo aborted as another sent more than they expected: one of both is wrong."""
     for e in died:
         sizes, last = GOT_TOO_MUCH.search(e.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
@@ -182,7 +182,7 @@ def _raised_before(
 
 
 def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
-    """What the guard refused, and no rule sees a reason for: what ranks brought, side by side."""
+    """A refusal of the guard that no rule explains: the ranks' inputs side by side."""
     for rank in sorted(refused):
         own = context.collectives.of.get(rank, ())
         record = next((each for each in reversed(own) if each.phase is Phase.REFUSED), None)
@@ -217,7 +217,7 @@ def _ended_badly(e: RankReport) -> bool:
 
 
 def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
-    """The ranks that ended because another had: they were inside a collective, it was not there."""
+    """Ranks that ended because another had, while they were in a collective without it."""
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = [e.rank for e in dead if e.exit_code in _ENDED_BY_OTHERS]
     dragged = set(by_others) if len(by_others) < len(gone) else set()
@@ -228,7 +228,7 @@ def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
         if last is not None and last.phase in (Phase.ISSUED, Phase.FAILED):
             inside[e.rank] = set(wait_graph.missing(context.case, last)) & ended_early
     for rank, others in inside.items():
-        # One that ended outside of any collective, or that no ended rank waits for, was first.
+        # A rank that ended outside of any collective, or that no ended rank waits for, was first.
         if any(rank not in inside.get(other, set()) for other in others):
             dragged.add(rank)
     return dragged
@@ -241,19 +241,19 @@ def last_record(context: Context, rank: int) -> Collective | None:
 
 
 def _time(context: Context, finding: Finding) -> int:
-    """When the first of its ranks did the last thing that is known of it."""
+    """The earliest of its ranks' last known times."""
     records = [last_record(context, rank) for rank in finding.ranks]
     return min((max(each.issued_ns, each.done_ns) for each in records if each), default=0)
 
 
 def _last(context: Context, rank: int) -> str:
-    """The last collective that a rank called, in words."""
+    """A text for the last collective that a rank called."""
     last = last_record(context, rank)
     return numbered(last) if last else ""
 
 
 def _with_waiters(context: Context, finding: Finding) -> Finding:
-    """An error, and who waits for the rank in what."""
+    """An error, which ranks wait for the failed rank, and in which collective."""
     stuck = tuple(rank for rank in context.graph.stuck if rank in context.graph.at)
     where = (context.standing(stuck),) if stuck else ()
     return replace(finding, waiting=context.victims, evidence=(*finding.evidence, *where))

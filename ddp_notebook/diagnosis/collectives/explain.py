@@ -130,7 +130,7 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     name = called(own) if what is not Difference.LABEL else own.operation
     if what is Difference.OPERATION:
         name = f"collective {own.slot}"
-    # Under two names the tensors themselves may have been combined: then nobody waits.
+    # With two labels the tensors themselves may have been combined: then no rank waits.
     met = difference(own, other) is Difference.LABEL
     category, remedy = MISMATCHES[what]
     if what is Difference.GROUP and not _is_of_mesh(context, own.called):
@@ -176,7 +176,7 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
 
 
 def _one_branch_only(context: Context, classified: Classified) -> Finding:
-    """A collective that one branch calls and the other never does, whoever is right."""
+    """A collective that one branch calls and the other never does, whichever is right."""
     record, there, culprits = classified.record, classified.there, classified.culprits
     full, short = classified.full, classified.short
     condition = context.sources.condition(record, there, full.ranks, short.ranks)
@@ -210,7 +210,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
 
 
 def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:
-    """Who calls it alone, and where the others are; or first who does not, if they are to."""
+    """Which ranks call it alone, and where the others are; culprits that omit it come first."""
     full, short, there = classified.full, classified.short, classified.there
     record = named(classified.record)
     where = f"{verb(short.ranks, 'is', 'are')} in {named(there)}" if there else ""

@@ -22,7 +22,7 @@ from ddp_notebook.model import (
 def unreduced_gradients(context: Context) -> Iterator[Finding]:
     """A rank skips the reduction of a backward in which the others wait.
 
-    What its DistributedDataParallel objects have counted tells why.
+    The counters of its DistributedDataParallel objects tell why.
     """
     waiting = [
         e
@@ -42,7 +42,7 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
 
 
 def _why_not(e: RankReport, other: RankReport, waiting: Ranks) -> Iterator[Finding]:
-    """Why rank `e` does not reduce what `other` reduces; nothing when its counts do not tell."""
+    """Why rank `e` does not reduce what `other` reduces; nothing if its counters do not tell."""
     others = {replica.key: replica for replica in other.replicas}
     for mine in e.replicas:
         theirs = others.get(mine.key)

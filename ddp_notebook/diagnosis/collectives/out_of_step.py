@@ -1,8 +1,8 @@
-"""Rules: collectives that cannot be one, ranks that diverge, refusals, late ranks.
+"""Rules: mismatched collectives, ranks that diverge, refusals, late ranks.
 
-Two things are proof. What met and cannot be one collective is a mistake, whatever became of it.
-And ranks that wait for what cannot arrive any more are stuck: then the sequences of all ranks
-say who diverged from whom, and where. Ranks that are only at different places prove neither.
+Two things are proof. Mismatched records in one slot are a mistake, whatever their outcome. And
+ranks that wait for what can no longer arrive are stuck: then the sequences of all ranks show which
+diverged from which, and where. Ranks that are merely at different lines prove neither.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ddp_notebook.model import (
 )
 
 MOST_FINDINGS = 5
-"""What goes wrong after so many mistakes follows from them."""
+"""After this many mistakes, further ones are taken to be consequences."""
 
 
 def conflicts(context: Context) -> Iterator[Finding]:
-    """What met and cannot be one collective, the first in time first."""
+    """Mismatched collectives, the earliest first."""
     yield from _explained(context, [d for d in context.divergences if d.proven])
 
 
@@ -66,7 +66,7 @@ def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
     ranks = {*first.ranks, *second.ranks}
     others = divergence.deviation.others
     if not divergence.deviation.sure and not ranks & set(others):
-        ranks |= set(others)  # no two agree: all carry the same mistake
+        ranks |= set(others)  # no two agree: all have the same mistake
     return replace(
         first,
         ranks=tuple(sorted(ranks)),
@@ -84,7 +84,7 @@ def _joined(first: tuple[Side, ...], second: tuple[Side, ...]) -> tuple[Side, ..
 
 
 def ended_by_conflicts(context: Context) -> Ranks:
-    """The ranks whose end is explained by what met in a collective of theirs."""
+    """The ranks whose end is explained by a mismatched collective."""
     ranks: set[int] = set()
     for divergence in context.divergences:
         if divergence.conflict is None or divergence.conflict[1] is Difference.LABEL:
@@ -116,7 +116,7 @@ def passed_over(context: Context) -> Iterator[Finding]:
 
 
 def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:
-    """The refused collective, if only with it the rank would have called as often as the other."""
+    """The refused collective, if only it is missing for the rank to be level with the other."""
     issued = {record.number for record in short.records}
     for record in context.collectives.of[short.rank]:
         there = full.at(record.slot)
@@ -155,7 +155,7 @@ def stragglers(context: Context) -> Iterator[Finding]:
     """Ranks that others wait for in collectives, and that are busy, or paused: no mistake."""
     late: dict[int, Collective] = {}
     graph = context.graph
-    # Who waits for a rank itself says what lacks; who waits for others first, only if nobody does.
+    # Ranks that wait for it directly show what is missing; indirect waiters only if there are none.
     for others in (graph.waits.get, graph.reach):
         seen: set[int] = set()
         for rank, record in sorted(graph.at.items()):

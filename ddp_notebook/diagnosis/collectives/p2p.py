@@ -30,7 +30,7 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
     for ring in graph.cycles:
         if not raised.isdisjoint(ring):
-            continue  # on the way out of an error they meet nobody
+            continue  # while an error unwinds them, they match no rank
         if any(rank in at and at[rank].is_point_to_point for rank in ring):
             in_rings.update(ring)
             cause, remedy, culprits = _mistake(context, ring)
@@ -63,7 +63,7 @@ def _ring(context: Context, ring: Ranks, culprits: Ranks, cause: str, remedy: st
 
 
 def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
-    """Why ranks wait for each other, what to do about it, and which of them are wrong."""
+    """Why ranks wait for each other, the remedy, and the culprits."""
     records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
     operations = {record.operation for record in records.values()}
     if _tags_differ(records):
@@ -101,7 +101,7 @@ _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 
 
 def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
-    """One rank that addresses a rank which does not answer, while another addresses it."""
+    """A rank whose peer does not address it, while another rank does."""
     for rank, record in records.items():
         if not record.is_point_to_point or record.peer is None:
             continue
@@ -120,7 +120,7 @@ def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
 
 
 def _strayed(context: Context, records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
-    """One rank whose peer never had a message of it or for it, while another addresses it.
+    """A rank that never exchanged a message with its peer, while another rank addresses it.
 
     In a longer ring two may be said to have the wrong peer: the one whose peer it has never been.
     """
@@ -174,7 +174,7 @@ def _out_of_habit(
 
 
 def _what(record: Collective) -> tuple[object, ...]:
-    """What tells one message from another: the line, the direction, the peer."""
+    """Identifies a message: the line, the direction, the peer."""
     return call_site(record), record.operation, record.peer
 
 
@@ -336,7 +336,7 @@ def _message(record: Collective) -> str:
 def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> Finding:
     those = name_ranks(gone)
     lacks = "recv" if record.operation == "send" else "send"
-    # Who has done it before has left a loop; else it went without caring who needs it.
+    # A rank that did it before has left a loop; else it left without serving its peer.
     before = all(_has_done(context, peer, lacks, rank, record) for peer in gone)
     left = not before or any(_owes_a_recv(context, peer, rank, record) for peer in gone)
     if left and all(context.destroyed(peer) for peer in gone):
@@ -380,7 +380,7 @@ def _has_done(context: Context, peer: int, operation: str, rank: int, record: Co
 def unequal_messages(context: Context) -> Iterator[Finding]:
     """A send and its recv of another dtype, or larger than what it is received into.
 
-    A tensor that is larger than the message is filled in part, and may be meant so.
+    A tensor that is larger than the message is filled partly, which may be intended.
     """
     for sent, received in wait_graph.pairs(context.collectives):
         if sent.dtype and received.dtype and _do_not_fit(sent, received):

@@ -48,7 +48,7 @@ _PARTED = (
 
 
 def concurrent_use(context: Context) -> Iterator[Finding]:
-    """A rank began a collective of a group while it was in another one, and it went wrong there.
+    """A rank began a collective of a group while another one was in progress, and it failed there.
 
     One thread cannot do that: it waits for the end of the first.
     """
@@ -65,7 +65,7 @@ def concurrent_use(context: Context) -> Iterator[Finding]:
 def raised_in_thread(context: Context) -> Iterator[Finding]:
     """A thread that raised, where its rank waits for it for ever, or others for what it ran.
 
-    A thread that nobody waits for may end as it likes.
+    A thread that is not waited for may end in any way.
     """
     same: dict[tuple[str, tuple[Place, ...]], list[RankReport]] = {}
     for e in context.case.ranks:
@@ -163,7 +163,7 @@ def _errors(e: RankReport) -> list[ThreadError]:
 
 
 def _missed(context: Context, e: RankReport) -> ThreadError | None:
-    """What ended a thread of it that somebody waits for."""
+    """The error of a thread that is waited for."""
     if left_alone(e):
         return e.in_threads[0]
     lacking = [record for record in _lacking(context, e) if record.path]

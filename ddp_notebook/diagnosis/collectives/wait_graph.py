@@ -1,4 +1,4 @@
-"""Who waits for whom: a graph of ranks, and which of them are stuck.
+"""The wait-for graph of the ranks, and which of them are stuck.
 
 A rank in a collective needs every member that has not issued it; a send needs its recv. So a
 rank makes progress only when all that it waits for can arrive: one that is gone blocks it for
@@ -32,8 +32,8 @@ _MAY_COME = (Activity.HELD, Activity.SILENT)
 class WaitGraph:
     """`waits` has for each rank that waits those it waits for; `at` the record it waits in.
 
-    A rank that gave up waiting (its connection closed, its time was out) counts as one that
-    waits; it does not come any more either. A rank in set-up is in neither.
+    A rank that aborted its wait (connection closed, timeout) counts as waiting, because it will not
+    arrive either. A rank in set-up is in neither.
     """
 
     waits: Mapping[int, Ranks]
@@ -154,7 +154,7 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
 
 
 def gave_up(evidence: RankReport) -> bool:
-    """True of a rank whose error only says that others did not come or went away."""
+    """True if a rank's error only says that others did not arrive or went away."""
     return evidence.activity is Activity.FAILED and torch_errors.is_victim(evidence)
 
 
@@ -196,7 +196,7 @@ def _may_come(
 
 
 class _Arrivals:
-    """Who has come to what, by slots; looked up for the few records in which ranks wait."""
+    """Which ranks have arrived, by slot; looked up for the few records in which ranks wait."""
 
     def __init__(self, case: Case, left: tuple[Phase, ...] = (Phase.FAILED,)) -> None:
         """`left` are phases of ranks that called it and take no part in it any more."""

@@ -137,7 +137,7 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
 
 
 def _explained(context: Context) -> bool:
-    """True where the store's file is gone, or ranks gave other lists: nobody left a call out."""
+    """True if the store's file is gone, or ranks gave different lists: no rank omitted a call."""
     lost = any(e.file.lost for e in context.case.ranks)
     return lost or next(other_groups(context), None) is not None
 

@@ -1,4 +1,4 @@
-"""Rules about the store: no answer, gone, left over, a key that nobody sets."""
+"""Rules about the store: no answer, gone, left over, a key that no rank sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks' training steps tell, side by side.
+"""Compares the ranks' training steps.
 
-slow.py       Who is slow, and in what: a rank for which the others wait in their steps.
+slow.py       Finds slow ranks: those for which the others wait, and the slow part of their steps.
 """

@@ -1,7 +1,7 @@
-"""A job that was not prepared, looked at twice from outside: what its stacks prove, and no more.
+"""A job that was not prepared, observed twice from outside: what its stacks prove, and no more.
 
-Nothing is sent to it. What is found is so in both looks, and nothing moved between them: neither
-a line, nor a variable, nor a clock of CPU time, nor a byte in a connection.
+Nothing is sent to it. A finding holds in both observations, and nothing moved between them: no
+line, no variable, no CPU time, and no byte in a connection.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ddp_notebook.model import (
 )
 
 BETWEEN_S = 1.5
-"""Between the two looks."""
+"""Between the two observations."""
 _IDLE_SHARE = 0.02
-"""A process that uses less of a core than this does nothing but look at its clock."""
+"""A process that uses a smaller share of a core than this only polls its clock."""
 _MOST_RANKS = 4096
 _LAUNCHER = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _WATCHES = "_invoke_run"
@@ -44,7 +44,7 @@ _ENDS_RANKS = frozenset({"_stop_workers", "_restart_workers", "close", "_close",
 
 @dataclass(frozen=True)
 class Look:
-    """All that is seen of a job at about one moment, by rank; `launcher` are its stacks."""
+    """An observation of a job at about one moment, by rank; `launcher`: its stacks."""
 
     threads: Mapping[int, tuple[Thread, ...]]
     used: Mapping[int, Used | None]
@@ -54,7 +54,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Outside:
-    """A job as it was in two looks. `still` are the ranks that did not move between them."""
+    """A job in two observations. `still` are the ranks that did not move between them."""
 
     case: Case
     still: Ranks
@@ -141,7 +141,7 @@ def _s(ranks: Ranks, verb: str) -> str:
 
 
 def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
-    """Look twice at the ranks of a job; or once, which shows where they are and proves nothing."""
+    """Observe a job's ranks twice; or once, which shows where they are but proves nothing."""
     began_s = time.monotonic()
     first = _look(ranks)
     if not (first.threads and twice):
@@ -172,7 +172,7 @@ def _is_torchrun(pid: int) -> bool:
 
 
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
-    """What two looks at the same ranks show together."""
+    """The result of two observations of the same ranks."""
     told = next(iter(ranks.values())).told
     sources = Sources(min(each.began_s for each in ranks.values()))
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
@@ -259,7 +259,7 @@ def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
 
 
 def _with_probe(report: RankReport, pid: int) -> RankReport:
-    """With whether somebody listens at the store, where that is on this host."""
+    """Adds whether a process listens at the store, if it is on this host."""
     given = report.arguments
     if report.inside != "store" or given.master_port is None:
         return report

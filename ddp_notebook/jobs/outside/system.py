@@ -1,4 +1,4 @@
-"""What the system knows of a process: its state, what it has used, what its sockets hold."""
+"""The system's facts about a process: its state, its CPU time, its sockets' queues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def used(pid: int) -> Used | None:
 
 
 def listens(pid: int, port: int) -> bool | None:
-    """Whether anybody listens on a TCP port in the network of a process; None where unknown."""
+    """Whether a process listens on a TCP port in the network of a process; None if unknown."""
     try:
         rows = list(_tcp(pid))
     except OSError:

@@ -6,9 +6,8 @@ import argparse
 
 from ddp_notebook.magics import options
 from ddp_notebook.magics.ui import CallerUi, chosen_ranks, value_or_json
-from ddp_notebook.magics.verb import Verb, VerbButton
+from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model.parallel.layout import MeshLayout
-from ddp_notebook.views.training import mesh
 
 
 def _mesh(ui: CallerUi, args: argparse.Namespace) -> MeshLayout | None:
@@ -27,5 +26,4 @@ MESH = Verb(
     ),
     run=_mesh,
     options=(options.ranks("what these ranks hold"), options.JSON),
-    button=VerbButton(_mesh, mesh.text),
 )

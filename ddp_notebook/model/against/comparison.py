@@ -1,4 +1,4 @@
-"""What a comparison gives: equal, parted, or not to be compared, and why."""
+"""The result of a comparison: equal, diverged, or not comparable, and why."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from ddp_notebook.model.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where a run parts from the one on a single rank: `step` counts from 1.
+    """Where a run diverges from the one on a single rank: `step` counts from 1.
 
-    `stage` is one of `STAGES`: what parts first there. `place` is the line that computed it, and
-    `until` the line by which it had parted, where that is another. `relative` is the distance in
-    parts of the tensor of one rank, `rounding` that of two runs on one rank. `others` further
-    parameters part in the same step. `evidence` are sentences, `cause` is one, "" where it is
-    not known.
+    `stage` is one of `STAGES`: what diverges first there. `place` is the line that computed it, and
+    `until` the line by which it had diverged, if that is another. `relative` is the distance
+    relative to the tensor of one rank, `rounding` that of two runs on one rank. `others` further
+    parameters diverge in the same step. `evidence` are sentences, `cause` is one, "" if unknown.
     """
 
     step: int
@@ -34,11 +33,11 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run on `world_size` ranks beside the same on one.
+    """A run on `world_size` ranks compared with the same run on one.
 
-    In the first `steps` training steps nothing parts by more than rounding; `relative` is the
-    largest distance there. `parting` is where they part, None for nowhere. `refused` says why
-    nothing was compared, or why nothing further; "" where all was. `assumed` are sentences.
+    In the first `steps` training steps nothing diverges by more than rounding; `relative` is the
+    largest distance there. `parting` is where they diverge, None for nowhere. `refused` says why
+    nothing, or nothing further, was compared; "" if all was. `assumed` are sentences.
     """
 
     world_size: int

@@ -1,4 +1,4 @@
-"""What a rank computed in each training step, small enough to be kept: its trail."""
+"""A rank's trail: a compact record of what it computed in each training step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ddp_notebook.model import codec
 from ddp_notebook.model.collectives import Place
 
 WIDTH = 16
-"""Numbers of a sketch. A tensor of as many values, or fewer, is all there."""
+"""Numbers per sketch. A tensor with at most this many values is kept exactly."""
 STAGES = ("start", "backward", "gradient", "update")
-"""What is sketched of a parameter in each step: its values when the step begins, its gradient after
-the last backward and as the optimizer uses it, and its values after it."""
+"""What is sketched of a parameter in each step: its values at the beginning, its gradient after the
+last backward and as the optimizer uses it, and its values afterwards."""
 
 _Batches = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TrailOrder:
-    """How a rank is to keep its trail: into `folder`, under `name`.
+    """How a rank keeps its trail: in `folder`, under `name`.
 
-    `feed`: the names of other trails, whose batches it gets joined, in place of its own, and the
-    learning rates of the first. `turned`: the last rank's samples come first.
+    `feed`: the names of other trails, whose joined batches replace its own, with the learning rates
+    of the first. `turned`: the last rank's samples come first.
     """
 
     folder: str
@@ -36,7 +36,7 @@ class TrailOrder:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter that an optimizer has. `epsilon` is its type's distance from 1 to the next."""
+    """A parameter of an optimizer. `epsilon` is its dtype's machine epsilon."""
 
     name: str
     numel: int
@@ -45,10 +45,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """A step of an optimizer. `samples` has a number for each sample that the model got since
-    the last one: equal for equal ones, nearly equal where rounding differs.
+    """A step of an optimizer; `samples` has a number for each sample since the last step.
 
-    `loss` is the mean of what `backward` was called on, None where that is no single number.
+    `loss` is the mean of the tensors that `backward` was called on, None if one is not a scalar.
     """
 
     optimizer: int
@@ -61,7 +60,7 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Which indices a batch sampler gave: for each time it was iterated, batch by batch.
+    """The indices that a batch sampler returned: for each iteration, batch by batch.
 
     `length` is its number of batches and `samples` that of what it gives indices of, None where
     it does not know.
@@ -95,8 +94,8 @@ class Trail:
 class Sketches:
     """The sketches of a trail: of each step, stage and parameter `WIDTH` numbers.
 
-    They are sums over the tensor with signs that are drawn by lot, the same in each run: the
-    squares of what they differ by sum up to the squared distance of the tensors, on average.
+    They are sums over the tensor with random signs, the same in each run: the squared distance of
+    two sketches is on average that of the tensors.
     """
 
     def __init__(self, trail: Trail, numbers: Sequence[float]) -> None:
@@ -115,26 +114,26 @@ class Sketches:
 
 
 def norm(sketch: Sequence[float]) -> float:
-    """The 2-norm of the tensor, about."""
+    """The approximate 2-norm of the tensor."""
     return math.sqrt(sum(value * value for value in sketch))
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """The 2-norm of what two tensors differ by, about; not a number where one is not finite."""
+    """The approximate 2-norm of the difference of two tensors; NaN if one is not finite."""
     if one == other:
         return 0.0
     return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
 
 
 def write(folder: Path, name: str, trail: Trail, sketches: array[float]) -> None:
-    """Keep a trail. Raises OSError."""
+    """Save a trail. Raises OSError."""
     with (folder / f"{name}.sketches").open("wb") as file:
         sketches.tofile(file)
     (folder / f"{name}.json").write_text(codec.dumps(codec.encode(trail)))
 
 
 def read(folder: Path, name: str) -> tuple[Trail, Sketches] | None:
-    """A trail that was kept; None where there is none."""
+    """A saved trail; None without one."""
     path = folder / f"{name}.json"
     if not path.exists():
         return None
@@ -145,6 +144,6 @@ def read(folder: Path, name: str) -> tuple[Trail, Sketches] | None:
 
 
 def read_all(folder: Path, names: Sequence[str]) -> Mapping[str, tuple[Trail, Sketches]]:
-    """Those of these trails that were kept."""
+    """Those of these trails that were saved."""
     trails = {name: read(folder, name) for name in names}
     return {name: trail for name, trail in trails.items() if trail is not None}

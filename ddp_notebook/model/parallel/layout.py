@@ -46,7 +46,7 @@ class HeldParameters:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A parameter as some ranks hold it, alike but for `bytes`: ranks, and the bytes on each."""
+    """A parameter that some ranks hold identically except for `bytes`: ranks, and bytes on each."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Placed:
     whole_bytes: int
     gathers: tuple[str, ...] = ()
     over: str = ""
-    """The dimension of the mesh, or the ranks, that gather it or reduce its gradient together."""
+    """The mesh dimension, or the ranks, that gather it or reduce its gradient."""
 
 
 @dataclass(frozen=True, slots=True)

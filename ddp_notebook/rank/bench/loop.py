@@ -58,7 +58,7 @@ class Bench:
     """Rank 0 looks whether it should come to an end."""
     buffers: Buffers = field(init=False)
     usual: gloo_thread.Policies = field(default_factory=dict)
-    """How gloo's loop threads are treated when nobody tunes them."""
+    """How gloo's loop threads are scheduled without tuning."""
     visits: list[dict[str, Any]] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
 

@@ -170,7 +170,7 @@ def _each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     return value
 
 
-# -- what nobody said ------------------------------------------------------------------
+# -- defaults --------------------------------------------------------------------------
 
 
 def _guessed(subject: Subject) -> tuple[Callable[[int], tuple[Inputs, Any]], str]:

@@ -42,7 +42,7 @@ from ddp_notebook.rank.bench.steps_models import Subject, Unusable, users_code
 _WARM_UP = 3
 """Steps before a DDP object's buckets are those that it keeps."""
 _LEAST_STAMPED = 8
-"""Steps with stamps in a block: with fewer nobody can be told to be late."""
+"""Steps with stamps in a block: with fewer no rank can be identified as late."""
 _PARTS = 4
 """Stamps of a step: before the forward, the backward, the optimizer, and after it."""
 _STOPPED = -1

@@ -1,4 +1,4 @@
-"""The timed region: a collective between two looks at the clock."""
+"""The timed region: a collective between two clock reads."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _on_gpu(calls: Sequence[Call], iterations: int, device: torch.device) -> lis
 def time_issue(call: Call, iterations: int) -> list[int]:
     """How long this rank takes to bring its part of each collective, in nanoseconds.
 
-    A collective takes as long on every rank, whichever is late. What differs is until when the
-    late one has not even begun: the others have by then, and wait.
+    A collective takes equally long on every rank, whichever is late. What differs is the issue
+    time: the late rank has not begun while the others already wait.
     """
     clock = time.perf_counter_ns
     took = []

@@ -1,4 +1,4 @@
-"""Says how a cell or a script ended on this rank."""
+"""Reports how a cell or a script ended on this rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_notebook.rank.main_thread import Failure
 
 
 class Ending:
-    """Tells the session, and keeps it for a report."""
+    """Notifies the session, and keeps the outcome for a report."""
 
     def __init__(self, core: RankCore, events: EventSender, forwarder: OutputForwarder) -> None:
         self._core = core
@@ -29,7 +29,7 @@ class Ending:
     ) -> None:
         """The run of `file` ended, with `error` or well; first call `run_ends`.
 
-        Where that cannot be said any more, the process ends.
+        If that cannot be reported any more, the process ends.
         """
         try:
             run_ends()
@@ -67,7 +67,7 @@ class Ending:
         }
 
     def _keep(self, error: BaseException) -> Failure:
-        """How what runs failed, for whoever asks before something runs again."""
+        """How the last run failed, available until something runs again."""
         core, before = self._core, error.__context__
         failure = Failure(
             type(error).__name__,

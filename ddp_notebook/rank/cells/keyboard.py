@@ -1,4 +1,4 @@
-"""A keyboard, which no rank has: Ctrl-C comes as a signal, debuggers and input are answered."""
+"""Replaces the keyboard that no rank has: signals for Ctrl-C, answers for debuggers and input."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OUTSIDE = "No cell or script runs on this rank"
 
 
 class NoKeyboard(EOFError):
-    """`input()` or `getpass()` on a rank; an EOFError, as wherever nobody can type."""
+    """`input()` or `getpass()` on a rank; an EOFError, as without a terminal."""
 
 
 class Keyboard(Component):
-    """Answers in place of the person whom user code asks for, and lets it go on where it can."""
+    """Answers requests for user input in place of a person, and continues if possible."""
 
     def __init__(self, user_code: frames.UserCode, debugger: Debugger) -> None:
         self._debugger = debugger
@@ -55,7 +55,7 @@ class Keyboard(Component):
         getpass.getpass = self._on_getpass
 
     def run_begins(self, run: Run) -> None:
-        """What was said belongs to the run before."""
+        """Earlier answers belong to the previous run."""
         self._told.clear()
 
     def _on_breakpoint(self, *_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""What Tab, Shift-Tab and `obj?` tell of what this rank's variables are: IPython's own answers."""
+"""Answers Tab, Shift-Tab and `obj?` about this rank's variables, with IPython's own code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_notebook.rank.calls import Completions, Cursor, Inspection, Named
 from ddp_notebook.rank.component import Component
 
 _MOST = 500
-"""Completions that are sent: nobody reads more."""
+"""The most completions that are sent."""
 
 
 class Names(Component):

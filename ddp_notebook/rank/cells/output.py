@@ -1,4 +1,4 @@
-"""What the user's code on a rank prints and displays, on its way to the notebook.
+"""Forwards what the user's code on a rank prints and displays to the notebook.
 
 `RankStream` stands in for sys.stdout and sys.stderr. A write costs an append; the event
 sender's thread joins what was written meanwhile and sends it, so a print arrives within
@@ -187,7 +187,7 @@ class OutputForwarder(Component):
         self._lock = threading.RLock()
 
     def attach(self) -> None:
-        """In a forked child there is nobody to forward to: it is a worker of the user's."""
+        """A forked child is a worker of the user's and has no forwarder."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
 

@@ -1,4 +1,4 @@
-"""Runs cells on this rank, by the engine's own IPython, and says how they ended."""
+"""Runs cells on this rank, in the engine's own IPython, and reports how they ended."""
 
 from __future__ import annotations
 

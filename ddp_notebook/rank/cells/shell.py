@@ -1,4 +1,4 @@
-"""The engine's own IPython, with our ends put to its streams, displays, tracebacks and compiler.
+"""The engine's own IPython, with our streams, displays, tracebacks and compiler.
 
 A cell is compiled as one module code object, under a file name that is the same on all ranks and
 with the notebook's own line numbers; magics, shell escapes, top-level `await` and tracebacks are

@@ -1,4 +1,4 @@
-"""What IPython has for a person at its terminal: exit, quit, the notebook's magics."""
+"""IPython's interactive commands on a rank: exit, quit, the notebook's magics."""
 
 from __future__ import annotations
 

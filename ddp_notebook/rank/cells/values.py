@@ -1,4 +1,4 @@
-"""A rank's variables, on their way to the notebook."""
+"""Sends a rank's variables to the notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares what ranks bring to a collective before it is issued.
+"""Compares the ranks' arguments of a collective before it is issued.
 
 gloo aborts the process when a message is larger than its buffer, and adds up what does not
 belong together without an error. So each rank writes a word for every collective_seq_id of a
@@ -93,8 +93,8 @@ class Guard:
         """Find the words of the others, now that the group is made."""
         peers = []
         for peer in _compared(rank, size):
-            # It is on another host; or somebody else wrote into the store, which anybody can. Or
-            # the store has gone, with a rank that has ended by now.
+            # It is on another host; or another user wrote into the store, which is not protected.
+            # Or the store has gone, with a rank that has ended by now.
             unusable = (OSError, ValueError, KeyError, TypeError, RuntimeError)
             with contextlib.suppress(*unusable):
                 # With NCCL the group is made before all have arrived; who is late is not guarded.

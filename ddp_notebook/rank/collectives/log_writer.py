@@ -117,7 +117,7 @@ class LogWriter:
             self._map[at + _PHASE_AT] = _PHASE[phase]
 
     def issued(self, number: int, now_ns: int) -> None:
-        """A record that was held is issued now: until then nobody communicated."""
+        """A paused record is issued now: before that, no communication took place."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
             issued_at = (at + collective_log.ISSUED_OFFSET) // 8

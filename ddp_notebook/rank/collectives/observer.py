@@ -123,7 +123,7 @@ class Observer(Component):
             self._file.begin(run.number)
 
     def run_ends(self) -> None:
-        """What is done by now is marked so; of an aborted run nothing else will be."""
+        """Marks completed collectives; in an aborted run no others will complete."""
         self.settle()
         self.works.run_ends()
         while self.gate.aborted and self.log is not None and self.pending:
@@ -155,7 +155,7 @@ class Observer(Component):
             self.log = None if self.broken else log
 
     def settle(self) -> None:
-        """Mark what is done by now. From any thread; nobody waits for another that does it."""
+        """Mark completed collectives. Thread-safe; a concurrent call returns at once."""
         pending, log = self.pending, self.log
         if not pending or not self._settling.acquire(False):
             return

@@ -34,7 +34,7 @@ class _File:
         self._size = size
 
     def write(self, seq_id: int, sends: Sequence[int], receives: Sequence[int]) -> None:
-        """This rank's splits in `seq_id`; the number comes last: until then nobody reads them."""
+        """Write this rank's splits of `seq_id`; the number last, as it makes them readable."""
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
         words[at] = 0
         for index, count in enumerate((*sends, *receives), at + 1):

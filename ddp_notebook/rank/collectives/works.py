@@ -78,7 +78,7 @@ class AsyncWorks:
     def __init__(self) -> None:
         self._is_users: Callable[[str], bool] = lambda _: False
         self._open: dict[int, _Open] = {}
-        """By the id of the handle, or of nothing where another handle has that id by now."""
+        """By the id of the handle; stale once another handle has that id."""
         self._lines: dict[int, _Line] = {}
         """By the number of the call site."""
         self._direct = self._others = self._left = self._left_before = 0

@@ -1,4 +1,4 @@
-"""The debugger of this rank: which thread stands before which line, and what lets it go on."""
+"""The debugger of this rank: which thread is paused at which line, and how it is resumed."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Backend(Protocol):
         """This is what it was compiled to."""
 
     def step(self, goal: Goal | None, frame: FrameType) -> None:
-        """This thread goes on from `frame` to `goal`; None: to the next breakpoint."""
+        """Resume this thread from `frame` to `goal`; None: to the next breakpoint."""
 
     def goal(self) -> Goal | None:
         """This thread's goal."""
 
     def release(self) -> None:
-        """Nothing is stepped any more; breakpoints stop as before. From any thread."""
+        """Cancel all steps; breakpoints stop as before. Thread-safe."""
 
     def forget(self) -> None:
         """The same, and nothing that was there before its breakpoints. On the main thread."""
@@ -89,9 +89,9 @@ class Debugger(Component):
         self._pid = os.getpid()
         self._count = itertools.count(1)
         self._turn = threading.Lock()
-        """Held by the one thread that stands at a line."""
+        """Held by the one thread that is paused at a line."""
         self.stopped: Stop | None = None
-        """Where it stands; None while none does."""
+        """Its stop; None while no thread is paused."""
         self._inside: set[int] = set()
         """Threads that are in here: what they evaluate meanwhile is not stopped."""
         self._passing: dict[int, tuple[int, int]] = {}
@@ -122,7 +122,7 @@ class Debugger(Component):
         self._gate.paused |= self._pauses_all
 
     def run_ends(self) -> None:
-        """A thread that outlives the run goes on; nothing is stepped any more."""
+        """Resume threads that outlive the run, and cancel all steps."""
         self._run = 0
         if (stop := self.stopped) is not None:
             stop.go_on(Move(How.END))
@@ -224,7 +224,7 @@ class Debugger(Component):
     # -- a stop ----------------------------------------------------------------------------
 
     def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
-        """Wait here until this thread is told to go on. Raises KeyboardInterrupt, Aborted."""
+        """Wait here until this thread is resumed. Raises KeyboardInterrupt, Aborted."""
         with self.aside():
             while not self._turn.acquire(timeout=_POLL_S):
                 self._check()
@@ -302,7 +302,7 @@ class Debugger(Component):
     # -- questions -------------------------------------------------------------------------
 
     def move(self, order: Move) -> calls.Moved:
-        """Let the thread that stands at a line, or before a collective, go on. Any thread."""
+        """Resume the thread that is paused at a line or before a collective. Thread-safe."""
         stop = self.stopped
         if stop is None:
             return self._move_from_gate(order)

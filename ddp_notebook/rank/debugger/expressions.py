@@ -74,7 +74,7 @@ class Expressions:
         self._variables = variables
         self._names = names
         self._last: weakref.ref[torch.Tensor] | None = None
-        """The tensor that was evaluated last, as long as somebody has it."""
+        """The last evaluated tensor, as long as it is referenced."""
         self._kept: torch.Tensor | None = None
 
     def evaluate(self, wanted: Expression) -> Evaluated:
@@ -165,7 +165,7 @@ class Expressions:
         return Evaluated(RankVariables(self._rank, (Scope("", "", (variable,)),)))
 
     def _keep(self, value: Any) -> None:
-        """A tensor may be asked about once more; a small one that nobody else has stays till then.
+        """A tensor may be queried again; a small one without other references is kept for that.
 
         Without what it was computed from, which may be large.
         """

@@ -1,4 +1,4 @@
-"""A thread that waits at a line: it evaluates what it is asked to, and goes on when it is told."""
+"""A thread that is paused at a line: it evaluates expressions until it is resumed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stop:
         self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
 
     def go_on(self, order: Move) -> None:
-        """Let the thread go on. From any other thread."""
+        """Resume the thread. From any other thread."""
         self.ordered = True
         self._inbox.put(order)
 

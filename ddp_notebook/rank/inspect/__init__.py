@@ -1,4 +1,4 @@
-"""What a rank says about itself when it is asked.
+"""A rank's reports about itself: stacks, call sites, its state.
 
 blocked.py       In which library a thread of this process waits for a lock, as the system sees it.
 case.py          What this rank knows about itself and its set-up, gathered when it is asked.
@@ -7,10 +7,10 @@ facts.py         Versions, backends and the environment, for `%ddp_doctor`.
 frames.py        Frames told apart and described in words a user knows.
 host.py          On which host, and in which network, this rank is.
 polling.py       What the user's code waits for in a loop: a file, a key, a collective.
-process.py       This process as the system sees it.
-reachability.py  Whom this rank can reach, and what names resolve to.
+process.py       The operating system's view of this process.
+reachability.py  Which ranks this rank can reach, and what names resolve to.
 safe_repr.py     Values as short texts, made without running any of their code.
 stacks.py        The main thread's stack for `%ddp_where`.
 store_keys.py    The key of a store for which the user's code waits.
-waiting.py       What the main thread is at: it runs, waits, is paused, or does nothing.
+waiting.py       What the main thread is doing: it runs, waits, is paused, or is idle.
 """

@@ -77,7 +77,7 @@ def _name(address: int, begins: list[int], ends: list[int], names: list[str]) ->
 
 
 def _words(stack_pointer: int) -> tuple[int, ...]:
-    """What is on top of a stack. Read as a file: an address that is gone by now is an OSError."""
+    """The top of a stack. Read as a file: an address that is no longer mapped raises OSError."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
         data = os.pread(memory, _LOOK_AT_BYTES, stack_pointer)

@@ -1,4 +1,4 @@
-"""Whom this rank can reach, and what names resolve to, on the host that the main thread is on."""
+"""Which ranks this rank can reach, and what names resolve to, on the main thread's host."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Resolver:
     def lookup(self, host: str) -> tuple[str, ...] | str:
         """The addresses of a name, or why it has none; "" while the resolver has not answered.
 
-        A resolver may block for many seconds and cannot be interrupted: nobody waits for it longer
-        than `RESOLVE_TIMEOUT_S`.
+        A resolver may block for many seconds and cannot be interrupted: no caller waits for it
+        longer than `RESOLVE_TIMEOUT_S`.
         """
         with contextlib.suppress(ValueError):
             return (str(ipaddress.ip_address(host)),)

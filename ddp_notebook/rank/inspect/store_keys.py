@@ -13,9 +13,9 @@ import torch.distributed as dist
 from ddp_notebook.rank.component import Component
 
 _METHODS = ("get", "wait", "multi_get")
-"""Of a store: they wait until somebody has set the key."""
+"""Methods of a store that wait until the key is set."""
 _GIVES_UP_WITHIN = timedelta(minutes=1)
-"""Who gives a shorter limit expects that the key may not come."""
+"""A caller with a shorter limit expects that the key may not be set."""
 
 
 class StoreKeys(Component):

@@ -1,4 +1,4 @@
-"""What the main thread is at: it runs, waits in torch or for a key, is paused, or does nothing.
+"""What the main thread is doing: it runs, waits in torch or for a key, is paused, or is idle.
 
 Called on the thread that answers questions: nothing here waits for the main thread.
 """
@@ -31,14 +31,14 @@ _MOST_THREADS = 8
 
 
 class Wait(NamedTuple):
-    """What the main thread waits in; nothing of it when it waits for nobody."""
+    """What the main thread waits in; empty if it does not wait for others."""
 
     inside: str = ""
     """As in a report: collective, key, or the part of set-up."""
     record: int | None = None
     """The number of the collective, where it is known which of several it is."""
     key: str = ""
-    """The key of a store that somebody has to set."""
+    """The key of a store that it waits for."""
     test: str = ""
     """What a loop asks of the key, where not only whether it is there."""
     polls: bool = False
@@ -78,7 +78,7 @@ class Awaited:
 
 
 class Waiting:
-    """Tells what the main thread is at."""
+    """Determines what the main thread is doing."""
 
     def __init__(
         self, main_thread: MainThread, gate: PauseGate, observer: Observer, user_code: UserCode

@@ -1,8 +1,8 @@
-"""A rank that nobody of ours started: with DDP_NOTEBOOK=1 it prepares itself to be asked.
+"""Ranks of external jobs: with DDP_NOTEBOOK=1 they prepare themselves to answer questions.
 
 attached.py   The runtime in such a rank, from its first `init_process_group` on.
-children.py   Ranks that a script starts by itself, with torch.multiprocessing: told, and prepared.
-early.py      Before that: its folder, who it is, where its main thread is when it is asked.
-ending.py     How it ended, and what it did when it had long waited: written, for later.
-job_folder.py Where prepared ranks leave what others read: a folder for each process.
+children.py   Ranks that a script itself starts, with torch.multiprocessing: prepared too.
+early.py      Before that: its folder, its identity, and where its main thread is.
+ending.py     Writes how it ended, and its state after a long wait, for later. job_folder.py The
+files of prepared ranks that other processes read: a folder per process.
 """

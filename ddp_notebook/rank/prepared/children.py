@@ -1,4 +1,4 @@
-"""Ranks that a script starts by itself, with torch.multiprocessing: told, and prepared."""
+"""Prepares ranks that a script itself starts, with torch.multiprocessing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STARTS = "start_processes"
 def expect(script: str, world_size: int) -> None:
     """Prepare for ranks that `script`, one of `world_size`, starts: they can be attached.
 
-    They make a store of their own: with what torchrun sets for its own children, they would wait
-    for one that nobody has started.
+    They create their own store: with the variables that torchrun sets for its children, they would
+    wait for a store that was never started.
     """
     module = sys.modules.get("torch.multiprocessing.spawn")
     original = getattr(module, _STARTS, None)

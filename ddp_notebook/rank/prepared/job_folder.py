@@ -1,4 +1,4 @@
-"""Where prepared ranks of this user leave what others read: a folder for each process.
+"""The files of this user's prepared ranks that other processes read: a folder per process.
 
 A process is known by its number and when it began: numbers are used again. Ranks of one job have
 one parent, or the parent's number in common; a launcher that starts them anew counts its attempts.
@@ -67,7 +67,7 @@ def root() -> Path:
 
 
 def make(about: About) -> Path | None:
-    """A folder for a process; None where none can be had that nobody else can enter."""
+    """A folder for a process; None if it cannot be made private to this user."""
     folder = root()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

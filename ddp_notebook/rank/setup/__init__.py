@@ -1,10 +1,10 @@
-"""torch.distributed brought up one stage at a time, and freed again.
+"""Sets torch.distributed up one stage at a time, and unblocks it.
 
 connecting.py     Opening the store and waiting for its keys.
 errors.py         What a stage of set-up raises when it cannot be passed.
 listening.py      A socket that listens for a store; why it cannot, and who does instead.
-rendezvous.py     Notes each call of `init_process_group` on this rank.
-rescue.py         Frees the main thread when it is blocked.
+rendezvous.py     Records each call of `init_process_group` on this rank.
+rescue.py         Unblocks the main thread.
 settings.py       The variables that torch reads on this rank.
 sockets.py        Which of this process's sockets are torch's.
 stages.py         Brings torch.distributed up on this rank, one visible stage at a time.

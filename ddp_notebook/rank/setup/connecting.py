@@ -94,7 +94,7 @@ class StoreClient:
         self._main_thread.doing = ""
 
     def _try_to_connect(self, host: str, port: int) -> str | None:
-        """None when somebody listens at `host`:`port`, else why the connection failed."""
+        """None if a process listens at `host`:`port`, else why the connection failed."""
         addresses = self._resolver.lookup(host)
         if not addresses:
             return f"the resolver has not answered what {host} is"

@@ -1,4 +1,4 @@
-"""Frees the main thread when it is blocked inside torch's set-up or a gloo collective.
+"""Unblocks the main thread when it hangs inside torch's set-up or a gloo collective.
 
 gloo and TCPStore end a blocked call with an exception when a connection of theirs is shut
 down; aborting the group, time-outs and signals have no effect. Without a connection to shut down,
@@ -94,7 +94,7 @@ class Rescue(Component):
         return bool(listening)
 
     def _stand_in_for_the_store(self) -> bool:
-        """Let a main thread that polls a port where nobody listens find a store there.
+        """Open a store for a main thread that polls a port where no process listens.
 
         It connects, goes on to wait on that connection, and the next `free` ends that.
         """

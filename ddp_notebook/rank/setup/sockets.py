@@ -12,7 +12,7 @@ from ddp_notebook.rank.component import Component
 
 
 class TorchSockets(Component):
-    """torch tells nobody its sockets, so they are known by the time at which they were opened."""
+    """torch does not expose its sockets, so they are identified by when they were opened."""
 
     def __init__(self) -> None:
         self._torchs: set[int] = set()

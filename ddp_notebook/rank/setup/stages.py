@@ -230,7 +230,7 @@ class BringUp:
         torch.cuda.set_device(torch.device(self.plan.device))
 
     def reach_store(self) -> str:
-        """The store answers. Its address is read again: it may have been mended meanwhile."""
+        """The store answers. Its address is read again: it may have been corrected meanwhile."""
         plan = self.plan
         self._read_arguments(self._arguments.backend)
         store = self._store_client.open_store(self._arguments, plan)

@@ -57,7 +57,7 @@ class Subgroups(Component):
         """Groups that became others the last time."""
 
     def setup_begins(self) -> None:
-        """Remember the groups that nobody destroyed, and have torch forget every group."""
+        """Remember the groups that were not destroyed, and make torch forget every group."""
         for each in self._known:
             group = each.group()
             if group is not None and not torch_private.is_forgotten(group):

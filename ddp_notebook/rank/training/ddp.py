@@ -1,6 +1,6 @@
 """The one place for DDP's private API: what a model is made of, its buckets, its reducer.
 
-What this torch does not have is left out; `missing` and `missing_in_use` list it.
+Features that this torch lacks are omitted; `missing` and `missing_in_use` list them.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Moments:
         return current
 
     def trains(self, inputs: Any, loads: int) -> None:
-        """A forward with gradients begins; so many loaders were iterated by now."""
+        """A forward with gradients begins; this many loaders have been iterated so far."""
         if len(self.starts) >= _STARTS:
             return
         if self.start_line is None:

@@ -1,7 +1,7 @@
 """Hooks in torch that count what happens to replicas, optimizers and samplers.
 
-Public classes' methods are wrapped; each tells the counters first and then does what it did.
-When something of ours fails the counters disable themselves, and the summary of the run says so.
+Methods of public classes are wrapped; each updates the counters and then calls the original. If our
+code fails, the counters disable themselves, and the summary of the run says so.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TrainingHooks(Component):
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Within, nothing is counted: what trains is a benchmark of ours, not the user's job."""
+        """A context in which nothing is counted: our benchmark trains, not the user's job."""
         before = self._tracker.broken
         self._tracker.broken = before or "suspended"
         try:
@@ -328,7 +328,7 @@ class TrainingHooks(Component):
 
 
 class _Contained(contextlib.AbstractContextManager[None]):
-    """What fails within is our defect: the user's code goes on, and we count no more.
+    """An error inside is our defect: the user's code continues, and counting stops.
 
     One object for all uses: it has no state of its own, and to make one each time costs.
     """

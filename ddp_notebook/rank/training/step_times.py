@@ -46,7 +46,7 @@ _LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
 
 
 class StepTimer:
-    """Tells the newest steps of this rank, when somebody asks."""
+    """Reports the newest steps of this rank on request."""
 
     def __init__(self, marks: StepMarks, tracker: Tracker, observer: Observer, rank: int) -> None:
         self._marks = marks

@@ -1,8 +1,8 @@
-"""What a rank tells of its variables: short, in bounded time, and without running their code.
+"""Describes a rank's variables: short, in bounded time, and without running their code.
 
 described.py     One variable: numbers, tensors, models, optimizers; anything else as a text.
-digests.py       What tells values apart that are written alike: cut texts, long lists, objects.
+digests.py       Digests that distinguish values with equal texts: cut texts, long lists, objects.
 global_names.py  Where the user's global variables are: in cells, or in a program.
-scopes.py        Which variables there are: of the function that main is in, and global ones.
-tensors.py       The values of tensors in a few numbers.
+scopes.py        Which variables exist: those of the main thread's function, and globals.
+tensors.py       Summaries of tensors' values.
 """

@@ -1,4 +1,4 @@
-"""Has the processes that serve the ranks go on when something stopped them."""
+"""Resumes (SIGCONT) the processes that serve the ranks when something stopped them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _LOOK_EVERY_S = 0.5
 
 
 class KeptAwake:
-    """Looks at processes that nobody has a reason to stop, until it is closed.
+    """Watches, until it is closed, processes that have no reason to be stopped.
 
-    While one is stopped (SIGSTOP), everything that needs it waits without a word. `pids` gives
-    their names; `wake` is called, on a thread, with each that two looks found stopped.
+    While one is stopped (SIGSTOP), everything that needs it hangs silently. `pids` maps them to
+    their names; `wake` is called, on a thread, with each one that two consecutive checks found
+    stopped.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class KeptAwake:
         threading.Thread(target=self._watch, name="ddp-awake", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._closed.set()
 
     def _watch(self) -> None:

@@ -21,18 +21,19 @@ class CollectiveLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lent: dict[int, Path] = {}
-        # By file and not by rank: another thread may be opening one while its rank is lent.
+        # Keyed by file, not by rank: another thread may open a log while a script replaces the
+        # rank.
         self._maps: dict[Path, memoryview] = {}
         self._known: dict[Path, collective_log.LogTail] = {}
 
     def lend(self, ranks: Ranks, folder: Path) -> None:
-        """Read the logs of other processes in the places of `ranks`: those of a script."""
+        """Read the logs of a script's processes in place of those of `ranks`."""
         self._lent = dict.fromkeys(ranks, folder)
 
     def take_back(self, ranks: Ranks) -> None:
         """Read the logs of the ranks' own processes again."""
         lent, self._lent = [self._file(rank) for rank in ranks], {}
-        for file in lent:  # another thread may be reading: it keeps what it has
+        for file in lent:  # another thread that is reading one keeps its own reference
             if file.parent != self._folder:
                 self._maps.pop(file, None)
                 self._known.pop(file, None)
@@ -41,7 +42,7 @@ class CollectiveLogs:
         return self._lent.get(rank, self._folder) / f"ring-{rank}"
 
     def written(self, ranks: Ranks) -> tuple[tuple[int, int], ...]:
-        """Per rank its run and how many collectives it has issued in it. Takes microseconds."""
+        """Per rank, its run and how many collectives it issued there. Takes microseconds."""
         counts = []
         for rank in ranks:
             words = self._mapped(self._file(rank))
@@ -51,7 +52,7 @@ class CollectiveLogs:
         return tuple(counts)
 
     def read(self, ranks: Ranks, run: int | None = None, last: int = READ_LAST) -> Collectives:
-        """What `ranks` issued; in `run` alone when it is given.
+        """The collectives that `ranks` issued; only those of `run` if it is given.
 
         The ranks of a run may count themselves from 0: members of groups are the `ranks` in
         their order.
@@ -61,9 +62,9 @@ class CollectiveLogs:
     def read_since(
         self, ranks: Ranks, run: int, first: Mapping[int, int], most: int
     ) -> Collectives:
-        """What `ranks` issued in `run` from the number `first` of each on, the newest `most`.
+        """The newest `most` collectives of `ranks` in `run`, from each rank's `first` on.
 
-        Meant to be asked many times a second: it costs what is new.
+        Cheap enough to call many times a second: it reads only new records.
         """
         lasts = {}
         for rank in ranks:

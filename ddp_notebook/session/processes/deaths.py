@@ -1,4 +1,4 @@
-"""Which ranks died during set-up, in which stage, how, and their last words; for an error."""
+"""Ranks that died during set-up: the stage, how, and their last output, for an error message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ddp_notebook.state.descriptions import exit_text
 
 
 def deaths(snapshot: Snapshot) -> list[str]:
-    """A line for each rank that is dead."""
+    """One line per dead rank."""
     lines = []
     for state in snapshot.ranks:
         if state.status is Status.DEAD:

@@ -1,4 +1,4 @@
-"""The fault lab's hosts: the process that holds them open, and which rank is on which host."""
+"""The fault lab's hosts: the process that holds them open, and each rank's host."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Placed:
 class LabHosts:
     """Two linked hosts, which exist as long as the process that holds them open.
 
-    `port` is the store's. All ports of a new host are free, but it must be a different one each
-    time: torch caches the stores of a process by port, even when the host no longer exists.
+    `port` is the store's. All ports of a new host are free, but each use needs a different one:
+    torch caches a process's stores by port, even after the host is gone.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From nothing to ranks that take calls: the processes, the store, and their end."""
+"""Starts ranks until they accept calls, starts the store, and ends both."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Processes:
         self._closing = False
         self._log_files: dict[int, Path] = {}
         self._earlier_bytes: dict[int, int] = {}
-        """Of each rank's log, what an earlier run or process wrote."""
+        """Per rank, the part of its log that an earlier run or process wrote."""
         self._oom_kills: int | None = None
         """How many processes the kernel had killed for lack of memory when something began."""
         fork_server.own(str(self.folder))
@@ -110,14 +110,14 @@ class Processes:
     # -- bringing up -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything, up to ranks that take calls. Raises SetupFailed, SessionLost.
+        """Start everything and return when the ranks accept calls. Raises SetupFailed, SessionLost.
 
         What needs no torch is started while the fork server still loads it.
         """
         _need_current_folder()
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
-        if not self.fork_server.pid:  # one that another has yet to fork has torch from the first
+        if not self.fork_server.pid:  # one forked by a shared server starts with torch loaded
             self._await_torch()
         self.cluster.start()
         self._await_torch()
@@ -136,13 +136,13 @@ class Processes:
         self._show_loading(1.0)
 
     def _show_loading(self, done: float, began_ns: int = 0) -> None:
-        """The fork server has loaded a share of torch (on its client's thread, or here)."""
+        """Report how much of torch the fork server has loaded (any thread)."""
         loading = Loading(began_ns, int(100 * done)) if done < 1 and not self._closing else None
         if loading != self.record.snapshot.loading:
             self.record.note(loading=loading)
 
     def launch(self, ranks: Ranks) -> None:
-        """Start the processes of `ranks` and wait until they take calls. Raises SetupFailed."""
+        """Start the processes of `ranks` and wait until they accept calls. Raises SetupFailed."""
         for rank in ranks:
             self._launch_one(rank)
         missing = self.cluster.wait_for(
@@ -173,7 +173,7 @@ class Processes:
         return ""
 
     def adopt(self, options: InitOptions) -> None:
-        """Go on with other options; the store moves where they say another place."""
+        """Continue with new options; the store moves if they name another address."""
         moved = not options.same_store(self.options)
         self.options = options
         if moved and options.init_method != "file":
@@ -213,7 +213,7 @@ class Processes:
         return {}
 
     def environment(self, ranks: Ranks) -> dict[str, str]:
-        """What a script's processes have beside the notebook's environment and torchrun's.
+        """Environment variables of a script's processes besides the notebook's and torchrun's.
 
         They see the GPUs of all their ranks: each takes its own by LOCAL_RANK.
         """
@@ -223,7 +223,7 @@ class Processes:
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     def _why_not_up(self, missing: Ranks) -> str:
-        """Which rank did not get launched, and why."""
+        """Which rank could not be launched, and why."""
         lines = deaths(self.record.snapshot)
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
 
@@ -273,7 +273,7 @@ class Processes:
         return self._script_store is not None and self._script_store.alive
 
     def fresh_store(self) -> tuple[str, int]:
-        """Where an empty store listens, for a script: its keys would meet those of the last run."""
+        """The address of an empty store for a script: its keys would clash with the last run's."""
         if self._script_store is not None:
             self._script_store.close()
         self._script_store = self._store_process(0)
@@ -282,7 +282,7 @@ class Processes:
     # -- scripts -----------------------------------------------------------------------
 
     def open_script(self, cell: int, ranks: Ranks) -> ScriptProcesses:
-        """Processes for a script, in the places of `ranks`; those of the last one were ended."""
+        """Processes for a script in place of `ranks`; the last script's processes have ended."""
         self._need_folder("No script can be started.")
         places = Places(self.record, self.cluster, self.logs, self.receiver)
         folder = self.folder / f"script-{cell}"
@@ -342,7 +342,7 @@ class Processes:
     def stop(self, ranks: Ranks) -> None:
         """End the processes of `ranks`, to be launched again.
 
-        Raises SetupFailed when the session's folder was removed: new ones would not be heard.
+        Raises SetupFailed if the session's folder was removed: new processes could not send events.
         """
         self._need_folder("No rank was ended.")
         self.end_script()
@@ -351,7 +351,7 @@ class Processes:
 
     @property
     def folder_gone(self) -> str:
-        """That the session's folder was removed, and by whom perhaps; empty while it is there."""
+        """Says that the session's folder was removed, and the likely cause; empty if it exists."""
         if self.folder.is_dir():
             return ""
         return (
@@ -365,9 +365,9 @@ class Processes:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
     def close(self, keep_warm: bool) -> bool:
-        """End everything; returns when nothing of it is left.
+        """End everything; returns when no process is left.
 
-        With `keep_warm` the fork server stays, for other ranks: True when it does.
+        With `keep_warm` the fork server stays for other ranks; returns True if it does.
         """
         if self._closing:
             return False
@@ -412,9 +412,9 @@ class Processes:
         )
 
     def begin_last_words(self, ranks: Ranks) -> None:
-        """Something new begins on these ranks: what their logs have is not its last words.
+        """A new run begins on these ranks: what their logs hold so far is not its output.
 
-        Nor has it to do with what the kernel killed so far.
+        Processes that the kernel has killed so far do not count for it either.
         """
         self._oom_kills = out_of_memory.kills()
         for rank in ranks:
@@ -431,7 +431,7 @@ class Processes:
     def _fork_server_lost(self) -> None:
         if self._closing:
             return
-        # Its children were told by the kernel to die with it; what they started was not.
+        # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")

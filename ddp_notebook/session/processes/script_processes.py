@@ -1,4 +1,4 @@
-"""The processes of a script: started, heard, asked in the ranks' places, and ended."""
+"""The processes of a script: starts them, receives their events, calls and ends them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 
 @dataclass(frozen=True)
 class Places:
-    """Who knows ranks by their processes: all of them are told when a script takes their places."""
+    """Keeps per-rank processes; is notified when a script's processes replace the ranks'."""
 
     record: Record
     cluster: RankCluster
@@ -42,27 +42,27 @@ class Places:
     receiver: EventReceiver
 
     def lend(self, ranks: Ranks, folder: Path) -> None:
-        """From now on a script's processes, which have their files in `folder`, are the ranks."""
+        """Use a script's processes as the ranks; their files are in `folder`."""
         self.record.lend(ranks)
         self.logs.lend(ranks, folder)
 
     def is_process(self, rank: int, pid: int, folder: Path) -> None:
-        """The process that has the place of `rank`."""
+        """The process that currently is `rank`."""
         self.cluster.lend(rank, pid, questions_of(folder, rank))
         self.record.lent_to(rank, pid)
 
     def take_back(self, ranks: Ranks) -> None:
-        """The session's own processes are the ranks again."""
+        """Use the session's own processes as the ranks again."""
         self.cluster.take_back()
         self.logs.take_back(ranks)
         self.record.take_back()
 
 
 class ScriptProcesses:
-    """One process for each rank of a script. They stay when it is over, until `end`.
+    """One process per rank of a script. They stay after the script is over, until `end`.
 
-    `folder` is the run's own, and made here; `output_folder` is for output that is too long to
-    send.
+    `folder` belongs to the run and is created here; output too long to send goes to
+    `output_folder`.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class ScriptProcesses:
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
         self._read: set[int] = set()
-        """Ranks whose processes have ended, and what they wrote was read from their files."""
+        """Ranks whose processes have ended and whose output was read from their files."""
         self._finished: set[int] = set()
-        """Ranks whose script is over: that their processes end, too, is no news."""
+        """Ranks whose script is over; the end of their processes is not reported again."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
         self._sent: dict[tuple[int, OutputKind], int] = {}
-        """Bytes of each stream that were sent here."""
+        """Bytes received of each stream."""
         self._key = places.receiver.add_source(self._hear)
         places.lend(ranks, folder)
 
@@ -126,7 +126,7 @@ class ScriptProcesses:
             with self._lock:
                 self._pids[rank] = pid
                 code = self._exits.get(rank)
-            if code is not None:  # it ended before this was known
+            if code is not None:  # it ended before its pid was registered
                 self._tell(rank, code)
 
     def kill(self, ranks: Ranks) -> None:
@@ -137,7 +137,7 @@ class ScriptProcesses:
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
 
     def end(self) -> None:
-        """End what is left of it; the session's own processes are the ranks again."""
+        """End the remaining processes; the session's own processes are the ranks again."""
         self.kill(self.ranks)
         with self._gone:
             self._gone.wait_for(lambda: self._exits.keys() >= self._pids.keys(), _ENDED_WITHIN_S)
@@ -146,7 +146,7 @@ class ScriptProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _hear(self, events: Sequence[Event]) -> None:
-        """What the processes tell; of one that has died its files have told already."""
+        """Events of the processes; those of a dead one were already read from its files."""
         with self._lock:
             kept = [e for e in events if not isinstance(e, Output) or e.rank not in self._read]
             for event in kept:
@@ -159,7 +159,7 @@ class ScriptProcesses:
             self._places.record.add(kept)
 
     def _unsent(self, rank: int) -> list[Output]:
-        """What a process wrote and could not send any more."""
+        """Output that a process wrote but could not send any more."""
         with self._lock:
             self._read.add(rank)
             sent = {what: self._sent.get((rank, what), 0) for what in _STREAMS}
@@ -185,7 +185,7 @@ class ScriptProcesses:
         if rank in self._finished:
             return
         now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
-        if code == 0:  # it left by itself, past Python's own end
+        if code == 0:  # it exited without Python's normal shutdown
             events.append(CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns))
         pid = self._pids[rank]
         events.append(
@@ -202,17 +202,17 @@ class ScriptProcesses:
         self._places.record.add(events)
 
     def log(self, rank: int) -> str:
-        """All that a process wrote: to stdout, then to stderr."""
+        """All output of a process: stdout, then stderr."""
         return "".join(map(_text, streams_of(self._folder, rank)))
 
     def _last_words(self, rank: int) -> str:
-        """The end of what it wrote: to stderr, or else to stdout."""
+        """The last output of a process: of stderr, else of stdout."""
         texts = (_text(path, _LAST_WORDS_BYTES) for path in streams_of(self._folder, rank)[::-1])
         return next((text for text in texts if text.strip()), "")
 
 
 def _text(path: Path, last_bytes: int = 0) -> str:
-    """A file, or its end; empty where it is not there."""
+    """A file, or its last part; empty if it does not exist."""
     try:
         return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The session's stores: each is hosted by a process of its own, as torchrun's agent does."""
+"""The session's stores: each runs in its own process, as with torchrun's agent."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class StoreProcess:
         return not self._ended
 
     def address(self, timeout_s: float) -> tuple[str, int]:
-        """Where it listens, as soon as it does. Raises SetupFailed."""
+        """Wait until it listens; its address. Raises SetupFailed."""
         self._record.wait_for(lambda: self._own_answer() is not None or self._ended, timeout_s)
-        # A process that cannot listen says why and ends; what it says may arrive after its exit.
+        # A process that cannot listen reports why and exits; its report may arrive after its exit.
         self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
         answer = self._own_answer()
         if isinstance(answer, StoreOpened):
@@ -74,7 +74,7 @@ class StoreProcess:
         )
 
     def close(self) -> None:
-        """End it; returns when its port is free."""
+        """End the process; returns when its port is free."""
         self._unsubscribe()
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)

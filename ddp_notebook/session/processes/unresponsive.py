@@ -1,4 +1,4 @@
-"""What the system tells of a rank that does not answer."""
+"""What the operating system reports about a rank that does not answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp_notebook.state.descriptions import describe
 
 
 def silent(state: RankState) -> RankReport:
-    """The evidence of a rank whose process is there and says nothing."""
+    """The report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
     return RankReport(
         state.rank,
@@ -21,16 +21,16 @@ def silent(state: RankState) -> RankReport:
 
 
 def last_known(state: RankState, process: str) -> str:
-    """What it did when it was last heard, and that its process is stopped if it is."""
+    """What the rank last reported, and whether its process is stopped."""
     stopped = f"its process {state.pid} is stopped" if process == "stopped" else ""
     heard = describe(state)
     return "; ".join(filter(None, (stopped, f"when last heard: {heard}" if heard else "")))
 
 
 def process_of(pid: int | None) -> tuple[str, float]:
-    """How the system has the main thread (sleeping, running, disk-sleep, stopped), its CPU time.
+    """The main thread's state (sleeping, running, disk-sleep, stopped) and its CPU time.
 
-    Empty and zero where that is not to be had.
+    Empty and zero if they cannot be read.
     """
     import psutil
 

@@ -40,7 +40,7 @@ def _compiled(source: str, transform: Callable[[str], str]) -> CodeType:
         code: CodeType = compile(python, "<cell>", "exec", flags=flags, dont_inherit=True)
         return code
 
-    # What is Python as it stands has nothing to transform, and most cells are.
+    # Most cells are plain Python and need no transformation.
     with contextlib.suppress(SyntaxError):
         return compiled(source)
     return compiled(transform(source))

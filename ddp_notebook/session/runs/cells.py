@@ -1,4 +1,4 @@
-"""Runs a cell on ranks: checks it, sends it, and says how it ended."""
+"""Runs a cell on ranks: checks it, sends it, and reports its outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun
 
 _MOST_TEXTS = 1000
-"""Of earlier cells, to show the lines of their functions."""
+"""Sources of earlier cells, to show the lines of their functions."""
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.cluster import RankCluster
@@ -90,7 +90,7 @@ class CellWork:
     launch = LaunchParameters()
 
     def send(self, ranks: Ranks) -> Ranks:
-        """Send the cell to `ranks`; those that could not be reached."""
+        """Send the cell to `ranks`; returns those that could not be reached."""
         run = self.run
         request = calls.Cell(run.cell, run.number, self.magic_line, self.source, run.pausing)
         order = calls.START_CELL if self.is_async else calls.RUN_CELL

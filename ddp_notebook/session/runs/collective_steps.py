@@ -1,4 +1,4 @@
-"""Steps a run, by lines or by collectives: lets ranks go, waits until each is paused again."""
+"""Steps a run by lines or by collectives: resumes ranks and waits until each is paused again."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
 
 END = "end"
-"""As a goal: pause no rank any more."""
+"""As a goal: do not pause any rank again."""
 _STILL_S = 0.3
-"""A rank that is not paused and has issued nothing for so long is asked what it does."""
+"""A rank that is not paused and has issued nothing for this long is asked what it is doing."""
 _LOOKS = 2
-"""So many looks in a row must find it waiting."""
+"""Number of consecutive checks that must find it waiting."""
 _LOOK_EVERY_S = 0.02
 _ASK_TIMEOUT_S = 1.0
 
@@ -51,7 +51,7 @@ class Settling:
         logs: CollectiveLogs,
         left: Mapping[int, int | None] | None = None,
     ) -> None:
-        """`left` are the numbers of the collectives before which ranks were paused until now."""
+        """`left` holds the numbers of the collectives at which ranks were paused before."""
         self._left = left or {}
         self._run = run
         self._cluster = cluster
@@ -78,7 +78,7 @@ class Settling:
         self._since_s = time.monotonic()
         answers = self._cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
         reports = [a for a in answers.values() if not isinstance(a, CannotAnswer)]
-        # One that does not answer in time, or waits for a moment only, may be making progress.
+        # A rank that does not answer in time, or waits only briefly, may be making progress.
         waiting = len(reports) == len(free) and all(
             report.activity is Activity.WAITING for report in reports
         )
@@ -95,7 +95,7 @@ class Settling:
 def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
     """Where the ranks of a run stand."""
     stops = dict(run.stops)
-    # Who stands at a line is shown there: of its collectives only their number is.
+    # A rank paused at a line is shown at that line; of its collectives only the count is shown.
     last = 1 if stops.keys() >= set(run.pending) else READ_LAST
     collectives = logs.read(run.ranks, run.cell, last)
     made = collective_table.step_table(
@@ -110,7 +110,7 @@ def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
 
 
 def _partings(run: CellRun, stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], str]:
-    """Why ranks are not where the most of them are, by the line at which they are."""
+    """Why some ranks are not where most ranks are, by their current line."""
     (most, ranks), *others = places_of(stops).items()
     function = stops[ranks[0]].function
     partings = {}
@@ -121,7 +121,7 @@ def _partings(run: CellRun, stops: Mapping[int, LineStopped]) -> dict[tuple[str,
 
 
 def source_of(run: CellRun, file: str) -> str:
-    """The text of a cell or a file, its lines numbered as those of the ranks are."""
+    """The text of a cell or a file, with the same line numbers as on the ranks."""
     known = run.sources.get(file) or run.earlier.get(file)
     if known is not None:
         magic, _, text = known.partition("\n")
@@ -131,7 +131,7 @@ def source_of(run: CellRun, file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far paused ranks go on. `to` is a stage, an operation, collective, a line or end."""
+    """How far paused ranks continue. `to` is a stage, an operation, collective, a line or end."""
 
     ranks: Ranks | None = None
     to: str | None = None
@@ -139,7 +139,7 @@ class Step:
 
     @property
     def by_line(self) -> bool:
-        """True when it says how to go on from line to line, also for ranks at a collective."""
+        """True when the goal is about lines, also for ranks paused at a collective."""
         return self.how is not How.NEXT or (self.to is not None and self.to.isdecimal())
 
     @property
@@ -167,9 +167,9 @@ def step(
     wanted: Step,
     interrupted: Callable[[], bool],
 ) -> StepTable:
-    """Let paused ranks go on, to the next line or past their collective to the next one.
+    """Resume paused ranks to the next line, or past their collective to the next one.
 
-    Raises UsageMistake when none of them is paused, or none can go where it is to.
+    Raises UsageMistake when no rank is paused, or none can reach its goal.
     """
     while True:
         moving = paused_ranks(run, logs, wanted.ranks)
@@ -195,7 +195,7 @@ def _all_at_lines(run: CellRun) -> bool:
 def _let_go(
     run: CellRun, cluster: RankCluster, ranks: Ranks, wanted: Step
 ) -> dict[int, int | None]:
-    """Let paused ranks go on; the collective before which each was paused."""
+    """Resume paused ranks; returns the collective before which each was paused."""
     at_lines = tuple(rank for rank in ranks if rank in run.stops or wanted.by_line)
     others = tuple(rank for rank in ranks if rank not in at_lines)
     if wanted.move.how == How.COLLECTIVE:
@@ -212,7 +212,7 @@ def _let_go(
 
 
 def _release(run: CellRun, cluster: RankCluster, ranks: Ranks) -> None:
-    """Ranks whose step is not over, as in a collective that waits for others, are to end none."""
+    """Cancel unfinished steps, such as of ranks in a collective that waits for others."""
     moved = cluster.ask(ranks, calls.MOVE, calls.Move(How.END), _ASK_TIMEOUT_S) if ranks else {}
     for rank, answer in moved.items():
         if not isinstance(answer, CannotAnswer):
@@ -222,7 +222,7 @@ def _release(run: CellRun, cluster: RankCluster, ranks: Ranks) -> None:
 def _move(
     run: CellRun, cluster: RankCluster, ranks: Ranks, move: calls.Move
 ) -> dict[int, int | None]:
-    """Let ranks that stand at lines go on; the collective before which each was paused."""
+    """Resume ranks paused at lines; returns the collective before which each was paused."""
     moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
     answers = {r: each for r, each in moved.items() if not isinstance(each, CannotAnswer)}
     problems = {each.problem for each in answers.values()}

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
 
 _STOP_WITHIN_S = 0.7
-"""How long interrupted ranks may take to stop before control returns without them."""
+"""How long to wait for interrupted ranks to stop before control returns without them."""
 
 
 class RunState(enum.Enum):
-    """Where a run is on its way. While it is claimed its ranks can get no other run."""
+    """The state of a run. While it is claimed, its ranks cannot get another run."""
 
     CLAIMED = "claimed"
     """Its ranks are reserved; nothing was sent."""
@@ -39,7 +39,7 @@ class RunState(enum.Enum):
     INTERRUPTING = "interrupting"
     """Its ranks are being interrupted, and a thread waits for them."""
     LOST = "lost"
-    """The session ended under it; the thread that waits is about to notice."""
+    """The session ended during the run; the waiting thread is about to notice."""
     STUCK = "stuck"
     """Released with ranks in it that made no progress."""
     INTERRUPTED = "interrupted"
@@ -78,14 +78,14 @@ _RELEASED_WITH_RANKS = {
 
 
 class Work(Protocol):
-    """What ranks run: a cell or a script. It differs in what is sent and in how it ends."""
+    """What ranks run: a cell or a script. They differ in what is sent and in how they end."""
 
     @property
     def launch(self) -> LaunchParameters:
-        """What the ranks were launched with, as far as it is the run's own."""
+        """The launch parameters that are specific to this run."""
 
     def send(self, ranks: Ranks) -> Ranks:
-        """Send it to `ranks`; those that could not be reached."""
+        """Send it to `ranks`; returns those that could not be reached."""
 
     def end(self, controller: RunController) -> CellResult:
         """How it ended, once no rank is in it."""
@@ -105,7 +105,7 @@ class RunController:
         self.logs = logs
         self.state = RunState.CLAIMED
         self.work: Work | None = None
-        """None until it is known what to run."""
+        """What the ranks run; None until it is set."""
         self._patient = False
         self._record = record
         self._lock = threading.Lock()
@@ -122,17 +122,17 @@ class RunController:
         self.work, self._patient = work, patient
 
     def watch(self) -> None:
-        """This thread, or one that it starts, waits for the end from now on."""
+        """From now on this thread, or one that it starts, waits for the end."""
         self.watched = True
         self._enter(_WATCHED)
 
     def abort(self) -> None:
-        """Have its ranks interrupted: those that are in it by `signal_started`, others later."""
+        """Request an interrupt: `signal_started` signals ranks in the run, others follow later."""
         self._look_a_last_time()
         self._enter(_ABORTED)
 
     def _look_a_last_time(self) -> None:
-        """Keep what the last look found, if it still is so: freed ranks do not tell."""
+        """Keep the last diagnosis if it still holds: freed ranks no longer show the problem."""
         detector = self.run.detector
         seen = detector.latest if detector is not None else None
         if seen is None or not seen.findings or self.run.found.diagnosis is not None:
@@ -144,13 +144,13 @@ class RunController:
             self._keep(now)
 
     def lose(self, reason: str) -> None:
-        """The session ends under it: the thread that waits for it continues."""
+        """The session ends during the run: wake the thread that waits for it."""
         self._lost_reason = reason
         self._enter(_WITHOUT_SESSION)
         self.run.over.set()
 
     def release(self) -> None:
-        """No thread waits for it any more: its free ranks may get another run."""
+        """Release the run: no thread waits for it, so its idle ranks may get another run."""
         with self._lock:
             left = bool(self.run.pending)
             after = _RELEASED_WITH_RANKS if left else {}
@@ -175,17 +175,17 @@ class RunController:
     # -- what its ranks tell -------------------------------------------------------------
 
     def take(self, events: Sequence[Event]) -> None:
-        """Take in what its ranks tell; interrupt those that begin an aborted run."""
+        """Process events of its ranks; interrupt those that begin an aborted run."""
         self.run.take(events)
         if self.state is RunState.STUCK and self.run.done and self.run.error() is None:
-            self.run.found.nothing()  # they were not stuck after all
+            self.run.found.nothing()  # they were not stuck
         self.signal_started()
 
     def signal_started(self) -> None:
         """Interrupt the ranks that are in an aborted run.
 
-        Only a rank that has begun: one that is about to begin would lose the message. And each
-        once: what the cell does about an interrupt must not be interrupted in turn.
+        Only ranks that have begun: one that is about to begin would lose the signal. And each rank
+        once: the cell's own handling of the interrupt must not be interrupted.
         """
         if not self.aborted:
             return
@@ -233,7 +233,7 @@ class RunController:
         except Exception:
             if not self.lost:
                 raise
-            return self._lost()  # what is asked of a session that ends can fail anyhow
+            return self._lost()  # calls to a session that ends may fail in any way
         finally:
             self.release()
 
@@ -254,7 +254,7 @@ class RunController:
         return work.end(self)
 
     def _judge(self, result: CellResult) -> None:
-        """Keep what is wrong with it: a diagnosis, or else what its ranks raised or died of."""
+        """Keep the diagnosis, or else what its ranks raised or died of."""
         run = self.run
         findings = result.diagnosis.findings if result.diagnosis is not None else ()
         if result.diagnosis is not None and findings:
@@ -291,19 +291,19 @@ class RunController:
                 diagnosis = None if run.paused else detector.turn()
                 if diagnosis is not None and not self._patient:
                     return None if run.done else diagnosis
-                if diagnosis is not None and not self.aborted:  # freed ranks look otherwise
+                if diagnosis is not None and not self.aborted:  # freed ranks look different
                     self._keep(diagnosis)
                 if interrupted():
                     return None
         return None
 
     def _detector(self) -> StallDetector:
-        """Looks for ranks that are stuck; asks no rank while they issue collectives or print."""
+        """Detects stuck ranks; asks no rank while they issue collectives or print."""
         run, logs = self.run, self.logs
         return StallDetector(self.look, moved=lambda: (logs.written(run.ranks), run.changes))
 
     def _interrupt(self) -> CellInterrupted:
-        """Interrupt its ranks; control returns whether they stop or not."""
+        """Interrupt its ranks; returns whether or not they stop."""
         self.abort()
         deadline_s = time.monotonic() + _STOP_WITHIN_S
         while self.run.pending and (left_s := deadline_s - time.monotonic()) > 0:
@@ -313,7 +313,7 @@ class RunController:
 
 
 def _stuck(diagnosis: Diagnosis) -> Stuck:
-    """What a run raises whose ranks make no progress any more."""
+    """The error of a run whose ranks no longer make progress."""
     lines = [f"{diagnosis.headline.removesuffix('.')}."]
     if diagnosis.findings:
         lines.append(f"What to do: {diagnosis.findings[0].remedy}")

@@ -1,4 +1,4 @@
-"""A wait for the end of a run on a thread of its own, while the notebook is free."""
+"""Waits for the end of a run on its own thread, while the notebook stays usable."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ddp_notebook.session.runs.run import CellResult, CellRun
 
 
 class Detached:
-    """A run whose end a thread of its own waits for."""
+    """A run with its own waiting thread."""
 
     def __init__(self, controller: RunController) -> None:
         self.controller = controller
         self.ended: Future[CellResult] = Future()
-        """How it ended; also with ranks in it, when these make no progress by themselves."""
+        """The result; also with ranks still in the run if they cannot make progress."""
         self.reported = False
-        """The user has seen how it ended."""
+        """The result was shown to the user."""
         self._stop = threading.Event()
         controller.watch()
         threading.Thread(target=self._work, name="ddp-detached", daemon=True).start()
@@ -29,14 +29,14 @@ class Detached:
 
     @property
     def left_with_ranks(self) -> bool:
-        """True when it ended with ranks in it: they may have made progress since, or been freed."""
+        """True if it ended with ranks in it, which may have made progress or been freed since."""
         if not self.ended.done() or self.ended.exception() is not None:
             return False
         states = (RunState.STUCK, RunState.INTERRUPTED)
         return self.controller.state in states and bool(self.ended.result().pending)
 
     def stop(self) -> None:
-        """Interrupt it, as an interrupt of the notebook does with a cell that it waits for."""
+        """Interrupt the run, as interrupting the notebook does for a cell in the foreground."""
         self._stop.set()
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""Asks ranks what they know and makes a case of it; of dead ranks, what is on record."""
+"""Collects the ranks' reports into a case; a dead rank's report comes from the record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ASK_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class LaunchParameters:
-    """What the launcher told the ranks: the rendezvous variables, and which rank hosts the store.
+    """The launch parameters of the ranks: rendezvous variables, and which rank hosts the store.
 
     `store_host` None: no rank hosts it, a process of the session does.
     """
@@ -50,10 +50,10 @@ def gather(
     collectives: Callable[[], Collectives] = Collectives,
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> Case:
-    """The evidence of the ranks (all by default), of dead and silent ones what the record has.
+    """The reports of the ranks (all by default); for dead and silent ones, from the record.
 
-    `asked` are the ranks that have something to do: one that does nothing has not begun yet,
-    and what it knows is of an earlier set-up.
+    `asked` are the ranks that have been given work: an idle rank has not begun yet, and would
+    report an earlier set-up.
     """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
     alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
@@ -74,7 +74,7 @@ def gather(
 def _report(
     state: RankState, answer: RankReport | CannotAnswer | None, has_something_to_do: bool
 ) -> RankReport:
-    """What a rank answered; of one that is dead, failed to answer or is silent, what is known."""
+    """A rank's answer; if it is dead, silent or failed to answer, what the record has."""
     if state.status is Status.DEAD:
         return RankReport(
             state.rank,
@@ -95,9 +95,9 @@ def _report(
 
 
 def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """`ranks`, those that connect to each other across hosts with whom of them they reach.
+    """`ranks`, with the peers that each one reaches if they connect across hosts.
 
-    Asked in a second step: only now it is known where each of them listens.
+    Asked in a second step, because only now the address of each rank is known.
     """
     connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
     if len({e.network for e in connecting}) < 2:
@@ -107,7 +107,7 @@ def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[Rank
             address
             for report in connecting
             for address in report.listens
-            if not address.startswith(("127.", "::1:"))  # on another host that is another address
+            if not address.startswith(("127.", "::1:"))  # loopback means another host there
         )
     )
     asked = tuple(report.rank for report in connecting)

@@ -1,4 +1,4 @@
-"""How an interrupted run stands, in words: who stopped, who had finished, who is still in it."""
+"""Describes an interrupted run: which ranks stopped, had finished, or are still in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp_notebook.session.runs.run import CellRun
 
 
 def interruption(run: CellRun, snapshot: Snapshot) -> CellInterrupted:
-    """What a run that the user interrupted raises."""
+    """The error of a run that the user interrupted."""
     return CellInterrupted(
         f"The cell was interrupted: {_who_does_what(run, snapshot)}.", run.pending
     )
@@ -33,7 +33,7 @@ def _who_does_what(run: CellRun, snapshot: Snapshot) -> str:
 
 
 def _who_left(run: CellRun) -> list[str]:
-    """Which ranks are not in it any more, and how they left it."""
+    """The ranks that have left the run, and how."""
     ways = (
         ("interrupted", f"stopped{_at_lines(run)}"),
         ("ok", "had finished"),

@@ -1,4 +1,4 @@
-"""The runs of a session, one after another: how each ended, and what was found wrong."""
+"""The history of a session's runs: each one's outcome and diagnosis."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST_RUNS = 100
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run in a few words. `exits` says how ranks left it; `pending` are in it.
+    """A summary of a run. `exits` says how ranks left it; `pending` are still in it.
 
-    `began` is a time of day in seconds since the epoch. `headline` is what was found wrong, and
-    `category` of which kind; empty for nothing.
+    `began` is in seconds since the epoch. `headline` and `category` are those of the finding, empty
+    without one.
     """
 
     title: str
@@ -36,13 +36,13 @@ class PastRun:
 
 
 class PastRuns:
-    """The last runs of a session, the newest last. Any thread may ask."""
+    """The last runs of a session, the newest last. Thread-safe."""
 
     def __init__(self) -> None:
         self._runs: deque[PastRun | Callable[[], PastRun]] = deque(maxlen=MOST_RUNS)
 
     def begin(self, run: CellRun) -> None:
-        """A run begins. Of those that are over only words are kept."""
+        """Add a run that begins. Of finished runs only the summary is kept."""
         began = time.time()
         kept = [self._settled(each) for each in self._runs]
         self._runs = deque([*kept, lambda: _past(run, began)], maxlen=MOST_RUNS)

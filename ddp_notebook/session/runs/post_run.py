@@ -1,4 +1,4 @@
-"""Post-run checks: is what a finished run computed right? Asks each rank once, and compares."""
+"""Post-run checks: did a finished run compute what it should? Asks each rank once, compares."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ ASK_TIMEOUT_S = 2.0
 
 
 def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnosis | None:
-    """What is wrong with a run that every rank has finished; None for nothing.
+    """The diagnosis of a run that every rank has finished; None if no problem is found.
 
-    No rank is asked unless ranks have trained in it, or left a collective unwaited: other cells
-    are as fast as before.
+    Asks only after training, or if a collective was not waited for: other cells stay fast.
     """
     ended = run.finished.values()
     if len(run.ranks) < 2 or len(run.finished) < len(run.ranks):
@@ -40,7 +39,7 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
 
 
 def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunFacts]:
-    """What the ranks know of `run`; of those that answer, and know of it."""
+    """The ranks' training reports of `run`, from those that answer and took part."""
     answers = cluster.ask(ranks, calls.RUN_FACTS, calls.Nothing(), ASK_TIMEOUT_S)
     return {
         rank: facts
@@ -50,7 +49,7 @@ def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunF
 
 
 def remarks(cluster: RankCluster, ranks: Ranks, run: int) -> tuple[Remark, ...]:
-    """What is worth knowing of a run that goes well, or went well: whether a rank is slow."""
+    """Remarks on a run without a problem: whether a rank is slow."""
     answers = cluster.ask(ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
     times = {
         rank: times

@@ -1,4 +1,4 @@
-"""The runs of a session: which ranks are claimed, the run that is detached, and waiting for it."""
+"""The run registry of a session: claimed ranks, the detached run, and waiting for it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
 
 _RELEASED_WITHIN_S = 10.0
-"""How long the thread that waits for a run may take to notice its end and to clear up."""
+"""How long the thread that waits for a run has to notice its end and clean up."""
 
 
 class RunRegistry:
-    """Which run has which ranks. Any thread may ask; of two that want a rank one gets it."""
+    """Which run has which ranks. Thread-safe; of two concurrent claims of a rank one succeeds."""
 
     def __init__(self, record: Record, pool: RankPool, findings: LastFindings) -> None:
         self.controllers: list[RunController] = []
         """The last run of every rank, and those that ranks are still in; the newest last."""
         self.detached: Detached | None = None
-        """The run that was detached last."""
+        """The last detached run."""
         self._record = record
         self._findings = findings
         self._pool = pool
@@ -49,7 +49,7 @@ class RunRegistry:
         self.before_run: Callable[[CellRun], None] = lambda run: None
         """Called before ranks are sent something to run."""
         self.breakpoints_of: Callable[[int], Breakpoints] = lambda _: Breakpoints(())
-        """Those of a rank, for a process that is about to be it."""
+        """The breakpoints of a rank, for a process that is about to replace it."""
         pool.before_close(self.lose_all)
         record.subscribe(self._take)
 
@@ -73,14 +73,14 @@ class RunRegistry:
         return table(run, logs) if logs is not None else StepTable("", ())
 
     def reset(self) -> None:
-        """Forget all runs: the ranks are new ones."""
+        """Forget all runs: the ranks were replaced."""
         self.controllers, self.detached = [], None
         self.past.clear()
 
     # -- claims --------------------------------------------------------------------------
 
     def idle(self, ranks: Ranks | None, verb: str) -> Ranks:
-        """The ranks a verb is for, all by default. Raises UsageMistake when one is not free."""
+        """The ranks a verb acts on, all by default. Raises UsageMistake when one is busy."""
         self._end_script_that_was_left()
         claimed = {
             rank: controller.run.title
@@ -109,7 +109,7 @@ class RunRegistry:
         return not any(c.run.script and c.state.claimed for c in self.controllers)
 
     def _end_script_that_was_left(self) -> None:
-        """Somebody else wants the ranks' places: what stayed of it ends."""
+        """Something else needs the ranks: end the script's remaining processes."""
         processes = self._pool.processes
         if processes is not None and processes.script is not None and self.script_left:
             processes.end_script()
@@ -132,9 +132,9 @@ class RunRegistry:
         hold: bool = False,
         detach: bool = False,
     ) -> Iterator[RunController]:
-        """Claim ranks for a run, within which it is to be carried out. Raises UsageMistake.
+        """A context that claims ranks for a run. Raises UsageMistake.
 
-        When nothing was sent by the end of it the claim is given back.
+        If nothing was sent when it ends, the claim is released.
         """
         with self._lock:
             members = self.idle(ranks, verb)
@@ -161,7 +161,7 @@ class RunRegistry:
     def _check_beside(self, run: CellRun, other: RunController, *, detach: bool) -> None:
         """Raises UsageMistake when `run` cannot be while `other` is, on other ranks.
 
-        A script's processes have the ranks' places: nothing else may run on others meanwhile.
+        A script's processes replace the ranks, so nothing may run on the other ranks meanwhile.
         """
         heading, on = other.run.heading, name_ranks(other.run.ranks)
         if run.script or other.run.script:
@@ -176,7 +176,7 @@ class RunRegistry:
             )
 
     def await_released(self) -> None:
-        """Wait for the threads of runs that are over, or were aborted, to clear up."""
+        """Wait until the threads of runs that are over or aborted have cleaned up."""
 
         def released() -> bool:
             ending = (RunState.INTERRUPTING, RunState.LOST)
@@ -187,7 +187,7 @@ class RunRegistry:
         self._record.wait_for(released, _RELEASED_WITHIN_S)
 
     def lose_all(self, reason: str) -> None:
-        """The session ends: those who wait for a run hear of it before its processes end."""
+        """The session ends: wake all threads that wait for a run before its processes end."""
         for controller in self.controllers:
             controller.lose(reason)
         self.await_released()
@@ -208,7 +208,7 @@ class RunRegistry:
         detach: bool,
         started: Callable[[CellRun], None] | None,
     ) -> CellResult:
-        """Run `work`; how it ended. Of a run that is detached, or pauses, how it stands."""
+        """Run `work`; its result, or the current state of a run that is detached or pauses."""
         self.before_run(controller.run)
         controller.carry_out(work, patient=patient)
         self._findings.begin(controller.run.found)
@@ -218,7 +218,7 @@ class RunRegistry:
         if not detach and not controller.run.pausing:
             controller.watch()
             result = controller.see_through(interrupted, until_paused=True)
-            if result.steps is not None:  # from now on a thread waits for what steps make of it
+            if result.steps is not None:  # from now on a thread waits for the outcome of its steps
                 self.detached = Detached(controller)
             return result
         detached = self.detached = Detached(controller)
@@ -281,7 +281,7 @@ class RunRegistry:
 def _can_be_resumed(controller: RunController, *, ended_unseen: bool) -> bool:
     """True when ranks are in a run that no thread waits for.
 
-    Also of one that was stuck, whose ranks may be free by now, and whose end is unseen.
+    Also for a run that was stuck: its ranks may have been unblocked since, without a waiter.
     """
     run, state = controller.run, controller.state
     if state is RunState.STUCK and ended_unseen:
@@ -291,7 +291,7 @@ def _can_be_resumed(controller: RunController, *, ended_unseen: bool) -> bool:
 
 
 def _all_paused(settling: Settling, controller: RunController) -> bool:
-    """Whether the ranks of a run stand where only a step lets them go on."""
+    """Whether all ranks of a run are paused, so that only a step resumes them."""
     try:
         return settling.done() and not controller.run.done
     except Exception:

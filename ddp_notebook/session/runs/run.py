@@ -1,4 +1,4 @@
-"""What the ranks tell of one run: who started, who finished how, and what they wrote."""
+"""The state of one run: which ranks started, how they finished, and their output."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CellResult:
-    """How a cell ended, or how it stands while ranks are in it.
+    """The result of a cell, or its current state while ranks are in it.
 
-    `error` is what the magic raises, None when every rank finished it or is still in it.
-    `diagnosis` says what was wrong, where that could be found out; also of a run that went well
-    by luck.
+    `error` is what the magic raises, None if every rank finished it or is still in it. `diagnosis`
+    is set if a problem was found, also for a run that succeeded only by luck.
     """
 
     tracebacks: tuple[OutputGroup, ...]
@@ -56,7 +55,7 @@ class CellResult:
     steps: StepTable | None = None
     """Before which collectives the ranks are paused, when they are."""
     pending: Ranks = ()
-    """Ranks that are still in it: it was detached, is paused, is stuck, or could not be stopped."""
+    """Ranks still in the run: it is detached, paused or stuck, or could not be stopped."""
 
     def raise_for_error(self) -> None:
         """Raise `error`, if there is one."""
@@ -68,7 +67,7 @@ _EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
 
 
 class CellRun:
-    """Folds the events of one cell; `done` when every rank finished it or died.
+    """Folds the events of one cell; `done` once every rank has finished it or died.
 
     `number` is the notebook's prompt number, by which it is called; the cell's own by default.
     """
@@ -78,9 +77,9 @@ class CellRun:
         self.number = number or cell
         self.began_s = time.monotonic()
         self.sources: Mapping[str, str] = {}
-        """The code that runs, by the name that its lines are shown under."""
+        """The source code of the run, by the file name under which its lines are shown."""
         self.earlier: Mapping[str, str] = {}
-        """The same of the cells before it, whose functions it may call."""
+        """The sources of earlier cells, whose functions it may call."""
         self.pausing = False
         """Every rank pauses before each collective until it is stepped."""
         self._shown: dict[int, tuple[int, int]] = {}
@@ -99,18 +98,18 @@ class CellRun:
         self.over = threading.Event()
         """Set when no rank is in it any more, or the session has ended under it."""
         self.detector: StallDetector | None = None
-        """What checks whether its ranks make progress; None while nothing does."""
+        """The stall detector of this run; None while there is none."""
         self.stops: dict[int, LineStopped] = {}
         """Ranks that are paused at a line, and where."""
         self._left_stops: dict[int, int] = {}
-        """By rank, the stop that it left last: it may leave one before the event of it is here."""
+        """By rank, the last stop that it left: a rank may leave a stop before its event arrives."""
         self.changes = 0
         """Grows with every piece of output."""
         self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
         """What is wrong with it."""
 
     def take(self, events: Sequence[Event]) -> None:
-        """Take in what concerns this cell."""
+        """Process the events of this cell."""
         with self._lock:
             for event in events:
                 if event.rank in self._logs:
@@ -142,7 +141,7 @@ class CellRun:
                 self._replaced.add(event.rank)
 
     def left(self, rank: int, stop: int) -> None:
-        """`rank` was told to go on from this stop: it is paused there no more."""
+        """`rank` was resumed from this stop and is no longer paused there."""
         with self._lock:
             self._forget_stop(rank, stop)
 
@@ -165,7 +164,7 @@ class CellRun:
 
     @property
     def title(self) -> str:
-        """What it is called: ``cell 3``, ``train.py``."""
+        """Its title: ``cell 3``, ``train.py``."""
         return self.script or f"cell {self.number}"
 
     @property
@@ -175,21 +174,21 @@ class CellRun:
 
     @property
     def waits_for(self) -> str:
-        """Which rank the others wait for, in words; empty for none."""
+        """A text naming the rank that the others wait for; empty for none."""
         detector = self.detector  # once: another thread may take it away
         late = detector.latest if detector is not None else None
         return late.headline if late is not None and late.findings else ""
 
     @property
     def left_ns(self) -> Mapping[int, int]:
-        """When each rank left it that is not in it any more."""
+        """When each rank that has left the run did so."""
         with self._lock:
             ends = (*self.died.values(), *self.finished.values())
             return {end.rank: end.heard_ns for end in ends}
 
     @property
     def exits(self) -> Mapping[str, Ranks]:
-        """How ranks left it that are not in it any more: finished, raised, ..., in a word."""
+        """How each rank that has left the run did so, in a word: finished, raised, ..."""
         words: dict[str, list[int]] = {}
         with self._lock:
             for rank in self.ranks:
@@ -204,7 +203,7 @@ class CellRun:
 
     @property
     def failures(self) -> Mapping[int, str]:
-        """How ranks left it that did not finish it, in a few words."""
+        """How the ranks that did not finish the run left it, in a few words."""
         with self._lock:
             died = dict.fromkeys((*self.died, *self.lost), "its process ended")
             return died | {
@@ -225,13 +224,13 @@ class CellRun:
         return not self.pending
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
-        """The output so far, a rank that is only behind counted as equal; who raised, first."""
+        """The output so far, failed ranks first; a rank that is only behind counts as equal."""
         with self._lock:
             groups = group_live({rank: log.items() for rank, log in self._logs.items()})
         return tuple(sorted(groups, key=lambda group: not _has_traceback(group)))
 
     def news(self) -> tuple[OutputGroup, ...]:
-        """What was written since this was asked for last, as far as it is text."""
+        """The text output since the last call."""
         with self._lock:
             fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
         return group({rank: items for rank, items in fresh.items() if items})
@@ -245,7 +244,7 @@ class CellRun:
         return tuple(fresh)
 
     def written(self, rank: int) -> str:
-        """What `rank` wrote so far, as far as it is text and was sent here."""
+        """The text output of `rank` received so far."""
         with self._lock:
             return self._written(rank)
 
@@ -255,7 +254,7 @@ class CellRun:
         return "".join(item.text for item in items if item.what in streams)
 
     def tracebacks(self) -> tuple[Traceback, ...]:
-        """What its ranks raised so far, equal tracebacks as one."""
+        """The errors of its ranks so far; equal tracebacks are merged."""
         return tuple(
             Traceback(raised.ranks, item.text)
             for raised in self._split()[0]
@@ -263,10 +262,10 @@ class CellRun:
         )
 
     def with_tracebacks(self, diagnosis: Diagnosis) -> Diagnosis:
-        """`diagnosis` with what its ranks raised.
+        """`diagnosis` with the tracebacks of its ranks.
 
-        Where a finding says what is wrong, that our guard refused a collective is no news: it was
-        refused on ranks that did right, too.
+        If a finding names the problem, tracebacks of our guard are left out: it also refuses
+        collectives on ranks that are correct.
         """
         refused = {rank for rank, end in self.finished.items() if end.ename == MISMATCH}
         shown = self.tracebacks()
@@ -275,7 +274,7 @@ class CellRun:
         return replace(diagnosis, tracebacks=shown)
 
     def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
-        """All tracebacks, and all that was written beside them."""
+        """All tracebacks, and all other output."""
         with self._lock:
             groups = group({rank: log.items() for rank, log in self._logs.items()})
         return split_errors(groups)
@@ -287,14 +286,12 @@ class CellRun:
         return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
 
     def standing(self) -> CellResult:
-        """How it stands while ranks are in it: what was raised, and what they wrote since that was
-        asked last.
-        """
+        """The current state while ranks are in it: errors, and the output since the last call."""
         _, outputs = split_errors(self.news())
         return CellResult(self._split()[0], outputs, {}, None, pending=self.pending)
 
     def error(self) -> DDPError | None:
-        """How it failed on the ranks that are not in it any more; None when it did not."""
+        """How it failed on the ranks that have left it; None if it did not."""
         lines = [*self._deaths(), *self._exceptions()]
         if lost := self.lost - self.died.keys():
             lines.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
@@ -316,7 +313,7 @@ class CellRun:
     def _deaths(self) -> list[str]:
         lines = []
         for rank, exited in sorted(self.died.items()):
-            # What stands in its log may be of anything that ran in its process, also before.
+            # Its log may contain output of anything that ran in its process, also of earlier runs.
             logged = exited.last_words.strip().splitlines()[-1:]
             own = self.written(rank).strip().splitlines()[-1:]
             last = f" (it last wrote: {own[0].strip()})" if own else ""

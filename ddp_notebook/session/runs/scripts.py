@@ -1,4 +1,4 @@
-"""Runs a script on ranks as torchrun would, unchanged, and says how it ended."""
+"""Runs a script on ranks as torchrun would, unchanged, and reports its outcome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scripts:
 
     def __init__(self, pool: RankPool, runs: RunRegistry) -> None:
         self.seen_late: Diagnosis | None = None
-        """What the last script's ranks waited for when one was only late; None when none was."""
+        """What the last script's ranks waited for when one was only late; None if none was."""
         self._pool = pool
         self._runs = runs
 
@@ -107,7 +107,7 @@ class Scripts:
 
 
 class ScriptWork:
-    """A script, for a `RunController`: where its ranks meet, and how it ends.
+    """A script, for a `RunController`: its rendezvous, and how it ends.
 
     `placed` puts them on hosts of the fault lab, and the store with them. `ended` is called when
     no rank is in it any more.
@@ -158,7 +158,7 @@ class ScriptWork:
         )
 
     def send(self, ranks: Ranks) -> Ranks:
-        """Start the script's processes; none can fail to be reached."""
+        """Start the script's processes; no rank is unreachable."""
         scripts = {
             rank: calls.Script(
                 cell=self._run.cell,
@@ -193,7 +193,7 @@ class ScriptWork:
             result = replace(result, diagnosis=checked)
         self._ended(controller)
         if self._placed:
-            self._processes.end_script()  # and the hosts with it
+            self._processes.end_script()  # also ends the lab's hosts
         return result
 
 
@@ -210,7 +210,7 @@ def find_script(path: str) -> Path:
 def find_module(name: str) -> tuple[Path, str]:
     """The file of a module that `python -m name` would run, and its package.
 
-    No package is imported for it. Raises UsageMistake when there is no such module.
+    Imports no package. Raises UsageMistake when there is no such module.
     """
     where: Sequence[str] | None = [str(Path.cwd()), *sys.path]
     spec, package = None, name.rpartition(".")[0]
@@ -232,8 +232,8 @@ def environments(
 ) -> dict[int, dict[str, str]]:
     """The environment of each rank: this process's, what torchrun sets, and `settings`.
 
-    The ranks of a run are counted from 0, whatever their numbers in the session are. A value that
-    is empty is unset.
+    The ranks of a run are numbered from 0, whatever their numbers in the session. An empty value
+    unsets its variable.
     """
     common = processes.environment(ranks)
     made = {}

@@ -1,4 +1,4 @@
-"""Decides whether ranks that wait are stuck: two looks in a row agree, and no rank computes."""
+"""Decides whether waiting ranks are stuck: two checks in a row agree, and no rank computes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddp_notebook.diagnosis import diagnose_run, progress
 from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
 
 LOOK_AFTER_S = 0.6
-"""How long a rank must have waited before it is worth a look."""
+"""How long a rank must have waited before the first check."""
 LOOK_EVERY_S = 0.45
 LOOK_RARELY_S = 1.8
-"""How often to look at ranks none of which waits."""
+"""The interval between checks while no rank waits."""
 RESTLESS_FOR_S = 10.0
-"""How long ranks may want a CPU before that is no excuse any more."""
+"""How long ranks may be runnable without a CPU before they count as stuck."""
 _OF_A_MOMENT = frozenset(
     {
         Category.EARLY_EXIT,
@@ -28,17 +28,17 @@ _OF_A_MOMENT = frozenset(
         Category.FILESYSTEM,
     }
 )
-"""What can look so for a moment where nothing is wrong, when ranks lack a CPU."""
+"""Categories that can appear briefly on a healthy run when ranks lack a CPU."""
 UNDECIDED_AFTER_S = 30.0
-"""After so long without any change a stop that no rule explains is shown as it is."""
+"""After this long without any change, a stall that no rule explains is shown as it is."""
 
 
 class StallDetector:
-    """Looks again and again at ranks that wait, and says when they cannot make progress.
+    """Checks waiting ranks repeatedly, and reports when they cannot make progress.
 
-    `look` gives the case as it is. A finding counts when two looks in a row agree on it and
-    no rank is busy with code of its own. `moved` gives another value whenever a rank has made
-    progress, and costs nothing: while it does, no rank is asked.
+    `look` returns the current case. A finding counts if two checks in a row agree on it and no rank
+    is busy with its own code. `moved` returns a new value whenever a rank has made progress, at no
+    cost: while it changes, no rank is asked.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class StallDetector:
         self._still_since_s = clock()
         self._stuck_since_s: float | None = None
         self.latest = Diagnosis()
-        """What the last look gave: also who is only late."""
+        """The last diagnosis, including ranks that are only late."""
         self.seen_late: Diagnosis | None = None
-        """The last look that found ranks waiting for one that was only late."""
+        """The last diagnosis in which ranks waited for one that was only late."""
 
     def turn(self) -> Diagnosis | None:
-        """Look, if it is time to; the diagnosis when no rank makes progress any more."""
+        """Check if it is time to; the diagnosis once no rank makes progress any more."""
         now_s = self._clock()
         if now_s < self._next_s:
             return None
@@ -89,23 +89,23 @@ class StallDetector:
         return self._after_long_stillness(case, now_s)
 
     def _made_progress(self, now_s: float) -> bool:
-        """True when a rank has moved since the last turn: then no rank is asked for a while."""
+        """True if a rank has moved since the last check: then no rank is asked for a while."""
         moved = self._moved()
         if moved == self._last_moved:
             return False
         self._last_moved, self._next_s = moved, now_s + LOOK_EVERY_S
         self._previous, self._pause_s = None, LOOK_EVERY_S
-        self._picture = None  # a loop of slow collectives looks the same at each look
+        self._picture = None  # a loop of slow collectives looks the same at each check
         return True
 
     def _plan_next(self, case: Case, now_s: float) -> None:
-        """When to look next: ranks that compute for hours are not asked twice a second."""
+        """When to check next: ranks that compute for hours are not asked twice a second."""
         waits = case.waiting or any(e.workers for e in case.ranks)
         self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
 
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
-        """What is found may be true for a moment only: ranks lack a CPU to make progress."""
+        """True if the finding may be transient, because ranks lack a CPU to make progress."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
         restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
@@ -142,10 +142,10 @@ class StallDetector:
 
 
 def _cpu_of_silent(e: RankReport) -> float:
-    """What tells that a rank that does not answer works all the same."""
+    """What proves that a rank works although it does not answer."""
     return e.main_cpu_s if e.activity is Activity.SILENT else 0.0
 
 
 def stuck(case: Case, diagnosis: Diagnosis) -> bool:
-    """True when something is wrong and no rank runs code of its own that could change it."""
+    """True if a problem was found and no rank runs its own code that could resolve it."""
     return diagnosis.wrong and not any(map(progress.works, case.ranks))

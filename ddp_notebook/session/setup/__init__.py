@@ -1,4 +1,4 @@
-"""Ranks brought up, set up again, stepped and freed.
+"""Sets ranks up, sets them up again, steps them and unblocks them.
 
 bring_up.py   Takes the ranks through the stages of set-up, all at once or step by step.
 limits.py     What the limits of open files and processes leave for ranks.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes
 
 _FREE_WITHIN_S = 2.0
-"""On a quiet machine. torch's client waits up to 1.9 s before it tries again: a rank that does not
-come out loses its variables."""
+"""On an idle machine. torch's client waits up to 1.9 s before it retries: a rank that does not
+return in this time is replaced and loses its variables."""
 _HEARD_WITHIN_S = 1.0
-"""On a quiet machine. What holds Python's lock never hears that it is to come out."""
+"""On an idle machine. A thread that holds the GIL never receives the request."""
 _FREE_AGAIN_S = 0.1
 _LAST_WORD_S = 1.0
 _PREPARED_WITHIN_S = 10.0
@@ -62,8 +62,8 @@ class BringUp:
     ) -> None:
         """Take all ranks through all stages, under a fresh prefix of the store.
 
-        Returns when every rank has verified its all_reduce. Raises SetupFailed, with the
-        diagnosis, when that cannot happen any more; the ranks stay as they are.
+        Returns when every rank has verified its all_reduce. Raises SetupFailed, with the diagnosis,
+        once that is impossible; the ranks stay as they are.
         """
         plans = self._plans(settings or {}, store, patient=False)
         self._answers = self.processes.cluster.call(
@@ -72,7 +72,7 @@ class BringUp:
         self._await_end(interrupted)
 
     def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
-        """What each rank is told."""
+        """The launch parameters of each rank."""
         self.generation += 1
         self.store, self.settings = store, settings
         options = self.processes.options
@@ -138,14 +138,14 @@ class BringUp:
         raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _wait_until_decided(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until all ranks are ready or one cannot be. Raises SetupFailed when it is stuck."""
+        """Wait until all ranks are ready or one failed. Raises SetupFailed when they are stuck."""
         detector = StallDetector(self.look)
 
         def decided() -> bool:
             statuses = {state.status for state in self.record.snapshot.ranks}
             return statuses == {Status.READY} or bool(self.record.snapshot.ended)
 
-        # The ranks keep the time of each stage; this is for a rank that cannot even do that.
+        # The ranks time out each stage themselves; this is for a rank that cannot even do that.
         deadline = time.monotonic() + 2 * self.processes.options.timeout_s + 5
         while not self.record.wait_for(decided, 0.1):
             self._report_crashed_calls()
@@ -180,7 +180,7 @@ class BringUp:
                     self.record.add((failed,))
 
     def _why_not_up(self, diagnosis: Diagnosis) -> str:
-        """Which rank failed at which stage, why, and what to do; then who waits for it."""
+        """Which rank failed at which stage, why, and what to do; then which ranks wait."""
         lines = []
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause
@@ -230,7 +230,7 @@ class BringUp:
         return tuple(rank for rank in self._answers if not self.answered((rank,)))
 
     def diagnose(self) -> Diagnosis:
-        """What is wrong, as far as can be told now."""
+        """The current diagnosis."""
         case = self.look()
         diagnosis = diagnose_setup(case)
         if diagnosis.wrong:
@@ -239,9 +239,9 @@ class BringUp:
         return replace(diagnosis, findings=(*own, *diagnosis.findings))
 
     def free(self, ranks: Ranks) -> Ranks:
-        """Unblock ranks; those that nothing but the end of their process will free."""
+        """Unblock ranks; returns those that can only be unblocked by ending their process."""
         began_s, heard = time.monotonic(), set[int]()
-        # Only what they are in now: a set-up that begins meanwhile is not to be aborted.
+        # Only their current set-up: one that begins meanwhile must not be aborted.
         sent = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
         def stuck() -> Ranks:
@@ -253,26 +253,26 @@ class BringUp:
                 or (states[rank].status is not Status.DEAD and not _ended(sent.get(rank)))
             )
 
-        # A rank says that it is done before its call is known to have ended.
+        # A rank's event that it is done arrives before its call returns.
         if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
             return ()
         while (left := stuck()) and time.monotonic() - began_s < self._patience_s(left, heard):
             heard.update(self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), 0.5))
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
-        # A call can be known to have ended before the rank's own event has arrived.
+        # A call can return before the rank's own event has arrived.
         self.record.wait_for(lambda: not self._inside(ranks, left), scaled_for_load(_LAST_WORD_S))
         self.record.lose_group()
         return left
 
     def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
-        """How long to wait for ranks to come out; not for those that cannot hear, or move."""
+        """How long to wait for ranks to return, without those that cannot do so."""
         if heard.intersection(ranks):
             return scaled_for_load(_FREE_WITHIN_S)
         return 0.0 if self.stopped(ranks) == ranks else scaled_for_load(_HEARD_WITHIN_S)
 
     def stopped(self, ranks: Ranks) -> Ranks:
-        """Those whose process is stopped: whatever they are in, they do not come out of it."""
+        """Ranks whose process is stopped: they cannot return from any call."""
         states = self.record.snapshot.ranks
         return tuple(
             rank

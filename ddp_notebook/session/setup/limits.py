@@ -1,4 +1,4 @@
-"""What the limits of this user's open files and processes leave for ranks."""
+"""How many ranks this user's limits of open files and processes allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAY_PASS_THE_LIMIT = 1 << 24 | 1 << 21
 
 
 def why_too_few_processes(world_size: int, proc: Path = Path("/proc")) -> str:
-    """Why so many ranks cannot be started; empty where they can, or it is not known.
+    """Why this many ranks cannot be started; empty if they can, or if it is unknown.
 
     At the limit a thread that cannot be started ends its process: the notebook's, too.
     """
@@ -42,7 +42,7 @@ def why_too_few_processes(world_size: int, proc: Path = Path("/proc")) -> str:
 
 
 def why_too_few_files(error: BaseException) -> str:
-    """That an error means the limit of open files; empty for another one."""
+    """A message if the error means the limit of open files; empty for another error."""
     if sys.platform == "win32" or getattr(error, "errno", None) != errno.EMFILE:
         return ""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,6 +1,6 @@
 """Whether this package was changed since the notebook's kernel loaded it: an upgrade, an edit.
 
-Ranks would run the new code, and the kernel the old: they would not understand each other.
+Ranks would run the new code and the kernel the old one, with incompatible protocols.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _IDLE_WITHIN_S = 2.0
 
 
 class SetUp:
-    """The process group of a session: made, made again, and ranks freed from what blocks them."""
+    """Owns the process group of a session: builds it, rebuilds it, and unblocks its ranks."""
 
     def __init__(
         self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
@@ -52,10 +52,10 @@ class SetUp:
         self._runs = runs
         self._findings = findings
         self._freeing = threading.RLock()
-        """Held while ranks are freed: no set-up may begin on them before that is over."""
+        """Held while ranks are unblocked: no set-up may begin on them before that is over."""
         self.replaced: tuple[str, ...] = ()
-        """The board's notes about the processes that were replaced to free ranks, or as they were
-        dead, when that was done last."""
+        """The board's notes about the processes that were last replaced, because ranks were blocked
+        or dead."""
 
     def status(self) -> Board:
         """The board now."""
@@ -98,7 +98,7 @@ class SetUp:
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
         changed = package_changes.check()
-        devices = self._pool.plan(options)  # first: what cannot be had costs no ranks
+        devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None and (too_few := limits.why_too_few_processes(options.world_size)):
             raise UsageMistake(too_few)
         self._findings.begin(Found(SET_UP))
@@ -113,7 +113,7 @@ class SetUp:
         return self._set_up(options)
 
     def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
-        """Other ranks in place of those that there are; those that stay keep their variables."""
+        """Replace the existing ranks; those that stay keep their variables."""
         states, device_of = self._record.snapshot.ranks, processes.devices.environment
         kept = {
             rank
@@ -145,7 +145,7 @@ class SetUp:
             self.bring_up = BringUp(processes, self._record)
             processes.start()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
-            with noted():  # whoever is impatient interrupts again
+            with noted():  # an impatient user interrupts again
                 failed, lost = self.status(), self._pool.lost_reason
                 self._pool.close("The ranks could not be started.")
                 self._record.note(ended="set-up did not finish.", loading=None)
@@ -155,7 +155,7 @@ class SetUp:
             raise SetupFailed(why, failed) from None
 
     def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
-        """Once more with ranks whose set-up failed, as far as their processes live."""
+        """Retry set-up of ranks that failed, as far as their processes live."""
         self.make_ready()
         processes.adopt(options)
         return self._set_up(options)
@@ -182,7 +182,7 @@ class SetUp:
         return replace(self._pool.need("%ddp_init").options, settings={}, step=False)
 
     def _set_up(self, options: InitOptions) -> Board:
-        """Take the ranks through set-up, or stop before it. They stay whatever becomes of it."""
+        """Take the ranks through set-up, or stop before it. They stay whatever the outcome."""
         bring_up = self.bring_up
         assert bring_up is not None
         try:
@@ -213,7 +213,7 @@ class SetUp:
             self._findings.begin(found)
 
     def _keep_interrupted(self, bring_up: BringUp) -> None:
-        """Keep what was wrong when the user interrupted it; freed ranks do not tell."""
+        """Keep the diagnosis of an interrupted set-up: freed ranks no longer show the problem."""
         now = bring_up.diagnose()
         unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
         found = Found(SET_UP)
@@ -223,7 +223,7 @@ class SetUp:
     def _bring_up(
         self, bring_up: BringUp, options: InitOptions, interrupted: Callable[[], bool]
     ) -> None:
-        """Set-up in one go; with another port when another process took the one that we chose."""
+        """Set up in one go; retries with another port if another process took the chosen one."""
         for pause_s in (0.1, 0.4, 1.6):
             try:
                 return bring_up.run(options.settings, options.store, interrupted)
@@ -239,7 +239,7 @@ class SetUp:
     # -- freeing -------------------------------------------------------------------------
 
     def free(self, ranks: Ranks) -> Ranks:
-        """Free ranks from what blocks them; those that needed a new process for it."""
+        """Unblock ranks; returns those that needed a new process for it."""
         with self._freeing:
             return self._free(ranks)
 
@@ -257,7 +257,7 @@ class SetUp:
         def begun() -> bool:
             return all(set(c.run.pending) & set(ranks) <= c.run.started for c in aborted)
 
-        # Until a rank's event that it began has arrived, it looks like one that waits for a cell.
+        # Until a rank's CellStarted event has arrived, it looks idle.
         self._record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
         for controller in aborted:
             controller.signal_started()
@@ -297,7 +297,7 @@ class SetUp:
         return [_not_unblocked(replaced)] if replaced else []
 
     def _note_replaced(self, replaced: tuple[str, ...]) -> None:
-        """Have the board say which processes were replaced, and no more those of the last time."""
+        """Note on the board which processes were replaced, in place of the previous notes."""
         others = [note for note in self._record.snapshot.notes if note not in self.replaced]
         self.replaced = replaced
         self._record.note(notes=(*others, *replaced))
@@ -327,7 +327,7 @@ class SetUp:
         in_set_up = self._in_set_up(survivors)
         with self._unless_lost("%ddp_restart"), self._record.restarting(members):
             processes.stop(members)
-            if in_set_up:  # they wait for the old group, and nothing else ends that
+            if in_set_up:  # they wait for the old group and must be unblocked
                 self.free(in_set_up)
             self._await_survivors(survivors, members)
             self._runs.await_released()
@@ -353,10 +353,10 @@ class SetUp:
         return tuple(rank for rank in ranks if states[rank].status in within)
 
     def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
-        """Ranks that waited for a stopped one fail now; wait until they are idle.
+        """Ranks that waited for an ended one fail now; wait until they are idle.
 
-        Those that waited for one of these are not told by torch. They are freed, unless
-        a thread waits for their cell.
+        torch does not notify ranks that waited for one of these. They are unblocked, unless a
+        thread waits for their cell.
         """
 
         def busy() -> Ranks:
@@ -376,7 +376,7 @@ class SetUp:
 
 
 def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
-    """Which ranks stayed when others took the place of some, and what became of the others."""
+    """Which ranks were kept when some were replaced, and what happened to the others."""
     ended = tuple(sorted(rank for rank in gone if rank >= world_size))
     new = tuple(rank for rank in range(world_size) if rank not in kept)
     parts = []
@@ -404,7 +404,7 @@ def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
 
 
 def _why_not_started(error: BaseException) -> str:
-    """What went wrong in set-up, and that it can be tried again."""
+    """What went wrong in set-up, and how to retry."""
     what = str(error)
     if isinstance(error, KeyboardInterrupt):
         what = "Set-up was interrupted."

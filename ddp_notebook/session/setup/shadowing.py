@@ -17,9 +17,9 @@ _NEEDED = frozenset(
 
 
 def why_not_loaded(python_path: Sequence[str]) -> str:
-    """That files have the names of modules that ranks load, and what to do; empty for none.
+    """A message about files that shadow modules that ranks load, and the remedy; empty for none.
 
-    To be asked when a start has failed: many such files do no harm.
+    Called when a start has failed: many such files are harmless.
     """
     files = [str(file) for file in _shadowing(python_path)]
     if not files:

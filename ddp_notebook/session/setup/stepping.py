@@ -29,7 +29,7 @@ _SETTLED_S = 0.5
 
 
 class Stepping:
-    """One verb moves whatever is paused."""
+    """`%ddp_step`: one verb moves whatever is paused."""
 
     def __init__(
         self, record: Record, runs: RunRegistry, set_up: SetUp, construction: DdpConstruction
@@ -112,7 +112,7 @@ def step(
     while moving and not interrupted():
         bring_up.send_on(moving, to)
         _await_arrival(bring_up, moving, interrupted)
-        # Ranks that waited for these when the step began have arrived somewhere on the way.
+        # Ranks that waited for these when the step began have made progress meanwhile.
         moving = _short_of(bring_up, ranks, to) if to is not None else ()
     return table(bring_up)
 

@@ -1,6 +1,6 @@
-"""What a session does beside running code.
+"""What a session does besides running code.
 
-against.py           A script on all ranks and on one: where do they part?
+against.py           Runs a script on all ranks and on one: where do they diverge?
 bench.py             Measures what collectives cost, against tensor size.
 bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.
 bench_steps.py       Measures training steps: where their time goes.
@@ -8,9 +8,9 @@ breakpoints.py       Breakpoints: set, listed, cleared, and sent to processes th
 ddp_construction.py  `%ddp_wrap`: a model taken through DDP's construction, one stage at a time.
 differences.py       The first index at which a tensor of some ranks differs.
 fault_lab.py         The fault lab: injects a fault, shows what is found, applies the remedy.
-looking.py           The frames in which ranks stand, the chosen one, and what is watched.
+looking.py           The frames of paused ranks, the selected frame, and watched expressions.
 measuring.py         The progress of a benchmark: how far it is, and how it is cancelled.
-save.py              Writes what is known of a session to a file, also after it was lost.
+save.py              Writes a session's record to a file, also after the session was lost.
 values.py            Variables on the ranks: set, fetched, completed, described; and output.
 where.py             Where the ranks are, as one tree of Python stacks; their software.
 why.py               What is wrong with the ranks now: gathers a case and has it diagnosed.

@@ -1,4 +1,4 @@
-"""A script or a cell on all ranks and on one: where do they part?"""
+"""Runs a script or a cell on all ranks and on one: where do they diverge?"""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class AgainstOne:
     def run(
         self, script: RunScript, ranks: Ranks | None = None, started: Begun | None = None
     ) -> tuple[CellResult, Comparison | None]:
-        """Run `script` on `ranks`, then on one of them with the same batches; where they part.
+        """Run `script` on `ranks`, then on one with the same batches; where they diverge.
 
-        There is no comparison where the run on `ranks` failed. Raises UsageMistake for fewer than
-        two ranks.
+        There is no comparison if the run on `ranks` failed. Raises UsageMistake for fewer than two
+        ranks.
         """
         processes = self._pool.need("--against")
         members = ranks if ranks is not None else tuple(range(processes.options.world_size))
@@ -75,7 +75,7 @@ class AgainstOne:
 
             comparison = _compare(folder, names, alone)
             if found is not None:
-                self._findings.begin(found)  # what %ddp_why tells is of the run on all ranks
+                self._findings.begin(found)  # %ddp_why reports on the run on all ranks
             return result, comparison
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ class AgainstOne:
     ) -> Iterator[str]:
         """The path of a script that does what a cell does in new processes.
 
-        It finds the names that every cell finds, and no variables of other cells. Raises
+        It has the names that every cell has, but no variables of other cells. Raises
         CellSyntaxError, and UsageMistake for a cell that no script can be.
         """
         devices = self._pool.need("%%ddp").devices
@@ -108,7 +108,7 @@ class AgainstOne:
 
 
 def _compare(folder: Path, names: list[str], alone: Callable[[str], CellResult]) -> Comparison:
-    """Run it on one rank, twice, unless it is known before that nothing can be compared."""
+    """Run it twice on one rank, unless it is already known that nothing can be compared."""
     kept = trail.read_all(folder, names)
     count = len(names)
     if len(kept) < count:

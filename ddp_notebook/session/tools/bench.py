@@ -1,4 +1,4 @@
-"""Measures what collectives cost, against tensor size, on the ranks that there are."""
+"""Measures the cost of collectives against tensor size, on the existing ranks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ddp_notebook.session.setup.set_up import SetUp
 
 _MEMORY_SHARE = 0.5
-"""Of what is free: the rest is for the user's own work, and for what the backend takes."""
+"""Share of the free memory; the rest is for the user's own work and for the backend."""
 _STOP_GRACE_S = 20.0
-"""How long interrupted ranks may take to end the collectives they are in."""
+"""How long interrupted ranks have to finish the collectives they are in."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class BenchOptions:
 
 
 class PartialResults:
-    """What ranks have measured so far in a benchmark that goes on. From any thread."""
+    """The measurements so far of a running benchmark. Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.done = 0.0
@@ -63,7 +63,7 @@ class PartialResults:
         self._visits: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in ranks}
 
     def take(self, events: Sequence[Event]) -> bool:
-        """Take in what is of a benchmark; True when there was something."""
+        """Add a benchmark's events; True if there were any."""
         is_news = False
         for event in events:
             if isinstance(event, Progress) and event.task == "bench" and event.rank in self._visits:
@@ -192,7 +192,7 @@ class Bench:
 
 
 def _nothing(answers: Answers[Any], ended: str) -> DDPError:
-    """What to raise when there is no size to show."""
+    """The error to raise when there is no size to show."""
     if answers.failed and not answers.dead and not answers.interrupted and not answers.pending:
         return UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
     return DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
@@ -206,7 +206,7 @@ def _why(answers: Answers[Any], record: Record) -> str:
     texts: dict[str, list[int]] = {}
     for rank, failure in answers.failed.items():
         texts.setdefault(failure.text, []).append(rank)
-    if not answers.dead:  # else what the others say is only that their peer is gone
+    if not answers.dead:  # else the others only report that their peer is gone
         parts += [f"{name_ranks(ranks)}: {text}" for text, ranks in texts.items()]
     if answers.interrupted:
         parts.append("it was interrupted")
@@ -259,7 +259,7 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
     """Raises UsageMistake, before any memory is taken, when the sizes would not fit."""
     hosts: dict[str, list[int]] = {}
     for rank, fact in facts.items():
-        # A GPU is a rank's own; the memory of a host is shared by the ranks on it.
+        # Each rank has its own GPU; the ranks of a host share its memory.
         hosts.setdefault(fact["host"] if device == "cpu" else str(rank), []).append(rank)
     for here in hosts.values():
         free = min(facts[rank]["free_bytes"] for rank in here)

@@ -1,4 +1,4 @@
-"""What `%ddp_bench` returns: what was measured, and what can be done with it."""
+"""What `%ddp_bench` returns: the measurements, and methods to plot, export and compare them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARGEST_FILE = 64 * 2**20
 
 
 class BenchResult(BenchRun):
-    """What was measured. `curves` hold the numbers, `trust` how far to believe them."""
+    """The measurements. `curves` holds the numbers, `trust` says how reliable they are."""
 
     baseline: BenchRun | None = None
     """The run it is compared with; None for none."""
@@ -38,7 +38,7 @@ class BenchResult(BenchRun):
         object.__setattr__(made, "baseline", baseline)
         try:
             made.compared()
-        except ValueError as why:  # the measurement is worth keeping
+        except ValueError as why:  # keep the measurement without its baseline
             object.__setattr__(made, "baseline", None)
             object.__setattr__(made, "notes", (f"There is no comparison: {why}.", *made.notes))
         return made
@@ -113,7 +113,7 @@ class BenchResult(BenchRun):
         return _written(bench_export.csv(self), path)
 
     def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table that nccl-tests print, for what reads that."""
+        """The table that nccl-tests print, for tools that read it."""
         return _written(bench_export.nccl_text(self), path)
 
     def to_nccl_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -121,7 +121,7 @@ class BenchResult(BenchRun):
         return _written(json.dumps(bench_export.nccl_json(self)), path)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write it in the form that the name asks for; what was written, in words.
+        """Write it in the format of the file's extension; says what was written.
 
         ``.csv``; ``.nccl.json`` and ``.nccl.txt`` in nccl-tests' forms; ``.png``, ``.svg`` and
         ``.pdf`` as a figure; else ``.json``. Raises UsageMistake when it cannot be written.

@@ -1,4 +1,4 @@
-"""Measures training steps: where their time goes, on the ranks that there are."""
+"""Measures training steps: where their time goes, on the existing ranks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _TASK = "steps"
 _STOP_WITHIN_S = 15.0
-"""How long interrupted ranks may take to finish the steps that they are in."""
+"""How long interrupted ranks have to finish the steps that they are in."""
 _LAST_WORD_S = 2.0
 _DEATH_KNOWN_S = 0.5
-"""After its peers have noticed, on a quiet machine."""
+"""After its peers have noticed, on an idle machine."""
 _BUCKETS_FROM_BYTES = 64 * 2**10
 
 Watch = Callable[[float, Callable[[], StepBenchResult]], None]
-"""Told what share is done, 0 to 1, and what gives the points there are by then."""
+"""Called with the share that is done, 0 to 1, and a function that returns the points so far."""
 
 
 class StepBench:
@@ -143,9 +143,9 @@ class StepBench:
         )
 
     def _end(self, answers: Answers[Any], partial: _PartialResults) -> str:
-        """How it ended, in words, empty when well; the ranks can go on working after it."""
+        """How it ended, empty on success; the ranks are usable afterwards."""
         if answers.complete:
-            # The last event of a rank travels apart from its answer.
+            # A rank's last event arrives independently of its answer.
             blocks = {rank: answer["blocks"] for rank, answer in answers.values.items()}
             self._record.wait_for(lambda: partial.has(blocks), _LAST_WORD_S)
             return ""
@@ -154,7 +154,7 @@ class StepBench:
         if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
             return how
         try:
-            # A rank that failed left the others in the middle of something.
+            # A rank that failed may have left the others in a collective.
             self._set_up.abort(answers.pending or None)
         except DDPError as error:
             return f"{how} The ranks could not be set up again: {error}"
@@ -198,16 +198,16 @@ class _PartialResults:
                         self._watch(self._measuring.done, self.so_far)
 
     def so_far(self) -> StepBenchResult:
-        """The points there are, from any thread; their parts, and nothing that takes long."""
+        """The points so far, thread-safe; computes nothing expensive."""
         return stats.so_far(self._about, [list(blocks) for blocks in self.blocks.values()])
 
     def has(self, counts: Mapping[int, int]) -> bool:
-        """True when each rank has told of so many blocks."""
+        """True when each rank has reported this many blocks."""
         return all(len(self.blocks[rank]) >= count for rank, count in counts.items())
 
 
 def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
-    """What is known before anything is measured, from the facts of the first rank."""
+    """The facts known before anything is measured, from the first rank."""
     return StepBenchResult(
         model=first["title"],
         parameters=first["parameters"],
@@ -284,7 +284,7 @@ def _how(answers: Answers[Any]) -> str:
 
 
 def predicted(result: StepBenchResult, world_size: int) -> Prediction:
-    """What the model says of `world_size` ranks; why not, when it can say nothing."""
+    """What the model predicts for `world_size` ranks, or why it cannot."""
     large = [point for point in result.reduces if point.size_bytes >= _BUCKETS_FROM_BYTES]
     # Where there are enough of them: what small messages take decides nothing about buckets.
     used = large if len(large) >= LEAST_SIZES else result.reduces

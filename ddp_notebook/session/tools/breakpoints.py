@@ -1,4 +1,4 @@
-"""Breakpoints of the session: set, listed, cleared, and sent to processes that are new."""
+"""Breakpoints of the session: set, listed, cleared, and sent to new processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BreakpointRow:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Its file, ``cell 3`` or a path, and its line, on the first rank that knows them."""
+        """Its file, ``cell 3`` or a path, and its line, from the first rank that has them."""
         known = (bound for bound in self.bounds.values() if bound.line)
         return next(((_shown(bound.file), bound.line) for bound in known), ("", 0))
 
@@ -120,7 +120,7 @@ def _shown(file: str) -> str:
 
 
 class Breakpoints:
-    """The breakpoints of a session; ranks that are new get them before their next run."""
+    """The breakpoints of a session; new ranks get them before their next run."""
 
     def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
         self._record = record
@@ -130,7 +130,7 @@ class Breakpoints:
         self._all: dict[int, Breakpoint] = {}
         self.enabled = True
         self.known: tuple[BreakpointRow, ...] = ()
-        """They and where they are, as ranks told last."""
+        """The breakpoints with their locations, as ranks last reported them."""
         self._sent: dict[int, int] = {}
         """By rank, the process that has them."""
         runs.before_run = self._run_begins
@@ -139,8 +139,8 @@ class Breakpoints:
     def add(self, where: str, wanted: Breakpoint) -> BreakpointRow:
         """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
 
-        Of `wanted`, its place and number are left out. Also code that runs already stops, and
-        files that are imported later. Raises UsageMistake when no rank can ever stop there.
+        The location and number in `wanted` are ignored. Stops also in code that already runs, and
+        in files that are imported later. Raises UsageMistake when no rank can ever stop there.
         """
         self._pool.need("%ddp_break")
         if wanted.ranks is not None:
@@ -161,7 +161,7 @@ class Breakpoints:
         return row
 
     def rows(self) -> tuple[BreakpointRow, ...]:
-        """All breakpoints, and how often each rank came by."""
+        """All breakpoints, with each rank's hit count."""
         cluster = self._pool.need("%ddp_break").cluster
         if not self._all:
             return ()
@@ -170,7 +170,7 @@ class Breakpoints:
         return self._rows(answers)
 
     def clear(self, number: int | None = None) -> int:
-        """Take one away, or all; how many there were. Raises UsageMistake for an unknown one."""
+        """Remove one, or all; returns how many. Raises UsageMistake for an unknown one."""
         self._pool.need("%ddp_break")
         if number is not None and number not in self._all:
             known = ", ".join(map(str, self._all)) or "none"
@@ -182,7 +182,7 @@ class Breakpoints:
         return len(gone)
 
     def enable(self, on: bool) -> None:
-        """Have ranks stop at breakpoints, or pass them all, `breakpoint()` too."""
+        """Enable all breakpoints, or disable them, including `breakpoint()`."""
         self._pool.need("%ddp_break")
         self.enabled = on
         self._send()
@@ -220,7 +220,7 @@ class Breakpoints:
         return replace(wanted, file=str(path.resolve()), line=int(at[2]))
 
     def _last_cell(self) -> tuple[str, str]:
-        """The file name that it has on the ranks, and its text."""
+        """Its file name on the ranks, and its text."""
         for controller in reversed(self._runs.controllers):
             run = controller.run
             if not run.script:
@@ -245,7 +245,7 @@ class Breakpoints:
         return calls.Breakpoints(tuple(mine), self.enabled)
 
     def _send(self) -> tuple[BreakpointRow, ...]:
-        """Have all ranks know all of them, each its own; where they are."""
+        """Send every rank its breakpoints; returns their locations."""
         cluster = self._pool.need("%ddp_break").cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
         own: dict[calls.Breakpoints, list[int]] = {}
@@ -277,7 +277,7 @@ class Breakpoints:
 
 
 def _on_event(wanted: Breakpoint) -> Breakpoint:
-    """Raises UsageMistake for what a collective, an error or a value cannot be told."""
+    """Raises UsageMistake for options that do not apply to a collective, an error or a value."""
     options = (wanted.ranks, wanted.condition, wanted.once, wanted.log, wanted.count > 1)
     if wanted.on == COLLECTIVE and any(options):
         raise UsageMistake(

@@ -1,7 +1,7 @@
 """`%ddp_wrap`: a model taken through DDP's construction, one stage at a time.
 
-The ranks do what DDP's constructor does, by calls of ours to torch's own pieces; nothing is
-waited for that cannot come: a rank that died or failed ends the wait for the others.
+The ranks do what DDP's constructor does, by calling torch's own functions stage by stage. A rank
+that died or failed ends the wait for the others.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class WrapOptions:
 
 
 class DdpConstruction:
-    """The models of a session that are taken through DDP's construction, one after another."""
+    """Takes the models of a session through DDP's construction, one after another."""
 
     def __init__(
         self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
     ) -> None:
         self.latest: Wrap | None = None
-        """The last model that was taken through it."""
+        """The last model."""
         self._record = record
         self._pool = pool
         self._runs = runs
@@ -91,7 +91,7 @@ class DdpConstruction:
 
 
 class _Stopped(Exception):
-    """A stage was not passed: the findings, and how each rank stands. Stays in this file."""
+    """A stage failed: the findings, and each rank's state. Never leaves this file."""
 
     def __init__(self, findings: tuple[Finding, ...], rows: tuple[StepRow, ...]) -> None:
         super().__init__(findings)
@@ -111,10 +111,10 @@ def wrap(
 ) -> Wrap:
     """What `%ddp_wrap` does: wrap `name` to the end, or with `options.step` only begin.
 
-    Of a model that is wrapped already it shows the buckets. `name` may be empty with
-    `options.buckets`: then it is that of `before`, the last wrap. Its `table` is what is
-    shown. `give_up` may end the wait for a stage; `keep` gets why one was not passed.
-    Raises UsageMistake before anything is done and CellInterrupted.
+    For a model that is already wrapped it shows the buckets. With `options.buckets` `name` may be
+    empty: then the model is that of `before`, the last wrap. `table` is what is shown. `give_up`
+    may end the wait for a stage; `keep` gets the reason why a stage failed. Raises UsageMistake
+    before anything is done and CellInterrupted.
     """
     if not name and options.buckets and before is not None:
         name = before.target
@@ -128,7 +128,7 @@ def wrap(
 
 
 class Wrap:
-    """One model on its way to a DDP object. `table` is the last thing to show."""
+    """The construction of one DDP object. `table` is the latest one to show."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class Wrap:
         self.target = self.options.target or name
         self.ranks = ranks
         self.stage: WrapStage | None = WrapStage.PARAMETERS_VERIFIED
-        """The next stage; None when there is none, or one was not passed."""
+        """The next stage; None at the end, or after a failed stage."""
         self.done = False
         """True when the variable is a DDP object."""
         self.diagnosis: Diagnosis | None = None
-        """Why a stage was not passed; None as long as all goes well."""
+        """Why a stage failed; None if none did."""
         self.table = StepTable(title=name, rows=())
         self._give_up = give_up
         self._keep = keep
@@ -167,9 +167,9 @@ class Wrap:
     # -- going on ----------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Look at what `name` is; False when it is wrapped already, and its buckets are shown.
+        """Inspect the variable `name`; False when it is already wrapped, and its buckets are shown.
 
-        Raises UsageMistake when it is no model, on any rank.
+        Raises UsageMistake when it is not a model on some rank.
         """
         kinds = self._ask(calls.DESCRIBE, self._request)
         if all(each.kind == "ddp" for each in kinds.values()):
@@ -284,7 +284,7 @@ class Wrap:
     # -- the stages --------------------------------------------------------------------
 
     def _pass(self, stage: WrapStage) -> dict[int, str]:
-        """Pass `stage`; for each rank, what it did there. Raises _Stopped."""
+        """Pass `stage`; returns each rank's result. Raises _Stopped."""
         work = {
             WrapStage.PARAMETERS_VERIFIED: self._verify,
             WrapStage.BROADCAST: self._broadcast,
@@ -307,8 +307,8 @@ class Wrap:
         return dict.fromkeys(self.ranks, count)
 
     def _check_alike(self, stage: WrapStage) -> None:
-        """Compare the models as values: ranks that differ must not begin a collective."""
-        hashed = stage is WrapStage.REDUCER  # which itself does not send values again
+        """Compare the models' fingerprints: ranks that differ must not begin a collective."""
+        hashed = stage is WrapStage.REDUCER  # this stage does not send values itself
         request = calls.ModelToCompare(self.name, hashed)
         answers = self._ask(calls.COMPARE, request, stage)
         models = {rank: each.contents for rank, each in answers.items()}
@@ -366,7 +366,7 @@ class Wrap:
         except BaseException:
             self._assign("")
             raise
-        # All ranks get their object, or none: half a wrap would hang in the next forward.
+        # All ranks get their object, or none: a partial wrap would hang in the next forward.
         self._assign(self.target)
         made = answers[self.ranks[0]]
         sizes = ", ".join(format_bytes(size) for size in made.sizes)
@@ -383,7 +383,7 @@ class Wrap:
         return dict.fromkeys(self.ranks, f"{self.target} is a DistributedDataParallel, {hooks}")
 
     def _assign(self, target: str) -> None:
-        """Put what was made into `target`; empty: have it forgotten, whenever the ranks can."""
+        """Assign the DDP object to `target`; if empty, the ranks drop it when they can."""
         states = self._record.snapshot.ranks
         able = tuple(r for r in self.ranks if states[r].status is not Status.DEAD)
         request = calls.Assignment(self.name, target)
@@ -412,7 +412,7 @@ class Wrap:
         request: Request,
         stage: WrapStage | None = None,
     ) -> dict[int, Answer]:
-        """What each rank answers. In a stage raises _Stopped when one does not, else UsageMistake.
+        """Each rank's answer. Raises _Stopped in a stage, else UsageMistake, if one is missing.
 
         Raises CellInterrupted and SessionLost in any case.
         """

@@ -1,4 +1,4 @@
-"""The first index at which a tensor of some ranks differs: by checksums of ever smaller parts."""
+"""The first index at which a tensor differs between ranks: by checksums of smaller parts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 _ASK_TIMEOUT_S = 1.0
 _MOST_CELLS = 3
-"""Of a row are looked into: more than so many are different everywhere."""
+"""Tensors compared per row: with more, they probably differ everywhere."""
 _FAR = "max difference"
 LARGEST = 2**24
-"""Values of a tensor that is looked into."""
+"""Tensors with more values than this are not compared."""
 
 
 def placed(
     table: VariableTable, values: Sequence[RankVariables], cluster: RankCluster
 ) -> VariableTable:
-    """`table`, of one expression, with where its tensors differ from those of most ranks."""
+    """`table`, of one expression, with the index at which tensors differ from most ranks'."""
     facts = {
         each.rank: variable.tensor
         for each in values
@@ -78,9 +78,9 @@ def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
 def _first(
     ranks: tuple[int, int], size: int, cluster: RankCluster
 ) -> tuple[int | None, float | None]:
-    """The first of the `size` values that is not the same on both; None where that is not told.
+    """The index of the first of `size` values that differs between both; None if unknown.
 
-    And the largest difference among those that were looked at, all of them where they are few.
+    Also the largest difference among the values read: all of them if they are few.
     """
     begin, end, far = 0, size, None
     while True:
@@ -102,13 +102,13 @@ def _first(
 
 
 def _apart(one: calls.Checksums, other: calls.Checksums) -> float | None:
-    """The largest difference of the values that were told; None where none were."""
+    """The largest difference of the values read; None without any."""
     pairs = zip(one.values, other.values, strict=False)
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
 
 def unravelled(index: int, shape: Sequence[int]) -> list[int]:
-    """An index into the values of a tensor as one into the tensor."""
+    """A flat index of a tensor as a multi-dimensional one."""
     found = []
     for size in reversed(shape):
         index, at = divmod(index, size)

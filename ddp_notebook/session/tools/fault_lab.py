@@ -32,10 +32,10 @@ FIRST_NAME = "lab-0"
 
 @dataclass(frozen=True)
 class FaultResult:
-    """How a fault ended, or its repair.
+    """The outcome of a fault, or of its repair.
 
-    `error` is how set-up failed, empty when it succeeded. `diagnosis` is what was found; None
-    when nothing was to be found. `replaced` says which processes were replaced first.
+    `error` is how set-up failed, empty when it succeeded. `diagnosis` is None if no finding was
+    expected. `replaced` says which processes were replaced first.
     """
 
     fault: Fault
@@ -123,7 +123,7 @@ class FaultLab:
 
     @contextlib.contextmanager
     def _values(self, fault: Fault) -> Iterator[dict[int, dict[str, str]]]:
-        """The fault's settings for each rank, with ports that are as they say meanwhile."""
+        """A context with the fault's settings for each rank; the ports in it are held meanwhile."""
         host = self._pool.need("%ddp_fault").options.master_addr
         with socket.create_server((host, 0)) as taken:
             made: dict[int, dict[str, str]] = {}
@@ -205,7 +205,7 @@ def check_hosts() -> None:
 
 
 def names() -> list[str]:
-    """The faults, as a user types them."""
+    """The faults' names, as a user types them."""
     return list(FAULTS)
 
 

@@ -1,4 +1,4 @@
-"""Where a user looks: the frames in which ranks stand, the one chosen, and expressions watched."""
+"""The frames of paused ranks, the selected frame, and the watched expressions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_WATCHED = 20
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Ranks that stand in the same frames of the user's, the innermost first; or why in none."""
+    """Ranks with the same user frames, the innermost first; or why there are none."""
 
     ranks: Ranks
     frames: tuple[Frame, ...]
@@ -32,7 +32,7 @@ class Stand:
 
 
 def _told(answer: object) -> tuple[tuple[Frame, ...], str]:
-    """The frames that a rank told; or why there are none."""
+    """The frames that a rank reported, or why there are none."""
     if not isinstance(answer, Standing):
         return (), "does not answer"
     if answer.busy:
@@ -41,7 +41,7 @@ def _told(answer: object) -> tuple[tuple[Frame, ...], str]:
 
 
 class Looking:
-    """Holds until ranks move; what is watched stays."""
+    """The selection lasts until ranks move; watched expressions stay."""
 
     def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
         self._record = record
@@ -53,12 +53,12 @@ class Looking:
 
     @property
     def up(self) -> int:
-        """The chosen frame: so many of the user's above the innermost."""
+        """The selected frame: the number of user frames above the innermost."""
         at, up = self._chosen
         return up if at == self._moment() else 0
 
     def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
-        """Where `ranks` (all by default) stand. Raises UsageMistake for an unknown rank."""
+        """The frames of `ranks` (all by default). Raises UsageMistake for an unknown rank."""
         cluster = self._pool.need("%ddp_frame").cluster
         states = self._record.snapshot.ranks
         members = ranks if ranks is not None else tuple(range(len(states)))
@@ -71,7 +71,7 @@ class Looking:
         return tuple(Stand(tuple(of), *key) for key, of in groups.items())
 
     def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
-        """Look at this frame: ``up``, ``down``, a number, or empty for the one that is chosen.
+        """Select this frame: ``up``, ``down``, a number, or empty for the selected one.
 
         Raises UsageMistake where there is none.
         """
@@ -96,7 +96,7 @@ class Looking:
         self.watched = tuple(dict.fromkeys((*self.watched, source)))
 
     def unwatch(self, source: str) -> None:
-        """Watch this expression no more, or with an empty one none. Raises UsageMistake."""
+        """Stop watching this expression, or all if it is empty. Raises UsageMistake."""
         if source and source not in self.watched:
             known = ", ".join(self.watched) or "none"
             raise UsageMistake(f"{source!r} is not watched; watched: {known}.")
@@ -105,7 +105,7 @@ class Looking:
     def with_watched(
         self, table: StepTable, evaluate: Callable[[str, Ranks], VariableTable]
     ) -> StepTable:
-        """`table` with what is watched, on the ranks that stand at lines."""
+        """`table` with the watched expressions, on the ranks that are paused at lines."""
         paused = tuple(sorted(rank for c in self._runs.controllers for rank in c.run.stops))
         if not paused or not self.watched:
             return table
@@ -113,7 +113,7 @@ class Looking:
         return replace(table, details=(*table.details, *lines))
 
     def _moment(self) -> object:
-        """Another value whenever ranks have moved."""
+        """A value that changes whenever ranks have moved."""
         return tuple(
             (c.run.cell, c.run.pending, tuple((r, s.stop) for r, s in sorted(c.run.stops.items())))
             for c in self._runs.controllers

@@ -1,4 +1,4 @@
-"""The progress of a benchmark: what it measures, how far it is, and how it is cancelled."""
+"""A running benchmark: what it measures, its progress, and how to cancel it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Measuring:
-    """A benchmark that goes on. For any thread."""
+    """A running benchmark. Thread-safe."""
 
     def __init__(self, what: str) -> None:
         self.what = what
-        """What is measured, for a person to read."""
+        """A title of what is measured."""
         self.done = 0.0
-        """The share of it that is done, 0 to 1."""
+        """The share that is done, 0 to 1."""
         self.over = threading.Event()
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """End it as an interrupt of its cell does: what is measured by then is kept."""
+        """End it as an interrupt of its cell does: the partial result is kept."""
         self._cancelled.set()
 
     def cancelled(self) -> bool:
@@ -37,16 +37,16 @@ class Measuring:
 
 
 class Benchmarks:
-    """Which benchmark of a session goes on."""
+    """Which benchmark of a session is running."""
 
     def __init__(self, record: Record) -> None:
         self.current: Measuring | None = None
-        """The benchmark that goes on; None when none does."""
+        """The running benchmark; None without one."""
         self._record = record
 
     @contextmanager
     def measuring(self, what: str) -> Iterator[Measuring]:
-        """Within, it is known that a benchmark of `what` goes on."""
+        """A context in which a benchmark of `what` is registered as running."""
         progress = self.current = Measuring(what)
         self._record.add(())
         try:
@@ -59,7 +59,7 @@ class Benchmarks:
 
 
 class HostLoad:
-    """What processes other than the ranks, and this one, take of the cores from now on."""
+    """Measures the CPU time that other processes (not the ranks, not this one) use from now on."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
@@ -68,7 +68,7 @@ class HostLoad:
         self._before = self._look()
 
     def others(self) -> float | None:
-        """How many cores they kept busy since; None where that cannot be told."""
+        """How many cores they kept busy since; None if unknown."""
         (ours, host), (ours_now, host_now) = self._before, self._look()
         elapsed_s = time.monotonic() - self._began_s
         if host is None or host_now is None or elapsed_s <= 0:

@@ -1,4 +1,4 @@
-"""Writes what is known of a session to a file, also after the session was lost."""
+"""Writes a session's record to a file, also after the session was lost."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Save:
         if not self._record.snapshot.ranks:
             raise NoSession("%ddp_save")
         case = None
-        # A lost session has no ranks to ask; what is on record is saved all the same.
-        # One that is ending closes its connections while they are asked.
+        # A lost session has no ranks to ask; its record is saved nevertheless.
+        # A session that is ending closes its connections during the calls.
         with contextlib.suppress(NoSession, SessionLost, OSError):
             case = self._why.case("%ddp_save")
         run = self._runs.current.run if self._runs.current is not None else None

@@ -1,4 +1,4 @@
-"""Variables on the ranks: set, fetched, completed, described; and what a rank wrote."""
+"""Variables on the ranks: set, fetched, completed, described; and a rank's output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 60.0
 _QUICK_S = 0.3
-"""Who presses Tab waits no longer, and the kernel does nothing else meanwhile."""
+"""The longest wait after Tab, as it blocks the kernel."""
 _ASK_TIMEOUT_S = 2.0
 _BUSY = "busy: the values of its tensors are read when it stands"
 
@@ -43,7 +43,7 @@ class Values:
         self._pool = pool
         self._runs = runs
         self._owed: Future[Any] | None = None
-        """The answer of the rank that was asked last, which may never come."""
+        """The pending answer of the last rank asked, which may never arrive."""
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
         """`Session.push`."""
@@ -115,7 +115,7 @@ class Values:
     def _ask_quickly(
         self, ranks: Ranks | None, call: calls.Call[calls.Request, calls.Answer], request: Any
     ) -> calls.Answer | None:
-        """What the first idle rank answers; None without one, or when it takes long."""
+        """The answer of the first idle rank; None without one, or after the time limit."""
         owed, processes = self._owed, self._pool.processes
         if processes is None or (owed is not None and not owed.done()):
             return None
@@ -204,7 +204,7 @@ class Values:
 
 
 def _unpickled(text: str) -> Any:
-    """Raises UsageMistake: the class of a value may be known to the script alone."""
+    """Raises UsageMistake: the class of a value may exist only in the script."""
     try:
         return pickle.loads(base64.b64decode(text))  # noqa: S301  # of a process of our own
     except (ImportError, AttributeError, pickle.UnpicklingError) as error:
@@ -215,14 +215,14 @@ def _unpickled(text: str) -> Any:
 
 
 def _why_none(answer: calls.Evaluated | CannotAnswer | None, *, alive: bool) -> str:
-    """Why a rank gave no value; empty where none was asked for."""
+    """Why a rank gave no value; empty if none was requested."""
     if answer is None:
         return "does not answer" if alive else "dead"
     return answer.why if isinstance(answer, CannotAnswer) else answer.problem
 
 
 def _check_source(source: str, *, assign: bool) -> None:
-    """Raises UsageMistake for what is no expression, or no assignment."""
+    """Raises UsageMistake for text that is not an expression, or not an assignment."""
     what = "assignment, such as x = 3" if assign else "expression, such as loss.item()"
     try:
         tree = ast.parse(source, mode="exec" if assign else "eval")
@@ -242,7 +242,7 @@ def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> No
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
-    """What a rank wrote, and below it what it raised."""
+    """A rank's output, and below it its error."""
     texts = [f"{strip_ansi(each.text)}\n" for each in run.tracebacks() if rank in each.ranks]
     end = "\n" if texts and written and not written.endswith("\n") else ""
     return f"{written}{end}{''.join(texts)}"

@@ -1,4 +1,4 @@
-"""Where the ranks are, as one tree of Python stacks; what they hold, and what they run on."""
+"""The ranks' Python stacks as one tree, their parameter layout, and their software versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_ANSWER = "{} did not answer, so what is held there is not known (%ddp_where 
 
 
 class Where:
-    """Looks at the ranks of a session; from any thread, any time."""
+    """Inspects the ranks of a session. From any thread, any time."""
 
     def __init__(self, record: Record, pool: RankPool) -> None:
         self._record = record
@@ -93,7 +93,7 @@ class Where:
 
 
 def _stack(state: RankState, answer: RankStack | CannotAnswer | None) -> RankStack:
-    """The stack that a rank gave; without one, what else is known of the rank."""
+    """A rank's stack; without an answer, what else is known of the rank."""
     if state.status is Status.DEAD:
         return RankStack(state.rank, Doing(Activity.DEAD, text=describe(state)))
     if answer is None:

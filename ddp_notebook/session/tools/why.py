@@ -1,4 +1,4 @@
-"""What is wrong with the ranks now, or was with what they ran last: has their case diagnosed."""
+"""Diagnoses the ranks' current state, or their last run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Why:
         return mesh_of(self.case("--ranks"))
 
     def case(self, verb: str) -> Case:
-        """What is known of the ranks, and of what they run or ran last, as it is now.
+        """The current case: the ranks, and what they run or ran last.
 
         Raises NoSession, SessionLost.
         """
@@ -75,7 +75,7 @@ class Why:
     # -- while something goes on -----------------------------------------------------------
 
     def _of_set_up(self, case: Case, now: Diagnosis) -> Diagnosis:
-        """Of ranks that are in set-up, or whose set-up failed."""
+        """The diagnosis of ranks that are in set-up, or whose set-up failed."""
         going_on = replace(now, run=JudgedRun(SET_UP))
         if not now.wrong:
             own = failures.failed_in_set_up(self._record.snapshot.ranks, case)
@@ -86,19 +86,19 @@ class Why:
             return self._unexplained(case, going_on, SET_UP)
         if last.title == SET_UP:
             return going_on if going_on.findings else found
-        # A cell can be run on ranks that are not set up; why they are not is told below.
+        # A cell can run on ranks that are not set up; why they are not is reported below.
         new = tuple(f for f in going_on.findings if f not in found.findings)
         return replace(found, findings=(*found.findings, *new))
 
     def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
-        """Of a run that ranks are in."""
+        """The diagnosis of a run that ranks are in."""
         run, found = controller.run, controller.run.found
         going_on = run.with_tracebacks(replace(now, run=found.run))
         if now.wrong:
             return going_on
         if own := failures.raised(run.finished.values(), run.ranks):
             return replace(going_on, findings=(*own, *now.findings))
-        # That nothing has moved for long is no rule's finding, and was found when it was so.
+        # No rule finds that nothing has moved for long; it was found while it was so.
         before = found.diagnosis
         if before is not None and before.wrong and case.waiting and not case.where(Activity.BUSY):
             return before
@@ -107,7 +107,7 @@ class Why:
         return self._with_remarks(self._unexplained(case, going_on, run.title), controller)
 
     def _unexplained(self, case: Case, diagnosis: Diagnosis, title: str) -> Diagnosis:
-        """`diagnosis`; where it has no findings, who waits all the same, and for how long."""
+        """`diagnosis`; without findings, also which ranks wait, and for how long."""
         if diagnosis.findings:
             return diagnosis
         waited_s = self._waited_s(case)
@@ -131,14 +131,14 @@ class Why:
     # -- once it is over -------------------------------------------------------------------
 
     def _of_the_past(self, case: Case, now: Diagnosis) -> Diagnosis:
-        """Of the last run, which is over; and what has become of its ranks since."""
+        """The diagnosis of the last, finished run, and what has happened to its ranks since."""
         last = self._findings.last
         if last is None:
             return self._with_wrong_results(now)
         found = last.diagnosis
         if found is None:
             if any(set(finding.ranks) & set(case.where(*_GONE)) for finding in now.findings):
-                return now  # they went when the run was over
+                return now  # they ended after the run
             return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
         gone = tuple(finding for finding in now.findings if self._has_gone(finding, case, found))
         return replace(found, findings=(*gone, *found.findings))
@@ -151,7 +151,7 @@ class Why:
         return self._unexplained(case, now, now.run.title if now.run is not None else "")
 
     def _has_gone(self, finding: Finding, case: Case, found: Diagnosis) -> bool:
-        """True of a finding about ranks that died or fell silent since `found`."""
+        """True for a finding about ranks that died or became unresponsive since `found`."""
         gone = set(finding.ranks) & set(case.where(*_GONE))
         known = any(gone <= set(before.ranks) for before in found.findings)
         return bool(gone) and not finding.passing and not known
@@ -166,7 +166,7 @@ class Why:
         return replace(diagnosis, findings=wrong_result.findings, notes=wrong_result.notes)
 
     def _with_remarks(self, diagnosis: Diagnosis, controller: RunController) -> Diagnosis:
-        """Of a run in which nothing is wrong, whether a rank is slow."""
+        """For a run without a problem: whether a rank is slow."""
         run = controller.run
         if diagnosis.findings or len(run.ranks) < 2:
             return diagnosis

@@ -1,4 +1,4 @@
-"""The batches of this rank, kept; or those of other ranks joined, in place of its own."""
+"""Records this rank's batches, or replaces them by other ranks' joined batches."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Batches:
             return own
         if any(of.samples != self._samples[number] for of in ranks):
             return self._by_size(fed, own)
-        next(own, None)  # what the sampler draws by lot is drawn all the same
+        next(own, None)  # the sampler's random numbers are still drawn
         fed = fed[::-1] if self._turned else fed
         return (_joined(fed, k) for k in range(max(map(len, fed))))
 

@@ -1,4 +1,4 @@
-"""Tensors as a few sums whose distance tells that of the tensors."""
+"""Sketches of tensors: a few sums whose distance estimates that of the tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank knows of models in parts: FSDP2, DTensor, pipelines.
+"""Records sharded and split models on a rank: FSDP2, DTensor, pipelines.
 
 fsdp_private.py        The one place for the private API of FSDP2 and DTensor.
 held.py                What this rank holds of the parameters of every model.
