@@ -1,5 +1,6 @@
 """Stops this rank at a line, steps it from line to line, and looks into its frames.
 
+armed.py        Whether ranks may be paused: what is issued then waits long.
 breakpoints.py  Where a rank is to stop, when, and how often it came by.
 code_swap.py    Breakpoints compiled into functions that are loaded already (Python 3.11).
 collective_calls.py  Whether an expression may issue a collective.
