@@ -60,11 +60,15 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A process group: its name, its members as ranks of the default group, how it is called."""
+    """A process group: its name, its members as ranks of the default group, how it is called.
+
+    And after how many seconds torch gives up what is issued in it; 0: a day or more.
+    """
 
     group: str
     members: tuple[int, ...]
     called: str = ""
+    limit_s: float = 0.0
 
 
 Text: TypeAlias = str | tuple[Place, ...] | _Group
@@ -215,6 +219,7 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         slot=slot,
         group=in_group.group if isinstance(in_group, _Group) else "",
         called=in_group.called if isinstance(in_group, _Group) else "",
+        limit_s=in_group.limit_s if isinstance(in_group, _Group) else 0.0,
         api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,
         shape=tuple(fields[22 : 22 + min(sizes, DIMENSIONS)]),

@@ -77,7 +77,8 @@ class Collective:
     The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
     rank apart, 0 is the main thread. The `peer` of a recv from any rank is known once it has got a
     message. `purpose` is what torch does with what the rank waits in, where that is known:
-    ``layers.5 (FSDP2, forward)``.
+    ``layers.5 (FSDP2, forward)``. torch gives it up `limit_s` after it was issued; 0: in a day or
+    more, or unknown.
     """
 
     rank: int
@@ -108,6 +109,7 @@ class Collective:
     thread: int = 0
     called: str = ""
     purpose: str = ""
+    limit_s: float = 0.0
 
     @property
     def is_point_to_point(self) -> bool:

@@ -87,6 +87,8 @@ class StepRow:
     waits_for: Ranks = ()
     since_s: float = 0.0
     """How long they have been in this state."""
+    limit_s: float = 0.0
+    """After how long torch gives up what they wait in; 0 for never, or a day and more."""
 
 
 @dataclass(frozen=True, slots=True)

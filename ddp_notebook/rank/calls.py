@@ -271,10 +271,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoints:
-    """The breakpoints of a rank, all of them. Not `enabled`: they are kept and passed."""
+    """The breakpoints of a rank, all of them. Not `enabled`: they are kept and passed.
+
+    `may_stop`: some rank, maybe another one, has one that pauses it.
+    """
 
     breakpoints: tuple[Breakpoint, ...]
     enabled: bool = True
+    may_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class RankCore:
         self.hooks = TrainingHooks(
             observer, call_sites, tracker, samplers, parallel, saves, self.summary, subgroups, marks
         )
+        self.debugger.armed.tell = observer.limits.lift
         self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
         self.step_timer = StepTimer(marks, tracker, observer, process.rank)
         self.thread_errors = ThreadErrors(show, user_code)

@@ -361,13 +361,16 @@ def forget_groups() -> None:
         unregister()
 
 
-def set_group_timeout(timeout: timedelta) -> bool:
-    """Change the default group's timeout for operations issued from now on; False if it cannot."""
-    set_timeout = getattr(distributed_c10d, "_set_pg_timeout", None)
-    if set_timeout is None:
-        return False
-    set_timeout(timeout)
-    return True
+def set_group_timeout(timeout: timedelta, group: Any) -> bool:
+    """Change a group's timeout for operations issued from now on; False if it cannot be."""
+    setters = []
+    for device in getattr(group, "_device_types", ()):
+        with contextlib.suppress(RuntimeError):  # no backend for this device
+            backend = group._get_backend(device)
+            setters.append(getattr(backend, "_set_default_timeout", None))
+    for set_timeout in filter(None, setters):
+        set_timeout(timeout)
+    return bool(setters) and all(setters)
 
 
 def log_each_step(wrapped: Any) -> bool:

@@ -37,7 +37,7 @@ _ABOUT = {
 OPERATIONS = tuple(_ABOUT)
 """What `%ddp_step --to` takes."""
 
-_Row = tuple[str, str, str, Ranks]
+_Row = tuple[str, str, str, Ranks, float]
 
 
 def step_table(
@@ -65,7 +65,8 @@ def step_table(
         if record is not None and now_ns and rank in pending:
             since[row] = max(since.get(row, 0.0), (now_ns - record.issued_ns) / 1e9)
     rows = tuple(
-        StepRow(tuple(ranks), *row, since.get(row, 0.0)) for row, ranks in ranks_of.items()
+        StepRow(tuple(ranks), *row[:-1], since.get(row, 0.0), row[-1])
+        for row, ranks in ranks_of.items()
     )
     paused = next((row for row in rows if row.state == "paused"), None)
     operation = latest[paused.ranks[0]].operation if paused is not None else ""
@@ -85,10 +86,11 @@ def _row(
     """What ranks have in common that share a row."""
     state = "failed" if failure else _state(record, pending)
     if record is None:
-        return "0 issued", state, failure, ()
+        return "0 issued", state, failure, (), 0.0
     text = describe(record, collectives.of[record.rank]) if pending else failure
     waits_for = missing.of(record) if state == "waiting" else ()
-    return f"{record.number + (not is_paused(record))} issued", state, text, waits_for
+    passed = f"{record.number + (not is_paused(record))} issued"
+    return passed, state, text, waits_for, record.limit_s if state == "waiting" else 0.0
 
 
 def is_paused(record: Collective) -> bool:

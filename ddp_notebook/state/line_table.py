@@ -60,9 +60,19 @@ def line_table(
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
         if left:
-            rows.append(replace(row, ranks=left))
+            rows.append(replace(row, ranks=left, text=f"{row.text}{_limit(row)}"))
     title = f"Paused: {_title(stops, partings)}."
     return StepTable(title, tuple(rows), next_call=_NEXT, details=_source(stops))
+
+
+def _limit(row: StepRow) -> str:
+    """That what the ranks wait in ends although others are paused: it was issued too early."""
+    if not row.limit_s:
+        return ""
+    left_s = max(0.0, row.limit_s - row.since_s)
+    left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
+    limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
+    return f"; its group's time-out ({limit}) ends it in {left}"
 
 
 def place(file: str, line: int) -> str:

@@ -37,7 +37,8 @@ def make():
 
 make()
 name = dist.group.WORLD.group_name
-assert torch_private.set_group_timeout(timedelta(hours=24))
+assert torch_private.set_group_timeout(timedelta(hours=24), dist.group.WORLD)
+assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=24)
 torch_private.forget_groups()
 assert not dist.is_initialized()
 c10d._world.group_count = 5   # what a half-made group leaves behind

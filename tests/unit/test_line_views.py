@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 
-from ddp_notebook.model import Frame, RankVariables, Scope, Unread, Variable
+from ddp_notebook.model import (
+    Frame,
+    LineStopped,
+    RankVariables,
+    Scope,
+    StepRow,
+    StepTable,
+    Unread,
+    Variable,
+)
 from ddp_notebook.session.tools.differences import unravelled
-from ddp_notebook.state.line_table import frames_text, watched
+from ddp_notebook.state.line_table import frames_text, line_table, watched
 from ddp_notebook.state.variable_table import fold, spark
 
 FRAMES = (
@@ -32,6 +41,19 @@ def test_a_watched_expression_is_one_line_with_who_has_what() -> None:
     line = watched("j", fold(answers, [Unread((3,), "dead")], 4, evaluated=True))
     assert line.startswith("j = 0 (rank 0), 1 (rank 1), 2 (rank 2), rank 3: dead; min 0, ")
     assert line.endswith("▁▅█")
+
+
+def test_what_gives_up_although_others_are_paused_says_when() -> None:
+    stop = LineStopped(rank=0, cell=1, stop=1, file="cell 1", line=1, function="")
+
+    def told(limit_s: float, since_s: float) -> str:
+        row = StepRow((1,), "0 issued", "waiting", "barrier", (0,), since_s, limit_s)
+        return line_table({0: stop}, StepTable("", (row,)), {}).rows[-1].text
+
+    assert told(0.0, 3.0) == "barrier"
+    assert told(5.0, 3.0) == "barrier; its group's time-out (5 s) ends it in 2 s"
+    assert told(1800.0, 60.0) == "barrier; its group's time-out (30 min) ends it in 29 min"
+    assert told(5.0, 8.0) == "barrier; its group's time-out (5 s) ends it in 0 s"
 
 
 def test_a_bar_for_each_number_and_a_dot_for_what_is_none() -> None:

@@ -187,8 +187,10 @@ SET = Verb(
 BREAK = Verb(
     "ddp_break",
     about="Stop ranks at a line, from the next time that they come to it, also in code that runs "
-    "already. The cell ends when they are paused there; %ddp_step moves them on. Without a place: "
-    "list the breakpoints.",
+    "already. The cell ends when they are paused there; %ddp_step moves them on. While a "
+    "breakpoint is set, or what runs says breakpoint(), collectives do not time out; those issued "
+    "before do, and the table says when, and so do new_group and a wait with a time-out of its "
+    "own. Without a place: list the breakpoints.",
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),

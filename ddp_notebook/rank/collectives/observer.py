@@ -30,6 +30,7 @@ from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.collectives.splits import Exchanges
+from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
@@ -90,9 +91,10 @@ class Observer(Component):
         """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
         """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
+        self.limits = TimeLimits()
+        """How long what is issued in a group may take."""
         self._file: LogWriter | None = None
         self._settling = threading.Lock()
-        self._group_numbers = itertools.count()
         self._guard_numbers = itertools.count()
         self._group_type: type[ObservedGroup] = ObservedGroup
 
@@ -202,7 +204,8 @@ class Observer(Component):
         members = new.members or tuple(range(new.size))
         name = str(new.name) if new.members else DEFAULT_GROUP
         called = group_name(new.called)
-        group = self._group_type(_Group(inner, name, called, members, next(self._group_numbers)))
+        group = self._group_type(_Group(inner, name, called, members, self.limits))
+        self.limits.made(group.ddp_notebook_group, new.timeout)
         torch_private.take_place(group, inner)
         if new.members:
             self.subgroups.keep(group, new)
@@ -214,12 +217,12 @@ class _Group:
     attributes of one of torch's own objects take three times as long."""
 
     __slots__ = (
-        *("called", "checks", "exchanges", "inner", "members", "number", "seq_ids", "title"),
-        "waits",
+        *("__weakref__", "called", "checks", "exchanges", "inner", "limit_s", "limits", "members"),
+        *("number", "patient", "seq_ids", "title", "waits"),
     )
 
     def __init__(
-        self, inner: Any, title: str, called: str, members: Sequence[int], number: int
+        self, inner: Any, title: str, called: str, members: Sequence[int], limits: TimeLimits
     ) -> None:
         self.inner = inner
         """torch's own group."""
@@ -227,8 +230,12 @@ class _Group:
         self.called = called
         """What the user, or a mesh, calls it; empty for nothing."""
         self.members = tuple(members)
-        self.number = number
-        """Names it on this rank; another one after `%ddp_abort`."""
+        self.limits = limits
+        self.number = -1
+        """Names it on this rank; another one after `%ddp_abort`, and with another limit."""
+        self.limit_s = 0.0
+        self.patient = False
+        """This and the limit are for `TimeLimits` to set."""
         self.seq_ids = [0, 0]
         """How many collectives, and sends and receives, were issued so far."""
         self.checks: list[Callable[..., None] | None] = [None, None]
@@ -240,8 +247,9 @@ class _Group:
 
     def text(self, log: LogWriter) -> int:
         """The number by which records name the group."""
+        limit_s = self.limit_s
         value = {"group": self.title, "members": list(self.members), "called": self.called}
-        return log.text(("group", self.title), value)
+        return log.text(("group", self.title, limit_s), {**value, "limit_s": limit_s})
 
 
 class _FromAnybody:
@@ -395,6 +403,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
     works, tracker, is_sum = observer.works, observer.tracker, name == operations.ALL_REDUCE
+    to_peer = operation.to_peer
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
@@ -438,6 +447,8 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             pending.append(
                 (number, _FromAnybody(work, group, log, number) if from_anybody else work)
             )
+            if to_peer and group.patient and group.waits:
+                return PatientWork(work)
         return work
 
     observed.__name__ = name

@@ -17,6 +17,7 @@ from ddp_notebook.rank.calls import How, Move
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger import monitoring
+from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.code_swap import lines_of
 from ddp_notebook.rank.debugger.goals import Goal, has_line
@@ -100,6 +101,7 @@ class Debugger(Component):
         self._after_gate: Move | None = None
         self._pauses_all = False
         """A breakpoint is set on collectives."""
+        self.armed = Armed()
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         gate.on_leave = self._left_gate
@@ -120,6 +122,7 @@ class Debugger(Component):
         self._run = run.number
         self._passing.clear()
         self._gate.paused |= self._pauses_all
+        self.armed.in_run(self._gate.paused)
 
     def run_ends(self) -> None:
         """Resume threads that outlive the run, and cancel all steps."""
@@ -127,11 +130,13 @@ class Debugger(Component):
         if (stop := self.stopped) is not None:
             stop.go_on(Move(How.END))
         self.backend.forget()
+        self.armed.in_run(paused=False)
 
     # -- code that is about to run ---------------------------------------------------------
 
     def compiled(self, tree: Any, file: str) -> Any:
         """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
+        self.armed.runs(tree)
         if self.breakpoints.adopt(tree, file):
             self._watch()
         return self.backend.compiled(tree, file)
@@ -225,6 +230,7 @@ class Debugger(Component):
 
     def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
         """Wait here until this thread is resumed. Raises KeyboardInterrupt, Aborted."""
+        self.armed.in_run()
         with self.aside():
             while not self._turn.acquire(timeout=_POLL_S):
                 self._check()
@@ -332,6 +338,7 @@ class Debugger(Component):
         self.enabled = wanted.enabled
         self.breakpoints.replace(wanted.breakpoints)
         self._watch()
+        self.armed.breakpoints(enabled=wanted.enabled, there=wanted.may_stop)
         wants = self.breakpoints.wants
         self.watch_values(wanted.enabled and wants("nan"))
         pauses, self._pauses_all = self._pauses_all, wanted.enabled and wants("collective")

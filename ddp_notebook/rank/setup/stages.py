@@ -24,7 +24,8 @@ from ddp_notebook.model import (
     StageStarted,
 )
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.calls import GROUP_TIMEOUT, SetUpPlan
+from ddp_notebook.rank.calls import SetUpPlan
+from ddp_notebook.rank.collectives.time_limits import wait_long
 from ddp_notebook.rank.component import Lifecycle
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.main_thread import Failure, MainThread
@@ -273,7 +274,7 @@ class BringUp:
                 f"The all_reduce gave {value[0].item():g}, not {expected:g}.",
                 "%ddp_restart; if it happens again, the backend or the network corrupts data",
             )
-        torch_private.set_group_timeout(GROUP_TIMEOUT)
+        wait_long(dist.group.WORLD)
         assert self._store is not None
         again = self._subgroups.make_again(self._store, dist.get_rank(), self.world_size)
         return " · ".join(filter(None, (f"all_reduce gave {expected:g}", again)))

@@ -242,7 +242,8 @@ class Breakpoints:
 
     def _of_rank(self, rank: int) -> calls.Breakpoints:
         mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
-        return calls.Breakpoints(tuple(mine), self.enabled)
+        may_stop = any(not breakpoint.log for breakpoint in self._all.values())
+        return calls.Breakpoints(tuple(mine), self.enabled, may_stop)
 
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Send every rank its breakpoints; returns their locations."""

@@ -1,0 +1,57 @@
+"""When this rank may be paused, so that what it issues must wait long."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from ddp_notebook.rank.debugger.armed import Armed
+
+
+@pytest.fixture
+def told() -> list[bool]:
+    return []
+
+
+def armed(told: list[bool]) -> Armed:
+    made = Armed()
+    made.tell = told.append
+    return made
+
+
+def run(of: Armed, told: list[bool], source: str) -> bool:
+    """Whether it is armed while `source` runs; it is not before, and not after."""
+    of.in_run(paused=False)
+    of.runs(ast.parse(source))
+    while_it_runs = told[-1]
+    of.in_run(paused=False)
+    assert not told[-1]
+    return while_it_runs
+
+
+def test_code_that_says_breakpoint_arms_and_so_do_functions_that_have_it(told: list[bool]) -> None:
+    of = armed(told)
+    assert not run(of, told, "x = 1")
+    assert run(of, told, "if x:\n    breakpoint()")
+    assert not run(of, told, "x = 1")
+    assert run(of, told, "import pdb; pdb.set_trace()")
+    assert run(of, told, "class Net:\n    def forward(self):\n        breakpoint()")
+    assert run(of, told, "Net().forward()")
+    assert not run(of, told, "class Net:\n    pass")
+    assert not run(of, told, "Net()")
+
+
+def test_a_breakpoint_of_the_session_arms_until_it_is_cleared(told: list[bool]) -> None:
+    of = armed(told)
+    of.breakpoints(enabled=True, there=True)
+    of.in_run(paused=False)
+    assert told[-1]
+    of.breakpoints(enabled=False, there=True)
+    of.runs(ast.parse("breakpoint()"))
+    assert not told[-1]
+    of.in_run(paused=False)
+    of.breakpoints(enabled=True, there=False)
+    assert not told[-1]
+    of.in_run()
+    assert told[-1]
