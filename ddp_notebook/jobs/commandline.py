@@ -15,6 +15,7 @@ from ddp_notebook.jobs import listing, targets
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
 from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
+from ddp_notebook.views.ansi import plain
 
 _TARGET = (
     "a pid of a job, a rank's or the launcher's (most is known of one that was started with "
@@ -123,8 +124,10 @@ def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int, about:
     if not paths:
         return f"No line of the user's code is known of any rank. {about[:1].upper()}{about[1:]}."
     lines = [
-        f"rank {rank}: {' → '.join(map(str, path))}"
-        + (f": {path[-1].text}" if path[-1].text else "")
+        plain(
+            f"rank {rank}: {' → '.join(map(str, path))}"
+            + (f": {path[-1].text}" if path[-1].text else "")
+        )
         for rank, path in paths.items()
     ]
     if unknown := tuple(rank for rank in range(world_size) if rank not in paths):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_notebook import files
@@ -27,6 +27,7 @@ from ddp_notebook.model import (
     Finding,
     Place,
     RankReport,
+    codec,
     collective_log,
     name_ranks,
 )
@@ -84,7 +85,8 @@ def jobs() -> list[Job]:
     """This user's prepared jobs on this host, the newest first."""
     found: list[dict[int, Process]] = []
     last: dict[tuple[object, ...], dict[int, Process]] = {}
-    for about, folder in job_folder.processes():
+    for told, folder in job_folder.processes():
+        about = About(**codec.readable(asdict(told)))
         of = last.get(about.job)
         # From one shell several jobs may be started, each with a rank 0.
         if of is None or (about.rank in of and not of[about.rank].about.alive):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddp_notebook.evidence.frames import Frame, Sources
 from ddp_notebook.model import Activity, Place, RankReport, RunFacts, codec, collective_log, cut
@@ -37,7 +37,7 @@ class Process:
 
         None of one that was ended, or runs.
         """
-        end = job_folder.read(self.folder / "end.json", _MOST_BYTES)
+        end = self._left("end.json", _MOST_BYTES)
         if "error" not in end:
             return None
         error = end["error"]
@@ -46,7 +46,7 @@ class Process:
     @property
     def facts(self) -> RunFacts | None:
         """What it trained; None where it did not write that."""
-        wire = job_folder.read(self.folder / "facts.json", _MOST_FACTS_BYTES)
+        wire = self._left("facts.json", _MOST_FACTS_BYTES)
         try:
             return codec.decode(RunFacts, wire.get("facts"))
         except DecodeError:
@@ -78,7 +78,7 @@ class Process:
 
     def _written(self, rank: int) -> RankReport:
         """What it wrote when it had long waited, if it issued nothing after; else nothing."""
-        wire = job_folder.read(self.folder / "report.json", _MOST_BYTES)
+        wire = self._left("report.json", _MOST_BYTES)
         records = self.log(rank, 1).records
         counts, issued = wire.get("counts"), records[-1].number + 1 if records else 0
         if not isinstance(counts, list) or counts[:1] != [issued]:
@@ -87,6 +87,11 @@ class Process:
             return replace(codec.decode(RankReport, wire.get("report")), rank=rank)
         except DecodeError:
             return RankReport(rank)
+
+    def _left(self, name: str, most_bytes: int) -> dict[str, Any]:
+        """What a file in its folder says, with texts that can be shown."""
+        wire = codec.readable(job_folder.read(self.folder / name, most_bytes))
+        return cast("dict[str, Any]", wire)
 
     def _path_when_ended(self) -> tuple[Place, ...]:
         """Where its main thread was when a SIGTERM ended it, the outermost line first."""

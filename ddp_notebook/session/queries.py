@@ -77,7 +77,8 @@ def ask(
 
     def idle() -> bool:
         states = record.snapshot.ranks
-        return not any(states[rank].status is Status.RUNNING for rank in answers.values)
+        answered = answers.values.keys() | answers.failed.keys()
+        return not any(states[rank].status is Status.RUNNING for rank in answered)
 
     # The event that ends a rank's work travels apart from its answer; it is busy until then.
     record.wait_for(idle, 1.0)

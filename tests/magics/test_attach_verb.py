@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import shared_shell
 
+from ddp_notebook.jobs import prepared
 from ddp_notebook.model import StackTree
 from ddp_notebook.rank.prepared import job_folder
 
@@ -122,6 +123,9 @@ def test_wrong_input_is_told_what_to_type(
     shell: Any, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Which other tests ran here decides whether torch is loaded, and what was started.
+    monkeypatch.setattr(prepared, "untold", lambda pid: ())
+    monkeypatch.setattr(prepared, "has_torch", lambda pid: True)
     (tmp_path / "trace_rank_0").write_bytes(b"\x80\x02}half")
     saved = b'{"traceEvents": [], "ddp_notebook": {"format": "ddp_notebook run", "ver'
     (tmp_path / "run.json").write_bytes(saved)

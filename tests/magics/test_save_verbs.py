@@ -59,7 +59,7 @@ def test_a_run_is_saved_and_shown_again_without_ranks(
         ("%ddp_save /none/run.json", "UsageError: There is no folder /none."),
         ("%ddp_replay", "UsageError: the following arguments are required: path"),
         ("%ddp_replay none.json", "UsageError: none.json cannot be read: No such file"),
-        ("%ddp_replay /dev/null", "UsageError: /dev/null is no file"),
+        ("%ddp_replay /dev/null", "UsageError: /dev/null cannot be read: it is no file"),
     ],
 )
 def test_wrong_input_says_what_to_type(

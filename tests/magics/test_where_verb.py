@@ -67,6 +67,7 @@ def test_wrong_input_says_what_to_type(ranks_up: Any, capsys: Capture) -> None:
 def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(
     ranks_up: Any, capsys: Capture
 ) -> None:
+    run(ranks_up, capsys, "%%ddp\npass")
     result, shown = run(ranks_up, capsys, "%ddp_where")
     assert isinstance(result.result, StackTree)
     assert shown.endswith("ranks 0-1  runs nothing")

@@ -94,6 +94,7 @@ def test_a_pid_that_is_no_prepared_rank_is_told_why(
     pid: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepared, "has_torch", lambda pid: False)
+    monkeypatch.setattr(prepared, "untold", lambda pid: ())  # another test's fork server is one
     with pytest.raises(UsageMistake, match=why):
         prepared.job_of(pid)
     monkeypatch.setattr(prepared, "untold", lambda pid: (41, 42))

@@ -135,10 +135,12 @@ def _about(wire: Mapping[str, object]) -> About | None:
             about.rank,
             about.attempt,
         )
-        texts = about.script, about.folder, about.host, about.pids
-    except TypeError:
+        told = about.told or {}
+        texts = about.script, about.folder, about.host, about.pids, *told, *told.values()
+    except (TypeError, AttributeError):
         return None
     whole = all(isinstance(number, int) for number in numbers)
+    whole = whole and isinstance(about.world_size, int | None)
     whole = whole and all(isinstance(text, str) for text in texts)
     return about if whole and about.version == 1 and isinstance(about.wall_s, float) else None
 
