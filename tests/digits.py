@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -50,12 +50,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1797, help="all of them")
+    parser.add_argument(
+        "--data", type=Path, help="a file with images and labels, not scikit-learn's"
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)  # torchrun's default, whatever the number of cores
     torch.manual_seed(7)
-    images, labels = load_digits(return_X_y=True)
+    if arguments.data:
+        with np.load(arguments.data) as kept:
+            images, labels = kept["images"], kept["labels"]
+    else:
+        from sklearn.datasets import load_digits  # seconds, on each rank
+
+        images, labels = load_digits(return_X_y=True)
     pixels = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     data = TensorDataset(pixels[: arguments.samples], torch.tensor(labels[: arguments.samples]))
     sampler = DistributedSampler(data, seed=3)

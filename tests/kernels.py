@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,9 @@ class Reply:
 class Kernel:
     """A notebook kernel in a process of its own, driven as a front end does.
 
-    Messages are read only in the methods, on the caller's thread.
+    Messages are read only in the methods, on the caller's thread. It works in a folder that has
+    nothing to import, as those of executed notebooks do, and those of JupyterLab: what a warm one
+    has loaded serves only notebooks that would load the same.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -86,7 +89,9 @@ class Kernel:
 
         def start() -> None:
             self.manager = KernelManager(kernel_name="python3")
-            self.manager.start_kernel(env=self.environment)
+            folder = Path(tempfile.gettempdir(), "kernels")
+            folder.mkdir(exist_ok=True)
+            self.manager.start_kernel(env=self.environment, cwd=str(folder))
             self._connect()
 
         _until_it_starts(start)

@@ -1,7 +1,7 @@
 """Processes killed, ended or stopped at random moments: every cell answers, and the next works.
 
 `python tests/random_kills.py ROUNDS` plays many in a real kernel and tells how long answers took;
-tests/contract/test_random_kills.py plays a few. `DDP_NOTEBOOK_SEED` repeats a run's choices.
+tests/contract/test_random_kills.py plays a few. `DDP_NOTEBOOK_SEED` makes other choices.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pathlib import Path
 
 import support
 from kernels import Kernel, Reply, warm_kernels
-from support import Pids
+from support import SEED, Pids
 
 from ddp_notebook import errors
 from ddp_notebook.launch.timeouts import scaled_for_load
 
-SEED = int(os.environ.get("DDP_NOTEBOOK_SEED") or random.SystemRandom().randrange(1 << 30))
 ANSWERS_WITHIN_S = 5.0
 """On a quiet machine, from the blow to the end of the cell."""
 GIVEN_UP_AFTER_S = 60.0

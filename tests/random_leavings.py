@@ -1,7 +1,7 @@
 """Pauses at breakpoints that are left at random: ranks are freed or ended, and nothing stays.
 
 `python tests/random_leavings.py ROUNDS` leaves often, in real kernels;
-`tests/contract/test_random_leavings.py` leaves a few times. `DDP_NOTEBOOK_SEED` repeats choices.
+`tests/contract/test_random_leavings.py` leaves a few times. `DDP_NOTEBOOK_SEED` makes others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import support
 from kernels import Kernel, Reply, warm_kernels
+from support import SEED
 
 from ddp_notebook import errors
 from ddp_notebook.launch.timeouts import scaled_for_load
 
-SEED = int(os.environ.get("DDP_NOTEBOOK_SEED") or random.SystemRandom().randrange(1 << 30))
 SESSION = "get_ipython()._ddp_notebook_magics.session"
 OURS = {"", "UsageError", *(name for name, kind in vars(errors).items() if isinstance(kind, type))}
 ENDS_WITHIN_S = 10.0

@@ -1,19 +1,18 @@
 """Random walks of steps through a training script: what it computes stays the same to the bit.
 
-`python tests/random_steps.py WALKS`; `DDP_NOTEBOOK_SEED` repeats a failure as the first walk.
+`python tests/random_steps.py WALKS`; `DDP_NOTEBOOK_SEED` is that of the first walk.
 `tests/contract/test_random_steps.py` walks a few times.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
-from support import shared_session
+from support import SEED, shared_session
 
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.rank.calls import Breakpoint, How
@@ -21,7 +20,6 @@ from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.runs.run import CellResult
 
 RANKS = 4
-SEED = int(os.environ.get("DDP_NOTEBOOK_SEED", random.SystemRandom().randrange(1 << 30)))
 WITHIN_S = 60.0
 SCRIPTS = 0.1
 """The share of walks through a script, whose processes are new, in place of a cell."""

@@ -28,6 +28,9 @@ RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
 """Environment variable that every process started by this test run inherits."""
 ROUNDS = int(os.environ.get("DDP_NOTEBOOK_ROUNDS", "1"))
 """How often the tests of random moments try."""
+SEED = int(os.environ.get("DDP_NOTEBOOK_SEED", "0"))
+"""What they draw their moments from: the same each time, so that a run says the same as the last;
+`DDP_NOTEBOOK_SEED=$RANDOM` looks further."""
 GONE_WITHIN_S = 10.0
 """How long after an end something of ours may still be alive."""
 FOLDER_PREFIX = "ddp_notebook-"

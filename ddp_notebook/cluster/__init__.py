@@ -1,7 +1,8 @@
 """Runs the ranks as engines of ipyparallel; the only room that uses it.
 
 cluster.py              The interface to the ranks' processes, implemented with ipyparallel.
-engine.py               ipyparallel's engine and controller, as functions to be called in a child.
+controller.py           ipyparallel's controller, as a function that a child can call.
+engine.py               ipyparallel's engine, as a function that a child can call.
 event_receiver.py       Receives the ranks' events in the session.
 ipyparallel_private.py  Every use of the private API of ipyparallel's client.
 launchers.py            ipyparallel launchers that use the fork server.

@@ -1,9 +1,7 @@
-"""ipyparallel's engine and controller, as functions that a child can call."""
+"""ipyparallel's engine, as a function that a child can call."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,8 +9,6 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
-from ddp_notebook.cluster.ipyparallel_private import keep_heart_in_process
-from ddp_notebook.launch.child import die_with_parent
 from ddp_notebook.rank import engine_private, runtime
 
 
@@ -55,17 +51,3 @@ def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
     what = "sys.exit() in a callback of the event loop ends the callback, not the rank"
     sys.stderr.write(f"{what}\n")
     return True
-
-
-def controller(argv: Sequence[str]) -> None:
-    """Run an ipyparallel controller until it is told to stop."""
-    from ipyparallel.controller.app import IPController
-
-    if hasattr(os, "fork"):
-        # If the heart monitor is a child process, it is forked (spawning one costs a second), and
-        # must not outlive a killed controller.
-        multiprocessing.set_start_method("fork", force=True)
-        os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
-    keep_heart_in_process()
-    sys.argv = ["ipcontroller", *argv]
-    IPController.launch_instance(argv=list(argv))

@@ -98,7 +98,7 @@ class ForkServerEngineLauncher(ForkServerMixin, ipp.LocalEngineLauncher):  # typ
 class ForkServerControllerLauncher(ForkServerMixin, ipp.LocalControllerLauncher):  # type: ignore[misc]
     """The controller."""
 
-    entry = "ddp_notebook.cluster.engine:controller"
+    entry = "ddp_notebook.cluster.controller:controller"
     fork_server = AnyTrait()
     first_calls = ListTrait()
     exited = AnyTrait()

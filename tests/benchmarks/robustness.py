@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,11 @@ def run(tests: Path, rounds: int) -> list[Row]:
                 *(sys.executable, "-m", "pytest", str(tests), "-q", "--tb=short"),
                 f"--junitxml={report}",
             ],
-            env={**os.environ, "DDP_NOTEBOOK_ROUNDS": str(rounds)},
+            env={
+                "DDP_NOTEBOOK_SEED": str(random.SystemRandom().randrange(1 << 30)),
+                **os.environ,
+                "DDP_NOTEBOOK_ROUNDS": str(rounds),
+            },
             stdout=sys.stderr,
             check=False,
         )

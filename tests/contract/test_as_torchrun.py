@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddp_notebook.launch.addresses import free_port
@@ -23,15 +24,23 @@ def told(folder: Path) -> list[Any]:
     return [(each["losses"], each["parameters"], each["buffers"]) for each in found]
 
 
-def how_much(epochs: int) -> list[str]:
+def how_much(data: Path, epochs: int) -> list[str]:
     """Eight batches in each epoch, as arguments of the script."""
-    return ["--epochs", str(epochs), "--samples", "1000"]
+    return ["--epochs", str(epochs), "--samples", "1000", "--data", str(data)]
 
 
-def by_torchrun(folder: Path, epochs: int) -> None:
+def images(folder: Path) -> Path:
+    """A file of images and labels for the script, drawn from a seed."""
+    drawn = np.random.default_rng(5)
+    file = folder / "data.npz"
+    np.savez(file, images=drawn.uniform(0, 16, (1000, 64)), labels=drawn.integers(0, 10, 1000))
+    return file
+
+
+def by_torchrun(data: Path, folder: Path, epochs: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(free_port("127.0.0.1")), str(SCRIPT), *how_much(epochs)]
-    command += ["--out", str(folder)]
+    command += ["--master-port", str(free_port("127.0.0.1")), str(SCRIPT)]
+    command += [*how_much(data, epochs), "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     # Not the exit code: now and then a process of torch 2.13 aborts when all is done, since a
     # thread of gloo's wants the GIL of an interpreter that is about to end.
@@ -42,10 +51,11 @@ def test_a_script_trains_bitwise_as_under_torchrun(ranks2: Session, tmp_path: Pa
     ours, theirs, longer = (tmp_path / name for name in ("ours", "theirs", "longer"))
     for folder in (ours, theirs, longer):
         folder.mkdir()
-    by_torchrun(theirs, epochs=1)
+    data = images(tmp_path)
+    by_torchrun(data, theirs, epochs=1)
     for folder, epochs in ((ours, 1), (longer, 2)):
         # Twice: the first run leaves nothing that the second feels.
-        run = ranks2.run_script(str(SCRIPT), [*how_much(epochs), "--out", str(folder)])
+        run = ranks2.run_script(str(SCRIPT), [*how_much(data, epochs), "--out", str(folder)])
         run.raise_for_error()
         assert run.diagnosis is None, run.diagnosis
     assert told(ours) == told(theirs)

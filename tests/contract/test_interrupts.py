@@ -1,7 +1,7 @@
 """Interrupting a cell: control comes back at once, says what each rank does, and loses nothing.
 
 `DDP_NOTEBOOK_ROUNDS`, times five, is how often a cell is sent after an interrupted one;
-`DDP_NOTEBOOK_SEED` repeats a run's moments.
+`DDP_NOTEBOOK_SEED` chooses other moments.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import Any
 import pytest
 import support
 from kernels import Kernel
-from support import ROUNDS, eventually, pids_of, session_of
+from support import ROUNDS, SEED, eventually, pids_of, session_of
 
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Status, parse_ranks
 
 TRIES = 5 * ROUNDS
-SEED = int(os.environ.get("DDP_NOTEBOOK_SEED") or random.randrange(2**32))
 BACK_WITHIN_S = 1.0
 WORLD_SIZE = 4
 EVERYBODY = set(range(WORLD_SIZE))

@@ -1,6 +1,6 @@
 """Whatever is killed, and whenever: nothing of ours survives it, and the next start works at once.
 
-`DDP_NOTEBOOK_ROUNDS` is how often each is tried; `DDP_NOTEBOOK_SEED` repeats a run's moments.
+`DDP_NOTEBOOK_ROUNDS` is how often each is tried; `DDP_NOTEBOOK_SEED` chooses other moments.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kernels import Kernel
 from support import (
     GONE_WITHIN_S,
     ROUNDS,
+    SEED,
     Leftovers,
     Pids,
     clear_away,
@@ -32,7 +33,7 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 30 * ROUNDS)]
 
-SEED = int(os.environ.get("DDP_NOTEBOOK_SEED") or random.randrange(2**32))
+OWN_SERVER = "DDP_NOTEBOOK_TEST_COLD"
 START_WITHIN_S = 20.0
 """A start "at once" on a loaded machine: what is left of an earlier session would time out."""
 TOLD_WITHIN_S = 2.0
@@ -69,9 +70,26 @@ Record = Callable[[str, object], None]
 @pytest.fixture(scope="module")
 def kernel(nothing_left_behind_by_the_module: None) -> Iterator[Kernel]:
     """One kernel after the other: where one round ended, the next must be able to start."""
-    with Kernel({"DDP_NOTEBOOK_TEST_COLD": "left behind"}) as kernel:  # has a server of its own
+    with Kernel() as kernel:
         yield kernel
         start_at_once(kernel)
+
+
+@pytest.fixture
+def beside_another(kernel: Kernel, warm_kernels: None) -> None:
+    """The kernels of the test are second notebooks: the server of the first forks theirs."""
+    if kernel.environment.pop(OWN_SERVER, None):
+        kernel.close()
+        kernel.start()
+
+
+@pytest.fixture
+def with_a_server_of_its_own(kernel: Kernel) -> None:
+    """The kernels of the test load torch themselves."""
+    if OWN_SERVER not in kernel.environment:
+        kernel.close()
+        kernel.environment[OWN_SERVER] = "left behind"
+        kernel.start()
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +201,7 @@ def kill_and_hear(kernel: Kernel, message: str, pid: int) -> str:
 # --------------------------------------------------------------------------- the kernel ends
 
 
+@pytest.mark.usefixtures("with_a_server_of_its_own")
 def test_a_kernel_killed_while_it_starts_ranks_leaves_nothing(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -199,6 +218,7 @@ def test_a_kernel_killed_while_it_starts_ranks_leaves_nothing(
     in_rounds(kernel, attempt, record_property)
 
 
+@pytest.mark.usefixtures("with_a_server_of_its_own")
 def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -224,46 +244,7 @@ def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
     shut_down(kernel)
 
 
-def test_a_kernel_killed_in_mid_cell_leaves_nothing(
-    kernel: Kernel, record_property: Record
-) -> None:
-    def attempt(rng: random.Random) -> None:
-        start_at_once(kernel)
-        train_until_a_random_moment(kernel, rng)
-        kernel.kill()
-        assert_nothing_left()
-        kernel.close(now=True)
-        kernel.start()
-
-    in_rounds(kernel, attempt, record_property)
-
-
-@pytest.mark.parametrize("now", [True, False], ids=["at once", "politely"])
-def test_a_kernel_restarted_in_mid_cell_leaves_nothing(
-    kernel: Kernel, now: bool, record_property: Record
-) -> None:
-    def attempt(rng: random.Random) -> None:
-        start_at_once(kernel)
-        train_until_a_random_moment(kernel, rng)
-        kernel.restart(now=now)
-        assert_nothing_left(kernel)
-
-    in_rounds(kernel, attempt, record_property)
-
-
-def test_a_kernel_shut_down_in_mid_cell_leaves_nothing(
-    kernel: Kernel, record_property: Record
-) -> None:
-    def attempt(rng: random.Random) -> None:
-        start_at_once(kernel)
-        train_until_a_random_moment(kernel, rng)
-        kernel.close()
-        assert_nothing_left()
-        kernel.start()
-
-    in_rounds(kernel, attempt, record_property)
-
-
+@pytest.mark.usefixtures("with_a_server_of_its_own")
 def test_what_a_kernel_and_its_fork_server_leave_together_the_next_load_takes_away(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -283,9 +264,53 @@ def test_what_a_kernel_and_its_fork_server_leave_together_the_next_load_takes_aw
     in_rounds(kernel, attempt, record_property)
 
 
+@pytest.mark.usefixtures("beside_another")
+def test_a_kernel_killed_in_mid_cell_leaves_nothing(
+    kernel: Kernel, record_property: Record
+) -> None:
+    def attempt(rng: random.Random) -> None:
+        start_at_once(kernel)
+        train_until_a_random_moment(kernel, rng)
+        kernel.kill()
+        assert_nothing_left()
+        kernel.close(now=True)
+        kernel.start()
+
+    in_rounds(kernel, attempt, record_property)
+
+
+@pytest.mark.usefixtures("beside_another")
+@pytest.mark.parametrize("now", [True, False], ids=["at once", "politely"])
+def test_a_kernel_restarted_in_mid_cell_leaves_nothing(
+    kernel: Kernel, now: bool, record_property: Record
+) -> None:
+    def attempt(rng: random.Random) -> None:
+        start_at_once(kernel)
+        train_until_a_random_moment(kernel, rng)
+        kernel.restart(now=now)
+        assert_nothing_left(kernel)
+
+    in_rounds(kernel, attempt, record_property)
+
+
+@pytest.mark.usefixtures("beside_another")
+def test_a_kernel_shut_down_in_mid_cell_leaves_nothing(
+    kernel: Kernel, record_property: Record
+) -> None:
+    def attempt(rng: random.Random) -> None:
+        start_at_once(kernel)
+        train_until_a_random_moment(kernel, rng)
+        kernel.close()
+        assert_nothing_left()
+        kernel.start()
+
+    in_rounds(kernel, attempt, record_property)
+
+
 # --------------------------------------------------------------------------- the kernel lives on
 
 
+@pytest.mark.usefixtures("beside_another")
 def test_a_killed_rank_is_named_and_comes_back_while_the_others_keep_their_variables(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -314,6 +339,7 @@ def test_a_killed_rank_is_named_and_comes_back_while_the_others_keep_their_varia
     shut_down(kernel)
 
 
+@pytest.mark.usefixtures("beside_another")
 @pytest.mark.parametrize("victim", ["fork server", "controller"])
 def test_a_killed_process_of_the_session_is_named_and_takes_everything_with_it(
     kernel: Kernel, victim: str, record_property: Record
@@ -329,6 +355,7 @@ def test_a_killed_process_of_the_session_is_named_and_takes_everything_with_it(
     in_rounds(kernel, attempt, record_property)
 
 
+@pytest.mark.usefixtures("beside_another")
 def test_a_killed_store_process_disturbs_no_cell_and_a_restart_opens_the_store_again(
     kernel: Kernel, record_property: Record
 ) -> None:

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from random_leavings import ENDS, FRESH, KEEPS, SEED, Leavings
-from support import ROUNDS
+from random_leavings import ENDS, FRESH, KEEPS, Leavings
+from support import ROUNDS, SEED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 60 * ROUNDS)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from random_steps import SEED, TRAINS, begin, losses, walk
+from random_steps import TRAINS, begin, losses, walk
+from support import SEED
 
 from ddp_notebook.session import Session
 

@@ -7,6 +7,7 @@ import dataclasses
 import types
 import typing
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ MS = 1_000_000
 WALL_NS = 1_700_000_000_000_000_000
 
 
+@cache  # to make a strategy takes longer than to draw from it
 def any_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type, by the types of their fields."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -64,6 +66,7 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
     return plain[kind]
 
 
+@cache
 def dataclass_of(cls: type) -> st.SearchStrategy[Any]:
     """Values of a dataclass."""
     hints = typing.get_type_hints(cls)

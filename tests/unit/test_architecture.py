@@ -30,21 +30,31 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not imported_by("import ddp_notebook") & {"torch", "IPython", "zmq", "matplotlib"}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "magics",
-        "session",
-        "session.processes.processes",
-        "session.setup.set_up",
-        "cluster.cluster",
-        "cluster.event_receiver",
-        "views.notebook",
-        "views.bench.plots",
-    ],
+WITHOUT_TORCH = (
+    *("magics", "session", "session.processes.processes", "session.setup.set_up"),
+    *("cluster.cluster", "cluster.event_receiver", "cluster.controller"),
+    *("views.notebook", "views.bench.plots"),
 )
-def test_the_notebook_kernel_never_loads_torch(module: str) -> None:
-    assert "torch" not in imported_by(f"import ddp_notebook.{module}")
+
+
+@pytest.fixture(scope="module")
+def loaded_torch() -> set[str]:
+    """Which of them, imported one after the other, had loaded torch."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {WITHOUT_TORCH}:\n"
+        "    importlib.import_module(f'ddp_notebook.{name}')\n"
+        "    if 'torch' in sys.modules: print('loaded', name)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {line.split()[1] for line in shown.stdout.splitlines()}
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_neither_the_notebook_kernel_nor_the_controller_loads_torch(
+    module: str, loaded_torch: set[str]
+) -> None:
+    assert module not in loaded_torch
 
 
 def test_loading_the_extension_does_not_wait_for_ipyparallel() -> None:

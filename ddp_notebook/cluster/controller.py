@@ -1,0 +1,28 @@
+"""ipyparallel's controller, as a function that a child can call.
+
+It imports no torch: at a cold start it is forked before torch is loaded, and would load its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+
+from ipyparallel.controller.app import IPController
+
+from ddp_notebook.cluster.ipyparallel_private import keep_heart_in_process
+from ddp_notebook.launch.child import die_with_parent
+
+
+def controller(argv: Sequence[str]) -> None:
+    """Run an ipyparallel controller until it is told to stop."""
+    if hasattr(os, "fork"):
+        # If the heart monitor is a child process, it is forked (spawning one costs a second), and
+        # must not outlive a killed controller.
+        multiprocessing.set_start_method("fork", force=True)
+        os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
+    keep_heart_in_process()
+    sys.argv = ["ipcontroller", *argv]
+    IPController.launch_instance(argv=list(argv))
