@@ -52,8 +52,9 @@ _CONTROLLER_ARGS = [
     "--IPController.db_class=NoDB",
     # An engine is registered on a heartbeat, so the heartbeat's period decides how fast a start is.
     # Heartbeats may be missed for ten minutes: a laptop sleeps, and exits are detected otherwise.
-    "--HeartMonitor.period=100",
-    "--HeartMonitor.max_heartmonitor_misses=6000",
+    # They come each second when no engine is about to be registered.
+    "--HeartMonitor.period=50",
+    "--HeartMonitor.max_heartmonitor_misses=600",
 ]
 _ENGINE_ARGS = [
     "--log-level=ERROR",

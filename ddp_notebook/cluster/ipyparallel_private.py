@@ -2,17 +2,23 @@
 
 What is used: sending messages to the hub, to unregister an engine whose process is gone
 (ipyparallel itself would notice by missed heartbeats, half a minute later) and to await the answer;
-the table of the engines' names; and the class that its controller starts as the heart monitor.
+the table of the engines' names; the class that its controller starts as the heart monitor; and
+the monitor's beat, with the registrations for which it must be quick.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import ipyparallel as ipp
+
+CALM_S = 1.0
+"""Between two beats: each wakes every rank, also at night. Ten a second took 2 % of a core."""
 
 
 def has_private_api(client: Any) -> bool:
@@ -72,3 +78,32 @@ def keep_heart_in_process() -> None:
 
     if hasattr(app, "Process"):
         app.Process = _Heart
+        _calm_heart()
+
+
+def _calm_heart() -> None:
+    """Have it beat at each period only while an engine registers.
+
+    Without this private API it beats at each period.
+    """
+    from ipyparallel.controller import app, heartmonitor
+
+    def registering() -> bool:
+        hub = getattr(app.IPController.instance(), "hub", None)
+        return bool(getattr(hub, "incoming_registrations", True))
+
+    if hasattr(heartmonitor.HeartMonitor, "beat"):
+        heartmonitor.HeartMonitor.beat = calm(heartmonitor.HeartMonitor.beat, registering)
+
+
+def calm(beat: Callable[[Any], None], hurried: Callable[[], bool]) -> Callable[[Any], None]:
+    """`beat`, but unless it is hurried once in `CALM_S`, however often it is called."""
+    next_s = 0.0
+
+    def calmed(monitor: Any) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s or hurried():
+            next_s = time.monotonic() + CALM_S
+            beat(monitor)
+
+    return calmed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import time
@@ -103,6 +104,16 @@ def test_ipykernel_still_lets_a_rank_not_list_all_modules(ranks2: Session) -> No
 
 def test_ipyparallels_controller_still_is_one_process(ranks2: Session) -> None:
     assert psutil.Process(pids_of(ranks2).controller).children() == []
+
+
+def test_ipyparallels_controller_still_knows_which_engines_register() -> None:
+    """Else its heart beats twenty times a second for ever."""
+    from ipyparallel.controller import app, heartmonitor, hub
+
+    assert "HeartMonitor(" in inspect.getsource(heartmonitor._setup_heartmonitor)
+    assert callable(heartmonitor.HeartMonitor.beat) and callable(app.IPController.instance)
+    assert "incoming_registrations" in hub.Hub.class_trait_names()
+    assert "self.hub = Hub(" in inspect.getsource(app.IPController)
 
 
 def test_ipyparallel_still_has_the_names_of_its_engines(ranks2: Session) -> None:

@@ -1,10 +1,13 @@
-"""What is sent to ranks that have just ended."""
+"""What is sent to ranks that have just ended; how often the controller asks for signs of life."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
 from ddp_notebook.cluster.cluster import IPyParallelCluster
+from ddp_notebook.cluster.ipyparallel_private import CALM_S, calm
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.rank import calls
 
@@ -18,3 +21,18 @@ def test_a_rank_that_ended_before_it_was_called_could_not_answer() -> None:
     assert answer.done()
     with pytest.raises(UsageMistake, match="the process of rank 0 has ended"):
         cluster.value_of(answer, 1)
+
+
+def test_the_controllers_heart_beats_at_each_period_only_while_an_engine_registers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, waiting, beats = 100.0, [False], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    beat = calm(lambda _: beats.append(now_s), lambda: waiting[0])
+
+    for period in range(12):
+        now_s = 100.0 + period * CALM_S / 4
+        waiting[0] = period in (6, 7)
+        beat(None)
+
+    assert beats == [100.0 + period * CALM_S / 4 for period in (0, 4, 6, 7, 11)]
