@@ -38,7 +38,11 @@ def _needed() -> None:
 
 
 def networks() -> set[Path]:
-    """The networks that threads of this test run are in, and those that they hold open."""
+    """The networks that threads of this test run are in, and those that they hold open.
+
+    A thread that has been joined may be in its own for a moment more: so is the one that tried, for
+    `need_lab_hosts`, just before a test looks what is there.
+    """
     found = set()
     for pid in (os.getpid(), *(process.pid for process in our_processes())):
         process = Path("/proc", str(pid))
@@ -183,7 +187,7 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
 def test_the_trial_leaves_nothing_behind() -> None:
     before = networks()
     assert network_namespaces.why_not() == ""
-    assert networks() == before
+    eventually(lambda: networks() <= before, 5, "the end of the trial's thread")
 
 
 def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed() -> None:
@@ -194,15 +198,15 @@ def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed(
         session.fault("firewall-store")
         assert len(networks() - before) == 2
         session.repair()
-        eventually(lambda: networks() == before, 5, "no host after a repair")
+        eventually(lambda: networks() <= before, 5, "no host after a repair")
         session.fault("firewall-ranks")
         assert len(networks() - before) == 2
         session.abort()
-        eventually(lambda: networks() == before, 5, "no host when the ranks are free")
+        eventually(lambda: networks() <= before, 5, "no host when the ranks are free")
         session.fault("loopback-name")
     finally:
         session.shutdown()
-    eventually(lambda: networks() == before, 5, "no host after the session")
+    eventually(lambda: networks() <= before, 5, "no host after the session")
 
 
 @pytest.mark.usefixtures("warm_kernels")
@@ -218,5 +222,5 @@ def test_hosts_do_not_outlive_a_session_that_is_killed(victim: str) -> None:
         assert is_alive(holder)
         os.kill(kernel.pid if victim == "kernel" else pids.fork_server, signal.SIGKILL)
         eventually(lambda: not is_alive(holder), KILLED_WITHIN_S, "the end of who held them")
-        eventually(lambda: networks() == before, KILLED_WITHIN_S, "the end of the hosts")
+        eventually(lambda: networks() <= before, KILLED_WITHIN_S, "the end of the hosts")
         eventually(lambda: not Path(pids.folder).exists(), what="the end of the session")
