@@ -227,6 +227,24 @@ def test_a_name_that_only_one_rank_has_is_no_matter_of_batches(more: list[Collec
     assert all("Loop over the same names" not in f.remedy for f in diagnose_run(case).findings)
 
 
+SOME = """
+for step in range(9):
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+"""
+
+
+def test_a_name_that_a_turn_of_the_loop_left_out_is_no_other_order() -> None:
+    w, head, b = (all_reduce(5, label=name) for name in ("w", "head", "b"))
+    case = play({**same(3, [w, head, b] * 3), 2: [w, head, b, w, b, w, head, b]})
+    finding = the_one(case, {"train.py": SOME})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (2,))
+    assert "if p.grad is not None" in finding.cause and "'head'" in finding.cause
+    case = play({**same(3, [w, head, b] * 2), 2: [w, b, head] * 2})
+    assert found(case, {"train.py": SOME}) == [("mismatched-order", (2,))]
+
+
 # -- time ----------------------------------------------------------------------------------
 
 GAVE_UP = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation"
