@@ -119,9 +119,9 @@ def _misdirected(context: Context) -> tuple[str, str, Ranks] | None:
     mine, theirs = (lost, lacking) if of_senders else (lacking, lost)
     own, peer = (0, 1) if of_senders else (1, 0)
     does, done = ("sends to", "receives from")[:: 1 if of_senders else -1]
-    callers = {way[own]: way[peer] for way in theirs}
+    callers = {way[:2][own]: way[:2][peer] for way in theirs}
     wrong = [
-        f"rank {w[own]} {does} rank {w[peer]}, and rank {callers[w[own]]} {done} rank {w[own]}"
+        f"rank {w[own]} {does} rank {w[peer]}, and rank {callers[w[:2][own]]} {done} rank {w[own]}"
         for w in mine
     ]
     return (
