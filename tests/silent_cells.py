@@ -103,6 +103,18 @@ WRONG = {
             [handle.wait() for handle in handles]
         """,
     ),
+    "a mean that is read before its handle was waited for": (
+        "async-misuse",
+        BOTH,
+        """
+        for _ in range(3):
+            step()
+            total = torch.ones(50)
+            dist.all_reduce(total, async_op=True)
+            mean = total[:2] / 2
+        dist.barrier()
+        """,
+    ),
     "results of functional collectives, read as they are": (
         "async-misuse",
         BOTH,

@@ -122,6 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN, unless=Explains.MESSAGES),
     Rule(files.raced_paths, When.RUN_BLOCKED),
+    Rule(files.read_too_early, When.RUN_BLOCKED),
     Rule(files.other_paths, When.RUN_BLOCKED),
     Rule(exits.ended, When.RUN),
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
@@ -134,6 +135,7 @@ RULES: tuple[Rule, ...] = (
     Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
     Rule(groups.new_group_not_by_all, When.RUN_STUCK),
     Rule(groups.opposite_groups, When.RUN_STUCK),
+    Rule(out_of_step.came_too_late, When.RUN_BLOCKED),
     Rule(out_of_step.stragglers, When.RUN),
     # Ranks that wait in set-up, and those that they wait for.
     Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),

@@ -59,6 +59,28 @@ def raced_paths(context: Context) -> Iterator[Finding]:
         )
 
 
+def read_too_early(context: Context) -> Iterator[Finding]:
+    """Ranks that did not find a file which is there by now: another rank was still to write it."""
+    same: dict[tuple[str, str], list[RankReport]] = {}
+    for report in filter(_lacks_a_file, context.case.ranks):
+        if report.error_misses:
+            key = str(report.error_at[-1]), report.error_misses
+            same.setdefault(key, []).append(report)
+    for (place, path), failed in same.items():
+        ranks = tuple(e.rank for e in failed)
+        if len(ranks) == len(context.case.ranks):
+            continue  # who wrote it is none of them
+        yield Finding(
+            Category.FILESYSTEM,
+            ranks,
+            f"{name_ranks(ranks)} did not find {path} at {place}, and it is there by now: it was "
+            "read before another rank had written it",
+            "Let all ranks meet between the writing and the reading: dist.barrier().",
+            context.victims,
+            tuple(f"{name_ranks((e.rank,))}: {way_to_error(e.error_at)}" for e in failed),
+        )
+
+
 def other_paths(context: Context) -> Iterator[Finding]:
     """Ranks look for a file on one line, each under another name that it has made up."""
     same: dict[str, list[RankReport]] = {}

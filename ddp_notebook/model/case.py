@@ -219,6 +219,8 @@ class RankReport:
     error_category: str = ""
     """A category the rank itself is sure of."""
     error_remedy: str = ""
+    error_misses: str = ""
+    """The file that it did not find when it failed, and that is there by now."""
     holder: str = ""
     """If a port was in use: by which process."""
     polls_for: str = ""

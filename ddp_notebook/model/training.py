@@ -33,8 +33,9 @@ class TensorDigest:
 class WorkFacts:
     """A user line that started collectives and did not wait for all of them.
 
-    Of `issued`, `unwaited` were never waited for; the tensors of `written` were changed, and those
-    of `stepped` were gradients that an optimizer used, before they were waited for.
+    Of `issued`, `unwaited` were never waited for, and `met` only by a barrier that came later; the
+    tensors of `written` were changed, and those of `stepped` were gradients that an optimizer used,
+    before they were waited for.
     """
 
     operation: str
@@ -43,6 +44,7 @@ class WorkFacts:
     written: int = 0
     stepped: int = 0
     place: Place | None = None
+    met: int = 0
 
 
 @dataclass(frozen=True, slots=True)

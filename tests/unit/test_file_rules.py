@@ -61,6 +61,20 @@ def test_what_one_rank_alone_does_or_only_reads_is_its_own_error(case: Case, cod
     assert found(case, {"train.py": code}) == [("exception-on-one-rank", (1,))]
 
 
+@pytest.mark.parametrize("by_now", [True, False])
+def test_a_file_that_is_there_by_now_was_read_before_it_was_written(by_now: bool) -> None:
+    read = failed("FileNotFoundError", 2, "state = torch.load(path)")
+    read = replace(read, error_misses="/data/out" * by_now)
+    case = play(same(3, [all_reduce(4)], r1=[]), {1: read})
+    if not by_now:
+        assert found(case) == [("exception-on-one-rank", (1,))]
+        return
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == ("filesystem", (1,))
+    assert "/data/out at train.py:2, and it is there by now" in finding.cause
+    assert "dist.barrier()" in finding.remedy
+
+
 DELETES = "import os\ninit()\nif rank == 0:\n    os.unlink(path)\ndist.new_group([0, 1])\n"
 
 

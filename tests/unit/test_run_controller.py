@@ -13,15 +13,20 @@ import pytest
 
 from ddp_notebook.errors import CellFailed, CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import (
+    Case,
     Category,
     CellFinished,
     CellStarted,
+    Collective,
+    Collectives,
     Diagnosis,
     Event,
     Finding,
     Output,
     OutputKind,
+    Place,
     RankExited,
+    RankReport,
     RankState,
     Status,
 )
@@ -33,6 +38,7 @@ from ddp_notebook.session.runs import controller as controlling
 from ddp_notebook.session.runs.cells import CellWork
 from ddp_notebook.session.runs.controller import RunController, RunState
 from ddp_notebook.session.runs.detached import Detached
+from ddp_notebook.session.runs.gather import with_sources_in_use
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.testing import FakeCluster
 
@@ -276,3 +282,16 @@ def test_the_ways_from_state_to_state_with_ranks_in_the_run(
     setting.controller.state = before
     act(setting.controller)
     assert setting.controller.state is after
+
+
+def test_a_case_has_the_code_of_earlier_cells_of_which_ranks_are_in_a_function() -> None:
+    """In a notebook the function that a cell calls is mostly defined in another one."""
+    cells = {"cell 1": "def train(): ...", "cell 2": "def train(): dist.barrier()", "cell 3": "x"}
+    way = (Place("cell 4", 1), Place("cell 2", 1, "train"))
+    issued = Collectives({0: (Collective(0, 0, "barrier", path=way),)})
+    case = Case((RankReport(0),), collectives=issued, sources={"cell 4": "train()"})
+    assert set(with_sources_in_use(case, cells).sources) == {"cell 2", "cell 4"}
+    failed = RankReport(0, error_at=(Place("cell 1", 1, "train"),))
+    sources = with_sources_in_use(Case((failed,), sources={"cell 4": "train()"}), cells).sources
+    assert set(sources) == {"cell 1", "cell 4"}
+    assert with_sources_in_use(case, {}) is case

@@ -86,6 +86,29 @@ def test_a_tensor_used_before_its_handle_was_waited_for(
 
 
 @pytest.mark.parametrize(
+    ("then", "read"),
+    [
+        ("mean = loss / world", True),
+        ("log(x)\nprint(loss.item())", True),
+        ("if loss > 3: stop()", True),
+        ("print(loss.shape, loss.numel())\nhistory.append(loss)", False),
+        ("dist.barrier()\nmean = loss / world", False),
+        ("for each in handles:\n    each.wait()\nmean = loss / world", False),
+        ("loss = fresh()\nmean = loss / world", False),
+        ("other = lost / world", False),
+    ],
+)
+def test_a_result_that_the_next_lines_read_before_it_was_waited_for(then: str, read: bool) -> None:
+    code = "\n" * 6 + f"work = dist.all_reduce(loss, async_op=True)\n{then}\n"
+    never = WorkFacts("all_reduce", 4, 1, place=HERE, met=3)
+    every = [run(rank, works=(never,)) for rank in (0, 1)]
+    assert kinds(*every, source=code) == [(Category.ASYNC_MISUSE, (0, 1))] * read
+    waited = replace(never, met=2)  # one was asked
+    assert not kinds(*[run(rank, works=(waited,)) for rank in (0, 1)], source=code)
+    assert not found(*every), "the code is not known"
+
+
+@pytest.mark.parametrize(
     ("facts", "wrong"),
     [
         (FunctionalFacts(4, 0, 4), True),

@@ -6,10 +6,20 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, same, the_one
-from traces import DONE, all_reduce, barrier, message, play
+from traces import BUSY, DONE, all_reduce, barrier, message, play, raised
 
-from ddp_notebook.diagnosis import failures
-from ddp_notebook.model import Category, CellFinished
+from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.model import (
+    DEFAULT_GROUP,
+    Activity,
+    Case,
+    Category,
+    CellFinished,
+    Collective,
+    Collectives,
+    Phase,
+    RankReport,
+)
 
 RETRY = """
 def publish(up):
@@ -169,3 +179,110 @@ def test_a_store_that_left_with_the_only_rank_that_finished_is_that_ranks() -> N
     assert (several.category, several.ranks) == (Category.UNDECIDED, ())
     (own,) = failures.raised([end(0, "ok"), end(1, error="ValueError")], (0, 1))
     assert (own.category, own.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+
+
+@pytest.mark.parametrize(
+    ("ways", "culprits"),
+    [
+        ({0: (1, 3), 1: (2, 0), 2: (0, 1), 3: (1, 2)}, (2, 3)),  # sends to (rank + 1) % 3
+        ({0: (1, 2), 1: (2, 0), 2: (3, 1), 3: (0, 1)}, (0, 3)),  # receives from (rank - 1) % 3
+        ({0: (1, 2), 1: (2, 3), 2: (3, 0), 3: (0, 1)}, ()),  # all of them: either may be wrong
+    ],
+)
+def test_several_with_wrong_peers_are_told_by_who_waits_for_them(
+    ways: dict[int, tuple[int, int]], culprits: tuple[int, ...]
+) -> None:
+    """Every rank starts a send and a recv, waits for both, and goes on to a barrier."""
+    records, reports = {}, []
+    for rank, (to, of) in ways.items():
+        both = message("send", to, 19, api="isend"), message("recv", of, 19, api="irecv")
+        met = [ways[to][1] == rank, ways[of][0] == rank]
+        waits_for = met.index(False) if False in met else 2
+        program = (*both, barrier(20))[: max(2, waits_for + 1)]
+        records[rank] = tuple(replace(e, rank=rank, number=n) for n, e in enumerate(program))
+        waiting = RankReport(rank, Activity.WAITING, "collective", waits_for=waits_for)
+        reports.append(replace(waiting, entered=1, left=1, initialized=True))
+    members = {DEFAULT_GROUP: tuple(ways)}
+    finding = the_one(Case(tuple(reports), collectives=Collectives(records, members)))
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, culprits or tuple(ways))
+
+
+AUC = """
+def log(scores):
+    for name, value in scores.items():
+        dist.all_reduce(value)
+log(scores)
+"""
+
+
+@pytest.mark.parametrize("more", [[], [barrier(6)]])
+def test_a_name_that_only_one_rank_has_is_no_matter_of_batches(more: list[Collective]) -> None:
+    names = [all_reduce(5, (4, "log"), label=name) for name in ("acc", "f1", "auc")]
+    case = play({**same(3, [*names[:2], *more]), 1: [*names, *more]})
+    finding = the_one(case, {"train.py": AUC})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "'auc'" in finding.cause and "Loop over the same names" in finding.remedy
+    shards = [replace(each, label=f"part-{n}") for n, each in enumerate(names)]
+    case = play({**same(3, [replace(e, label=f"{e.label}.x") for e in names[:2]]), 1: shards})
+    assert all("Loop over the same names" not in f.remedy for f in diagnose_run(case).findings)
+
+
+SOME = """
+for step in range(9):
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+"""
+
+
+def test_a_name_that_a_turn_of_the_loop_left_out_is_no_other_order() -> None:
+    w, head, b = (all_reduce(5, label=name) for name in ("w", "head", "b"))
+    case = play({**same(3, [w, head, b] * 3), 2: [w, head, b, w, b, w, head, b]})
+    finding = the_one(case, {"train.py": SOME})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (2,))
+    assert "if p.grad is not None" in finding.cause and "'head'" in finding.cause
+    case = play({**same(3, [w, head, b] * 2), 2: [w, b, head] * 2})
+    assert found(case, {"train.py": SOME}) == [("mismatched-order", (2,))]
+
+
+# -- time ----------------------------------------------------------------------------------
+
+GAVE_UP = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation"
+CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:917"
+
+
+def given_up(came_s: float | None, last: RankReport, limit_s: float = 10.0) -> Case:
+    """Ranks 0 and 1 wait from second 1 on until they give up; rank 2 comes at `came_s`."""
+    there = barrier(9, phase=Phase.FAILED, limit_s=limit_s, issued_ns=10**9, done_ns=11 * 10**9)
+    at = {rank: (replace(there, rank=rank),) for rank in (0, 1)}
+    if came_s is not None:
+        at[2] = (replace(there, rank=2, issued_ns=round(came_s * 1e9)),)
+    ends = [raised(GAVE_UP, "RuntimeError")] * 2 + [last]
+    reports = tuple(replace(e, rank=r, entered=1, left=1) for r, e in enumerate(ends))
+    return Case(reports, collectives=Collectives(at, {DEFAULT_GROUP: (0, 1, 2)}))
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (given_up(41.0, raised(CLOSED, "RuntimeError")), "called barrier"),
+        (given_up(41.0, raised(CLOSED, "RuntimeError"), 0.0), "called barrier"),
+        (given_up(None, replace(BUSY, doing="train.py:7 in tokenise")), "has not called barrier"),
+    ],
+)
+def test_who_came_after_the_others_had_given_up_is_late(case: Case, words: str) -> None:
+    finding = the_one(case)
+    assert (finding.category, finding.ranks, finding.waiting) == ("straggler", (2,), (0, 1))
+    assert words in finding.cause and "gave it up" in finding.cause and not finding.passing
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        given_up(3.0, raised(GAVE_UP, "RuntimeError")),  # all came, and the network is slow
+        given_up(None, DONE),  # it has left
+        given_up(41.0, raised("'lr'", "KeyError")),  # it has an error of its own
+    ],
+)
+def test_a_timeout_has_other_reasons_than_time(case: Case) -> None:
+    assert all(category != "straggler" for category, _ in found(case))

@@ -226,7 +226,9 @@ def _classify(divergence: Divergence, sources: Sources) -> Classified | None:
         return _another_order(divergence)
     renamed = _renamed(divergence)
     if renamed is not None:
-        return _mismatch(divergence, sources, renamed[:1], renamed[1:])
+        return _left_a_name_out(divergence) or _mismatch(
+            divergence, sources, renamed[:1], renamed[1:]
+        )
     if not fault.own or not fault.other:
         return _one_sided(divergence)
     if _meant_to_meet(divergence, sources):
@@ -252,6 +254,24 @@ def _renamed(divergence: Divergence) -> tuple[Collective, Collective] | None:
     if call_site(own) != call_site(other) or own.operation == "barrier":
         return None
     return (own, other) if labels_are_shared(divergence.deviation, own) else None
+
+
+def _left_a_name_out(divergence: Divergence) -> Classified | None:
+    """One branch is at a name that it has had, and not at the one that always came next on it.
+
+    There the other branch is: no other order of names, but a turn of the loop left out.
+    """
+    own, other = divergence.own, divergence.other
+    astray = divergence.against_habit()
+    if astray is None or (divergence.deviation.sure and astray != own):
+        return None
+    mine, theirs = (own, other) if astray == own else (other, own)
+    keys, record, there = mine.earlier_keys, mine.here, theirs.here
+    usual = {b for a, b in pairwise(keys) if a == keys[-1]}
+    if usual != {theirs.key} or mine.key not in keys or record is None or there is None:
+        return None
+    culprits = divergence.culprits(mine)
+    return Classified(Kind.ANOTHER_WAY, culprits, mine, theirs, (mine, theirs), (record,), there)
 
 
 def _meant_to_meet(divergence: Divergence, sources: Sources) -> bool:

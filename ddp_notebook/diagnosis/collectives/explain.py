@@ -26,6 +26,10 @@ from ddp_notebook.model import Category, Collective, Finding, Part, Ranks
 UNEVEN_REMEDY = (
     "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
 )
+SAME_NAMES = (
+    "Loop over the same names on all ranks: sort the union of their keys (all_gather_object), "
+    "with a zero for what a rank does not have."
+)
 TOGETHER = (
     "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch on it."
 )
@@ -306,10 +310,27 @@ def _no_buckets(context: Context, classified: Classified) -> Finding:
 # -- loops -------------------------------------------------------------------------------
 
 
+def has_more_names(full: Branch, short: Branch, record: Collective) -> bool:
+    """True when `record` has a name that `short` lacks, of a loop over names that both have."""
+    site = call_site(record)
+    more = full.sequence.labels.get(site, frozenset())
+    less = short.sequence.labels.get(site, frozenset())
+    return bool(record.label and less) and less < more and record.label not in less
+
+
 def _past_the_loop(context: Context, classified: Classified) -> Finding:
     past, inside, beyond = classified.short, classified.full, classified.there
-    way = context.sources.way_around(classified.record)
     where = f", in {named(beyond)}" if beyond else ""
+    if has_more_names(inside, past, classified.record):
+        return _finding(
+            context,
+            classified,
+            Category.DIVERGENT_CONTROL_FLOW,
+            f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}, a name that "
+            f"{verb(past.ranks, 'does', 'do')} not have in the loop; they are past it{where}",
+            SAME_NAMES,
+        )
+    way = context.sources.way_around(classified.record)
     return _finding(
         context,
         classified,

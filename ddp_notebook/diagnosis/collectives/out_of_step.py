@@ -7,9 +7,10 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, side, verb
@@ -17,6 +18,7 @@ from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import evidence_of, of_each, where_busy, works
+from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -27,6 +29,7 @@ from ddp_notebook.model import (
     Ranks,
     Side,
     format_ranks,
+    name_ranks,
 )
 
 MOST_FINDINGS = 5
@@ -149,6 +152,65 @@ def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) ->
 
 
 # -- late ranks --------------------------------------------------------------------------
+
+
+def came_too_late(context: Context) -> Iterator[Finding]:
+    """Ranks that call a collective after others have given it up: their time was over.
+
+    Not where a rank failed for a reason of its own, has called something else, or has left: then
+    time alone is no reason.
+    """
+    failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
+    if not all(map(torch_errors.is_victim, failed)):
+        return
+    ends = (context.graph.at.get(e.rank) for e in failed if _timed_out(e))
+    waited = [each for each in ends if each and not (each.is_point_to_point or each.freed)]
+    if not waited:
+        return
+    first = min(waited, key=lambda each: each.issued_ns)
+    until_ns = first.issued_ns + round(first.limit_s * 1e9) if first.limit_s else first.done_ns
+    members = wait_graph.members(context.case, first.group)
+    there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
+    came = {rank: each for rank, each in there.items() if each is not None}
+    absent = {rank for rank in members if rank not in came}
+    late = tuple(r for r in members if r in absent or came[r].issued_ns > until_ns)
+    busy = {e.rank for e in context.case.ranks if works(e)}
+    alike = {each.operation for each in came.values()} == {first.operation}
+    if alike and late and absent <= busy and until_ns:
+        yield _too_late(context, first, late, came)
+
+
+def _timed_out(e: RankReport) -> bool:
+    return torch_errors.TIMED_OUT.search(e.error_text) is not None
+
+
+def _too_late(
+    context: Context, first: Collective, late: Ranks, came: Mapping[int, Collective]
+) -> Finding:
+    others = tuple(rank for rank in came if rank not in late)
+    limit = f" of {first.limit_s:g} s" if first.limit_s else ""
+    before = set(late) <= set(came)
+    called_it = "called" if before else verb(late, "has not called", "have not called")
+    return Finding(
+        Category.STRAGGLER,
+        late,
+        f"{called_it} {named(first)} {'only after' if before else 'before'} {name_ranks(others)} "
+        f"gave it up: the timeout{limit} was over",
+        "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
+        "part before init_process_group.",
+        others,
+        tuple(_came(context, first, rank, came.get(rank)) for rank in late),
+    )
+
+
+def _came(context: Context, first: Collective, rank: int, own: Collective | None) -> str:
+    """When a late rank came, and what it had called before; of one that did not, where it is."""
+    if own is None:
+        return f"rank {rank} has not called it yet: it is busy{where_busy(context.reports[rank])}"
+    before = [each for each in context.collectives.of[rank] if each.number < own.number]
+    seconds = (own.issued_ns - first.issued_ns) / 1e9
+    after = f", and had called {named(before[-1])} before" if before else ""
+    return f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}"
 
 
 def stragglers(context: Context) -> Iterator[Finding]:

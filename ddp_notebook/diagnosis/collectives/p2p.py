@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
@@ -16,9 +18,13 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
+    Phase,
     Ranks,
     name_ranks,
 )
+
+_Way: TypeAlias = tuple[int, int, str, int]
+"""A message's sender and receiver, its group and tag."""
 
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
@@ -68,7 +74,7 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
     operations = {record.operation for record in records.values()}
     if _tags_differ(records):
         return "the tags differ", "Use one tag= on both sides.", ring
-    astray = _astray(records)
+    astray = _misdirected(context) or _astray(records)
     if astray is not None:
         return astray
     from_any = next((r for r in records.values() if r.operation == "recv" and r.peer is None), None)
@@ -98,6 +104,57 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
 
 
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
+
+
+def _misdirected(context: Context) -> tuple[str, str, Ranks] | None:
+    """Several ranks whose peers do not address them, while as many others do.
+
+    Messages that nobody receives have the senders for which others wait: the senders named the
+    wrong peers. Where they have the receivers, those did. Where both is so, either may be wrong.
+    """
+    lost, lacking = _unpaired(context)
+    of_senders = _ends(lost, 0) == _ends(lacking, 0)
+    if len(lost) < 2 or of_senders == (_ends(lost, 1) == _ends(lacking, 1)):
+        return None
+    mine, theirs = (lost, lacking) if of_senders else (lacking, lost)
+    own, peer = (0, 1) if of_senders else (1, 0)
+    does, done = ("sends to", "receives from")[:: 1 if of_senders else -1]
+    callers = {way[:2][own]: way[:2][peer] for way in theirs}
+    wrong = [
+        f"rank {w[own]} {does} rank {w[peer]}, and rank {callers[w[:2][own]]} {done} rank {w[own]}"
+        for w in mine
+    ]
+    return (
+        "; ".join(sorted(wrong)),
+        "Have each rank and its peer name each other: look at how the peer is computed, most of "
+        "all at the first and the last rank.",
+        tuple(sorted(callers)),
+    )
+
+
+def _unpaired(context: Context) -> tuple[Counter[_Way], Counter[_Way]]:
+    """The messages that are sent and not received, and the reverse.
+
+    None where a rank receives from anybody, or not all that it did is known.
+    """
+    sent: Counter[_Way] = Counter()
+    received: Counter[_Way] = Counter()
+    for rank, records in context.collectives.of.items():
+        for each in records:
+            if not each.is_point_to_point or each.phase in (Phase.HELD, Phase.REFUSED):
+                continue
+            if each.peer is None or context.collectives.first.get(rank):
+                return Counter(), Counter()
+            if each.operation == "send":
+                sent[rank, each.peer, each.group, each.tag] += 1
+            else:
+                received[each.peer, rank, each.group, each.tag] += 1
+    return sent - received, received - sent
+
+
+def _ends(ways: Counter[_Way], end: int) -> Counter[tuple[object, ...]]:
+    """How often each rank is the sender (0) or the receiver (1)."""
+    return Counter((way[end], *way[2:]) for way in ways.elements())
 
 
 def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:

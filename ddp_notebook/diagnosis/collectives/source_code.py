@@ -411,8 +411,8 @@ class Sources:
         varies = self._names[place.file].varies(test)
         if varies in (Varies.NEVER, Varies.BY_RANK):
             return bool(varies)
-        if any(isinstance(node, ast.Call) for node in nodes):
-            return True
+        if any(isinstance(node, ast.Call) or getattr(node, "attr", "") == "grad" for node in nodes):
+            return True  # whether a parameter got a gradient is each rank's own
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         return not all(name in same or name.isupper() for name in names)
 

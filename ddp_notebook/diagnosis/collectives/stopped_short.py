@@ -9,7 +9,13 @@ from ddp_notebook.diagnosis.collectives.alignment import Alignment, RankSequence
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side, verb
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind, missing_from
-from ddp_notebook.diagnosis.collectives.explain import TOGETHER, UNEVEN_REMEDY, explain
+from ddp_notebook.diagnosis.collectives.explain import (
+    SAME_NAMES,
+    TOGETHER,
+    UNEVEN_REMEDY,
+    explain,
+    has_more_names,
+)
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.model import (
@@ -129,13 +135,17 @@ def _one_step_less(
     culprits = full.ranks if outvoted else short.ranks
     way = again or context.sources.way_around(record)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
-    if way is None:
+    names = has_more_names(full, short, record)
+    if way is None or names:
         cause = f"{have} left the loop; {are} once more in {named(record)}"
+        if names:
+            lack = verb(short.ranks, "does not have", "do not have")
+            cause = f"{are} in {named(record)}, a name that {lack}: they have left the loop"
         return Finding(
-            Category.UNEVEN_INPUTS,
+            Category.DIVERGENT_CONTROL_FLOW if names else Category.UNEVEN_INPUTS,
             culprits,
             cause,
-            UNEVEN_REMEDY,
+            SAME_NAMES if names else UNEVEN_REMEDY,
             context.victims,
             facts,
             sides=sides,

@@ -150,7 +150,7 @@ WENT_AWAY = re.compile(
 """Of these, errors of a backend about a rank that was there and is gone."""
 STORE_WENT_AWAY = re.compile(r"Connection was likely closed|recvVector failed|sendBytes failed")
 """Of a store's client: the process that hosts the store is gone."""
-_TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
+TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 
 
 def is_of_others(text: str) -> bool:
@@ -267,7 +267,7 @@ def _gave_up(case: Case) -> bool:
 
 def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """A rank whose time-out is shorter than the others' gave up on a rank that is only late."""
-    if not _TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
+    if not TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
         return None
     mine = e.arguments.timeout_s
     others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]

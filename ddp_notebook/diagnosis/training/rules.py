@@ -6,7 +6,8 @@ one whatever became of it. What a healthy run does on its way gives no finding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
@@ -262,10 +263,18 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
 
 
 def _as_large(model: Model, of: Mapping[int, OptimizerFacts]) -> bool:
-    """True of a model that is trained, with as many parameters of the sizes of an optimizer's."""
-    numels = tuple(sorted(digest.numel for digest in model.first.parameters))
+    """True of a model that is trained, with parameters most of which have an optimizer's sizes.
+
+    Not all: a part may have been replaced since, such as the head for a new task.
+    """
+    numels = [digest.numel for digest in model.first.parameters]
     trained = all(each.backwards >= _FEWEST_IDLE for each in model.of.values())
-    return trained and set(of) == set(model.of) and all(e.numels == numels for e in of.values())
+    return trained and set(of) == set(model.of) and all(_alike(e, numels) for e in of.values())
+
+
+def _alike(each: OptimizerFacts, numels: Sequence[int]) -> bool:
+    shared = Counter(each.numels) & Counter(numels)
+    return shared.total() * 2 > max(len(each.numels), len(numels))
 
 
 def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ast
+from collections.abc import Iterable, Iterator, Mapping
 
+from ddp_notebook.diagnosis.conditions import last_name
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.model import Category, Finding, FunctionalFacts, WorkFacts
 
+_SENDS = ("isend", "send")
+_WAITING = frozenset({"wait", "barrier", "monitored_barrier", "synchronize", "is_completed"})
+_UNREAD = frozenset({"size", "numel", "dim", "element_size", "data_ptr", "detach", "is_contiguous"})
+"""Methods that do not read the values of a tensor."""
+_READ_BY = frozenset({"float", "int", "bool", "print"})
 _WAIT = "Keep every handle, and call its wait() before the tensor is used."
 
 
 def unwaited(context: Context) -> Iterator[Finding]:
     """A tensor was changed, or gradients used, while a collective may still have been at work."""
     lines: dict[tuple[str, str], dict[int, WorkFacts]] = {}
+    read: dict[tuple[str, str], dict[int, WorkFacts]] = {}
     for rank, facts in sorted(context.facts.items()):
         for each in facts.works:
-            if each.written or each.stepped:
-                lines.setdefault((str(each.place), each.operation), {})[rank] = each
-    for of in lines.values():
-        yield _misused(of)
+            of = lines if each.written or each.stepped else read
+            of.setdefault((str(each.place), each.operation), {})[rank] = each
+    for those in lines.values():
+        yield _misused(those)
+    for those in read.values():
+        yield from _read_at_once(context, those)
     yield from _functional({rank: facts.functional for rank, facts in context.facts.items()})
 
 
@@ -39,6 +49,90 @@ def _misused(of: Mapping[int, WorkFacts]) -> Finding:
         _WAIT,
         evidence=by_ranks({rank: _counts(one) for rank, one in of.items()}),
     )
+
+
+def _read_at_once(context: Context, of: Mapping[int, WorkFacts]) -> Iterator[Finding]:
+    """Handles that were never asked, of tensors that the next lines of the code read.
+
+    A barrier that came after those lines waited for the collectives, but too late.
+    """
+    each = next(iter(of.values()))
+    never = all(one.unwaited + one.met == one.issued for one in of.values())
+    if each.place is None or not never or each.operation in _SENDS:
+        return
+    given, line = _next_read(context.sources.tree(each.place), each.place.line, each.operation)
+    if given:
+        yield Finding(
+            Category.ASYNC_MISUSE,
+            tuple(of),
+            f"{each.place.file}:{line} reads {given} before {each.operation} was waited for "
+            f"({each.place}): the result depends on which is first",
+            _WAIT,
+            evidence=by_ranks(
+                {r: f"{one.issued} started, none waited for before" for r, one in of.items()}
+            ),
+        )
+
+
+def _next_read(tree: ast.Module | None, line: int, called: str) -> tuple[str, int]:
+    """The tensor that a call is given, and where the code behind it, of one block, reads it."""
+    for block in _blocks(tree) if tree is not None else ():
+        at = next((i for i, s in enumerate(block) if s.lineno <= line <= (s.end_lineno or 0)), None)
+        if at is None or hasattr(block[at], "body"):
+            continue
+        given = next((ast.unparse(c.args[0]) for c in _calls(block[at], called) if c.args), "")
+        for statement in block[at + 1 :]:
+            names = {last_name(call.func) for call in _calls(statement)}
+            if not given or names & _WAITING:
+                break
+            if any(_is(part, given) for part in _parts_read(statement)):
+                return given, statement.lineno
+            if any(_is(n, given) and isinstance(n.ctx, ast.Store) for n in _named(statement)):
+                break
+    return "", 0
+
+
+def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield block
+
+
+def _calls(node: ast.AST, called: str = "") -> Iterator[ast.Call]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and called in ("", last_name(each.func)):
+            yield each
+
+
+def _named(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    yield from (n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)))
+
+
+def _is(node: ast.AST, given: str) -> bool:
+    """True of the tensor, or a part of it."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return ast.unparse(node) == given
+
+
+def _parts_read(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What a statement computes with; not what it hands on."""
+    for node in ast.walk(statement):
+        parts: Iterable[ast.AST] = ()
+        match node:
+            case ast.BinOp(left=left, right=right):
+                parts = left, right
+            case ast.Compare(left=left, comparators=others):
+                parts = left, *others
+            case ast.AugAssign(value=value) | ast.FormattedValue(value=value):
+                parts = (value,)
+            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr not in _UNREAD:
+                parts = (value,)
+            case ast.Call(func=ast.Name(id=name), args=args) if name in _READ_BY:
+                parts = args
+        yield from parts
 
 
 def _counts(each: WorkFacts) -> str:

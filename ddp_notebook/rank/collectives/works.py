@@ -49,6 +49,7 @@ class _Line:
     unwaited: int = 0
     written: int = 0
     stepped: int = 0
+    met: int = 0
 
 
 class _Open:
@@ -109,7 +110,8 @@ class AsyncWorks:
     def suspicious(self) -> bool:
         """True when a handle was not waited for, or a tensor changed before."""
         lines = self._lines.values()
-        return bool(self._open or self._left) or any(e.written for e in lines)
+        seen = any(e.written or e.met or e.unwaited for e in lines)
+        return seen or bool(self._open or self._left)
 
     def _asked(self, original: Any) -> Any:
         opened = self._open
@@ -147,8 +149,10 @@ class AsyncWorks:
             name = site.api or method
             line = self._lines[site.number] = _Line(name, _innermost(site))
         line.issued += 1
-        if len(self._open) >= _MOST_OPEN:
-            self._forget_oldest()
+        if id(work) in self._open:  # of a handle that is gone, and was never asked
+            self._forget(id(work))
+        elif len(self._open) >= _MOST_OPEN:
+            self._forget(next(iter(self._open)))
         self._open[id(work)] = _Open(work, tensor, line)
 
     def _functional(self, frame: Any, method: str, site: CallSite) -> None:
@@ -161,8 +165,8 @@ class AsyncWorks:
             self._direct_operation, self._direct_place = method, _innermost(site)
         self._direct += 1
 
-    def _forget_oldest(self) -> None:
-        handle = self._open.pop(next(iter(self._open)))
+    def _forget(self, number: int) -> None:
+        handle = self._open.pop(number)
         handle.look()
         handle.line.unwaited += 1
 
@@ -170,6 +174,7 @@ class AsyncWorks:
         """A barrier is over: gloo's waits for all that was issued before."""
         for handle in list(self._open.values()):
             handle.look()
+            handle.line.met += 1
         self._open.clear()
 
     def step(self, parameters: Iterable[Any]) -> None:
@@ -193,9 +198,9 @@ class AsyncWorks:
             handle.look()
             left[id(handle.line)] = left.get(id(handle.line), 0) + 1
         return tuple(
-            WorkFacts(e.operation, e.issued, unwaited, e.written, e.stepped, e.place)
+            WorkFacts(e.operation, e.issued, unwaited, e.written, e.stepped, e.place, e.met)
             for e in list(self._lines.values())
-            if (unwaited := e.unwaited + left.get(id(e), 0)) or e.written or e.stepped
+            if (unwaited := e.unwaited + left.get(id(e), 0)) or e.written or e.stepped or e.met
         )
 
     def functional(self) -> FunctionalFacts:

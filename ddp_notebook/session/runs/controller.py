@@ -15,7 +15,7 @@ from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs.collective_steps import Settling, table
-from ddp_notebook.session.runs.gather import LaunchParameters, gather
+from ddp_notebook.session.runs.gather import LaunchParameters, gather, with_sources_in_use
 from ddp_notebook.session.runs.interruption import interruption
 from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.session.runs.stall_detector import StallDetector
@@ -204,7 +204,7 @@ class RunController:
         run, snapshot = self.run, self._record.snapshot
         alone = as_script and bool(run.script)
         ranks = run.ranks if alone else tuple(range(snapshot.world_size))
-        return gather(
+        case = gather(
             self.cluster,
             snapshot,
             self.work.launch if alone and self.work is not None else LaunchParameters(),
@@ -213,6 +213,7 @@ class RunController:
             collectives=lambda: self.logs.read(ranks, run.cell),
             sources=run.sources,
         )
+        return with_sources_in_use(case, run.earlier)
 
     # -- to the end ----------------------------------------------------------------------
 

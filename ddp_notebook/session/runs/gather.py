@@ -71,6 +71,18 @@ def gather(
     )
 
 
+def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
+    """`case`, with those of the earlier cells of which ranks were in a line: in a function of it.
+
+    Others may have functions of the same names that are no longer used.
+    """
+    paths = {id(e.path): e.path for issued in case.collectives.of.values() for e in issued}
+    told = [path for report in case.ranks for path in (report.path, report.error_at)]
+    seen = {place.file for path in (*paths.values(), *told) for place in path}
+    used = {name: text for name, text in earlier.items() if name in seen}
+    return replace(case, sources={**used, **case.sources}) if used else case
+
+
 def _report(
     state: RankState, answer: RankReport | CannotAnswer | None, has_something_to_do: bool
 ) -> RankReport:
