@@ -86,7 +86,7 @@ class Expressions:
             refused = self._refused(wanted, where)
             if refused:
                 return Evaluated(problem=refused)
-            if where.stop is None:
+            if where.stop is None or where.stop.holder is not None:
                 return _in_a_thread(lambda: self._aside(wanted, where.places))
             return where.stop.ask(lambda: self._guarded(wanted, where.places), _WITHIN_S)
         except TimeoutError:
