@@ -212,17 +212,18 @@ def keep_from_compiler(function: Any) -> bool:
 def compiled_whole() -> Iterator[tuple[str, Any]]:
     """What `torch.compile(fullgraph=True)` was given: by name; nothing where torch does not tell.
 
-    A function, or a method of a model with all of its parts.
+    A function, a method, or a model with all of its parts.
     """
     for each in gc.get_objects():
-        if type(each) is not FunctionType or "_dynamo" not in each.__code__.co_filename:
+        if type(each) is FunctionType and "_dynamo" in each.__code__.co_filename:
+            given = each.__dict__.get("_torchdynamo_orig_callable")
+            names = zip(each.__code__.co_freevars, each.__closure__ or (), strict=False)
+            context = next((cell.cell_contents for name, cell in names if name == "self"), None)
+        elif issubclass(type(each), torch.nn.Module):
+            context, given = vars(each).get("dynamo_ctx"), each._modules.get("_orig_mod")
+        else:
             continue
-        given = each.__dict__.get("_torchdynamo_orig_callable")
-        if given is None:
-            continue
-        names = zip(each.__code__.co_freevars, each.__closure__ or (), strict=False)
-        context = next((cell.cell_contents for name, cell in names if name == "self"), None)
-        if getattr(context, "fullgraph", False):
+        if given is not None and getattr(context, "fullgraph", False):
             of = getattr(given, "__self__", given)
             yield getattr(of, "__qualname__", type(of).__name__), given
 
