@@ -159,7 +159,8 @@ class Expressions:
         else:
             digester = Digester(objects=True)
             variable = describe(wanted.source, value, TensorReader(full=True), digester)
-            if not (variable.digest or variable.tensor or variable.number is not None):
+            known = variable.digest and not digester.opaque
+            if not (known or variable.tensor or variable.number is not None):
                 variable = replace(variable, text=f"{variable.text}, not compared to its end")
             self._keep(value)
         return Evaluated(RankVariables(self._rank, (Scope("", "", (variable,)),)))
