@@ -201,6 +201,8 @@ class How(StrEnum):
     """To the next collective."""
     END = "end"
     """To the next breakpoint, or the end."""
+    EDITOR = "editor"
+    """As an editor has it, which has moved the rank on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +321,36 @@ class Standing:
     busy: bool = False
 
 
+NEEDS_DEBUGPY = "it needs debugpy 1.8.2 or later in the Python of the ranks"
+LEFT_IN_DEBUGPY = "the editor that was here has left it in debugpy: first %ddp_step --to end"
+"""Why an editor cannot be let in."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditorWanted:
+    """Open a port for an editor; or close it, and have an editor that is there leave."""
+
+    open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EditorPort:
+    """Where on loopback an editor can attach to a rank, 0 for nowhere; `problem` says why not.
+
+    `taken`: one has. `folder` is the rank's. `checked`: nobody but this user is let in.
+    """
+
+    port: int = 0
+    taken: bool = False
+    folder: str = ""
+    checked: bool = False
+    problem: str = ""
+
+
+EDITOR = Question("editor", EditorWanted, EditorPort)
+"""Let an editor in, or none any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Values of the tensor that an expression gave last, from `begin` up to `end`."""
@@ -351,6 +383,8 @@ MOVE = Question("move", Move, Moved)
 """Let a rank that is paused at a line go on."""
 SET_BREAKPOINTS = Question("set breakpoints", Breakpoints, Bounds)
 """Have these breakpoints in place of all others."""
+ARM = Question("arm", Nothing, Nothing)
+"""Another rank of the run is paused: collectives issued from now on have no short time-outs."""
 BREAKPOINTS = Question("breakpoints", Nothing, Bounds)
 """Where they are, and how often they were passed."""
 

@@ -21,7 +21,8 @@ from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
-from ddp_notebook.rank.inspect import facts
+from ddp_notebook.rank.editor.editor import Editor
+from ddp_notebook.rank.inspect import elsewhere, facts
 from ddp_notebook.rank.inspect.case import Reporter
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -79,6 +80,10 @@ class RankCore:
         self.call_sites = call_sites = CallSites(user_code)
         self.gate = gate = PauseGate(main_thread)
         self.debugger = Debugger(main_thread, gate, user_code, self.events, names.get)
+        self.debugger.breakpoints.never_runs = elsewhere.never_runs
+        self.debugger.breakpoints.elsewhere = elsewhere.run_by_workers
+
+        self.editor = Editor(self.debugger, gate, main_thread)
 
         self.sockets = sockets = TorchSockets()
         self.subgroups = subgroups = Subgroups()
@@ -126,6 +131,7 @@ class RankCore:
                 *more,
                 self.gate,
                 self.debugger,
+                self.editor,
                 self.init_calls,
                 self.observer,
                 self.hooks,
@@ -181,6 +187,8 @@ class RankCore:
         on(calls.CHECKSUMS, self.expressions.checksums)
         on(calls.STANDING, self.expressions.standing)
         on(calls.MOVE, self.debugger.move)
+        on(calls.EDITOR, self.editor.answer)
         on(calls.SET_BREAKPOINTS, self.debugger.set_breakpoints)
+        on(calls.ARM, lambda _: self.debugger.arm())
         on(calls.BREAKPOINTS, lambda _: self.debugger.bounds())
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -206,6 +207,25 @@ def keep_from_compiler(function: Any) -> bool:
     strategy = known._FrameExecStrategy(action.SKIP, action.SKIP)
     known.set_code_exec_strategy(function.__code__, strategy)
     return True
+
+
+def compiled_whole() -> Iterator[tuple[str, Any]]:
+    """What `torch.compile(fullgraph=True)` was given: by name; nothing where torch does not tell.
+
+    A function, a method, or a model with all of its parts.
+    """
+    for each in gc.get_objects():
+        if type(each) is FunctionType and "_dynamo" in each.__code__.co_filename:
+            given = each.__dict__.get("_torchdynamo_orig_callable")
+            names = zip(each.__code__.co_freevars, each.__closure__ or (), strict=False)
+            context = next((cell.cell_contents for name, cell in names if name == "self"), None)
+        elif issubclass(type(each), torch.nn.Module):
+            context, given = vars(each).get("dynamo_ctx"), each._modules.get("_orig_mod")
+        else:
+            continue
+        if given is not None and getattr(context, "fullgraph", False):
+            of = getattr(given, "__self__", given)
+            yield getattr(of, "__qualname__", type(of).__name__), given
 
 
 class Loading(NamedTuple):

@@ -35,7 +35,7 @@ def idle_ranks(
     """
     members = ranks if ranks is not None else tuple(range(snapshot.world_size))
     check_ranks(members, snapshot)
-    _check_alive(members, verb, snapshot)
+    check_alive(members, verb, snapshot)
     states = snapshot.ranks
     busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
     if busy:
@@ -54,7 +54,7 @@ def idle_ranks(
     return members
 
 
-def _check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
+def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
     """Raises UsageMistake when one of `members` is dead."""
     dead = tuple(r for r in members if snapshot.ranks[r].status is Status.DEAD)
     if not dead:

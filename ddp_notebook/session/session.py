@@ -21,10 +21,11 @@ from ddp_notebook.session.setup.stepping import Stepping
 from ddp_notebook.session.tools.against import AgainstOne
 from ddp_notebook.session.tools.bench import Bench
 from ddp_notebook.session.tools.bench_steps import StepBench
-from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
+from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
+from ddp_notebook.session.tools.debugger.editors import Editors
+from ddp_notebook.session.tools.debugger.looking import Looking
 from ddp_notebook.session.tools.fault_lab import FaultLab
-from ddp_notebook.session.tools.looking import Looking
 from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
@@ -77,6 +78,7 @@ class Session:
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         self.breakpoints = Breakpoints(self.record, self.pool, self._runs)
         self.looking = Looking(self.record, self.pool, self._runs)
+        self.editors = Editors(self.record, self.pool)
         self._values = Values(self.record, self.pool, self._runs, self.looking)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -206,3 +207,66 @@ def test_what_differs_past_what_is_shown_is_not_called_equal(ranks2: Session) ->
     odd = "torch.tensor([1., 2., 3., 4., 6., float('inf'), float('nan')])"
     assert "mean inf, 1 NaN, 1 inf, hash " in values(ranks2.evaluate(odd))[(0, 1)]
     assert "mean 3, std 1.581, hash" in values(ranks2.evaluate("torch.arange(1., 6.)"))[(0, 1)]
+
+
+COMPILED = (
+    "import torch\nfrom torch.utils.data import DataLoader, Dataset\n"
+    "def inner(x):\n    return x * 2\n"
+    "@torch.compile(backend='eager', fullgraph=True)\ndef whole(x):\n    return inner(x) + 1\n"
+    "class Part(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+    "model = torch.compile(torch.nn.Sequential(Part()), backend='eager', fullgraph=True)\n"
+    "@torch.compile(backend='eager')\ndef breaks(x):\n    return x * 3\n"
+    "class Data(Dataset):\n    def __len__(self):\n        return 4\n"
+    "    def __getitem__(self, i):\n        return i\n"
+    "loader = DataLoader(Data(), num_workers=2)\nhere = DataLoader(Data())\n"
+)
+
+
+def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None:
+    """In what is compiled as a whole, and in workers; and the code runs as without a breakpoint."""
+    ranks2.run_cell(COMPILED).raise_for_error()
+    for name in ("whole", "inner", "Part.forward"):
+        with pytest.raises(UsageMistake, match=r"fullgraph=True.*Stop in what calls it"):
+            ranks2.breakpoints.add(name, Breakpoint(0))
+    assert "Not reached yet" in ranks2.breakpoints.add("breaks", Breakpoint(0)).text
+    ranks2.breakpoints.clear()
+    row = ranks2.breakpoints.add("Data.__getitem__", Breakpoint(0))
+    assert "2 worker processes run it too, and do not stop there" in row.text
+    result = ranks2.run_cell(
+        "print(whole(torch.ones(1)), model(torch.ones(1)), [int(i) for i in loader])"
+    )
+    assert result.error is None, result.error
+    assert texts(result).count("A breakpoint was passed at cell ") == 1
+    assert "tensor([3.]) tensor([2.]) [0, 1, 2, 3]" in texts(result)
+    stopped = ranks2.run_cell("list(here)")
+    assert "in Data.__getitem__" in rows(stopped.steps)[(0, 1)]
+
+
+def test_a_function_of_a_module_that_is_imported_later(ranks2: Session, tmp_path: Path) -> None:
+    """By its own name, and by the one under which another package hands it on."""
+    for package in ("imported_later", "imported_last"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(
+            f"from {package}.model import Net as Model\n"
+        )
+        (tmp_path / package / "model.py").write_text(
+            "class Net:\n    def forward(self, x):\n        y = x + 1\n        return y\n"
+        )
+    ranks2.run_cell(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})").raise_for_error()
+    for name in ("imported_later.model.Net.forward", "imported_last.Model"):
+        package = name.partition(".")[0]
+        assert "Pending: not imported yet" in ranks2.breakpoints.add(name, Breakpoint(0)).text
+        ranks2.run_cell(f"assert not any({package!r} in name for name in sys.modules)")
+        stopped = ranks2.run_cell(f"import {package}\n{package}.Model().forward(rank)\n")
+        assert "model.py:3, in Net.forward" in rows(stopped.steps)[(0, 1)]
+        assert values(ranks2.evaluate("x")) == {(0,): "0", (1,): "1"}
+        ranks2.step(to="end")
+        assert [r.text.rpartition(". ")[2] for r in ranks2.breakpoints.rows()] == ["1 hit"]
+        ranks2.breakpoints.clear()
+    for name, why in (
+        ("imported_later.model.Net.backward", r"imported_later/model\.py defines no function"),
+        ("imported_later.nothing.f", r"imported_later/__init__\.py defines no function"),
+        ("not_there_at_all.f", "know no function not_there_at_all.f"),
+    ):
+        with pytest.raises(UsageMistake, match=why):
+            ranks2.breakpoints.add(name, Breakpoint(0))

@@ -69,8 +69,9 @@ def test_a_group_outlives_a_pause_and_has_its_time_out_again_then(
 
 
 def test_what_was_issued_before_a_pause_is_told_to_give_up(ranks2: Session, tmp_path: Path) -> None:
-    """A `breakpoint()` in a library is not known before: what rank 1 waits in cannot be changed."""
-    (tmp_path / "stops_in_library.py").write_text("def stop():\n    breakpoint()\n")
+    """What says nothing of `breakpoint()` is not known before: rank 1's wait cannot be changed."""
+    stops = "import sys\n\ndef stop():\n    sys.breakpointhook()\n"
+    (tmp_path / "stops_in_library.py").write_text(stops)
     load = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport stops_in_library\n"
     ranks2.run_cell(MAKE.replace(f"={LIMIT_S}", "=90"))
     stop = f"{load}if rank == 0:\n    stops_in_library.stop()\n"
@@ -80,3 +81,33 @@ def test_what_was_issued_before_a_pause_is_told_to_give_up(ranks2: Session, tmp_
     assert "its group's time-out (90 s) ends it in " in waiting.text
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == ""
+
+
+def test_a_breakpoint_in_a_module_arms_all_ranks_that_import_it_and_all_once_it_stops_one(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    (tmp_path / "says_breakpoint.py").write_text("def stop():\n    breakpoint()\n")
+    (tmp_path / "stops_unseen.py").write_text("import sys\nstop = sys.breakpointhook\n")
+    ranks2.run_cell(f"{MAKE}\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})")
+    ranks2.run_cell(
+        f"import says_breakpoint\n{MEET.format(pause='rank or says_breakpoint.stop()')}"
+    )
+    assert sorted(ranks2.runs[-1].run.stops) == [0]
+    ranks2.step(to="end")
+    assert texts(ranks2.wait()) == "met 2.0 0.0\n"
+    assert texts(ranks2.run_cell(NOW)) == "86400.0 0.0\n"  # it may be called again
+    assert texts(ranks2.run_cell("del sys.modules['says_breakpoint']")) == ""
+    assert texts(ranks2.run_cell(NOW)) == f"{LIMIT_S} {LIMIT_S}\n"
+    gate = tmp_path / "gate"
+    waits = (
+        f"import os, time\nwhile rank and not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)"
+    )
+    pause = f"import stops_unseen\nrank or stops_unseen.stop()\n{waits}"
+    ranks2.run_cell(MEET.format(pause=pause), detach=True)
+    run = ranks2.runs[-1].run
+    eventually(lambda: 0 in run.stops)
+    eventually(lambda: ranks2.runs[-1]._armed)
+    gate.touch()
+    assert sorted(ranks2.runs[-1].run.stops) == [0]
+    ranks2.step(to="end")
+    assert texts(ranks2.wait()) == "met 2.0 0.0\n"

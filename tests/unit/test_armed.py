@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.machinery
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +59,26 @@ def test_a_breakpoint_of_the_session_arms_until_it_is_cleared(told: list[bool]) 
     assert not told[-1]
     of.in_run()
     assert told[-1]
+
+
+def test_a_module_of_the_users_that_says_breakpoint_arms_as_long_as_it_is_there(
+    told: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = importlib.machinery.SourceFileLoader
+    monkeypatch.setattr(loader, "get_code", loader.get_code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("armed_one", "armed_library"):
+        source = "class Net:\n    def forward(self):\n        breakpoint()\n"
+        (tmp_path / f"{name}.py").write_text(source)
+    (tmp_path / "armed_two.py").write_text("def forward(self):\n    return 'breakpoint()'\n")
+    of = armed(told)
+    of.attach(lambda file: not file.endswith("armed_library.py"))
+    for harmless in ("armed_two", "armed_library"):
+        importlib.import_module(harmless)
+        assert told == []
+    importlib.import_module("armed_one")
+    assert told == [True]
+    assert run(of, told, "x = 1")
+    for name in ("armed_one", "armed_two", "armed_library"):
+        del sys.modules[name]
+    assert not run(of, told, "x = 1")

@@ -17,7 +17,7 @@ from ddp_notebook.archive.replay import Replay, is_saved_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence.frames import Frame, Sources
 from ddp_notebook.jobs import targets
-from ddp_notebook.session.tools.breakpoints import _check_has_line
+from ddp_notebook.session.tools.debugger.breakpoints import _check_has_line
 
 ROOM_BYTES = 1 << 30
 

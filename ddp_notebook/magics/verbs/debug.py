@@ -1,4 +1,4 @@
-"""`%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: stop ranks at lines, look into them."""
+"""`%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`, `%ddp_attach_editor`: ranks at lines."""
 
 from __future__ import annotations
 
@@ -222,4 +222,28 @@ BREAK = Verb(
     ),
     button=VerbButton(_break_by_click, str),
     is_python=True,
+)
+
+
+def _attach_editor(ui: NotebookUi, args: argparse.Namespace) -> None:
+    editors, ranks = ui.session.editors, chosen_ranks(ui.session, args)
+    ui.say(editors.close(ranks) if args.off else editors.open(ranks))
+
+
+EDITOR = Verb(
+    "ddp_attach_editor",
+    about="Open a port of a rank for an editor, such as VS Code, and show what the editor needs. "
+    "It listens on loopback, lets one editor in, and is closed when that leaves. A rank that is "
+    "paused at a line is handed over there. It needs debugpy, which slows the rank down while an "
+    "editor is there. JupyterLab's own debugger panel reaches the notebook's kernel only, and no "
+    "rank.",
+    examples=(
+        ("%ddp_attach_editor --ranks 1", "what to put into the launch.json of VS Code"),
+        ("%ddp_attach_editor --off", "close all ports; what editors have stopped stays paused"),
+    ),
+    run=_attach_editor,
+    options=(
+        options.ranks("the rank, each with a port of its own", default="the only one"),
+        Option("--off", "close the port, and take the rank back from an editor"),
+    ),
 )

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
+import inspect
+import sys
 from collections.abc import Callable
+from types import CodeType
+from typing import Any
 
 _STOPS = frozenset({"breakpoint", "set_trace"})
 
@@ -18,6 +23,26 @@ class Armed:
         self._in_run = False
         self._stops: dict[str, bool] = {}
         """Functions and classes of the user's cells: whether they call `breakpoint()`."""
+        self._modules: set[str] = set()
+        """The user's modules that do, and were imported."""
+
+    def attach(self, is_users: Callable[[str], bool]) -> None:
+        """Look at each module of the user's that is imported from now on."""
+        loader = importlib.machinery.SourceFileLoader
+        plain = loader.get_code
+
+        def get_code(own: Any, fullname: str) -> CodeType | None:
+            code = plain(own, fullname)
+            if code is not None and is_users(code.co_filename) and _names_stop(code):
+                self._imported(fullname)
+            return code
+
+        loader.get_code = get_code  # type: ignore[method-assign, assignment]
+
+    def _imported(self, module: str) -> None:
+        """It may stop, in this run and in those that come."""
+        self._modules.add(module)
+        self.in_run()
 
     def breakpoints(self, *, enabled: bool, there: bool) -> None:
         """Those of the session: `there` are some, maybe of another rank. Not `enabled`: no rank
@@ -37,7 +62,8 @@ class Armed:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._stops[each.name] = stops
             self._in_run |= stops
-        self._in_run |= any(self._stops.values())
+        self._modules &= sys.modules.keys()
+        self._in_run |= bool(self._modules) or any(self._stops.values())
         self._tell()
 
     def _tell(self) -> None:
@@ -48,3 +74,8 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Name):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _names_stop(code: CodeType) -> bool:
+    inner = (each for each in code.co_consts if inspect.iscode(each))
+    return not _STOPS.isdisjoint(code.co_names) or any(map(_names_stop, inner))

@@ -14,7 +14,7 @@ from typing import Any
 from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.code_swap import source_of
 from ddp_notebook.rank.debugger.instrument import line_with_code
-from ddp_notebook.rank.debugger.named import code_of, first_line, named
+from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, to_come
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers
 
 
@@ -31,6 +31,8 @@ class _Watched:
     files: set[str] = field(default_factory=set)
     passes: int = 0
     done: bool = False
+    note: str = ""
+    """Which other processes run it, and do not stop."""
     told: bool = False
     """That its condition or message raises was said."""
 
@@ -44,6 +46,10 @@ class Breakpoints:
         names: Callable[[], Mapping[str, Any]],
         write: Callable[[str], None],
     ) -> None:
+        self.never_runs: Callable[[str, int], str] = lambda file, line: ""
+        """Why nothing can stop at a line of a file."""
+        self.elsewhere: Callable[[str, int], str] = lambda file, line: ""
+        """Which other processes run it."""
         self._is_users = is_users
         self._names = names
         self._write = write
@@ -73,7 +79,9 @@ class Breakpoints:
         self._index()
 
     def _new(self, spec: Breakpoint) -> _Watched:
-        watched = _Watched(spec, self._bind(spec))
+        watched = _Watched(spec, self._checked(self._bind(spec)))
+        if watched.bound.line:
+            watched.note = self.elsewhere(watched.bound.file, watched.bound.line)
         if spec.condition:
             watched.condition = compile(spec.condition, "<condition>", "eval")
         if spec.log:
@@ -82,6 +90,10 @@ class Breakpoints:
             watched.text = _normal(source_of(spec.file) or spec.text)
         watched.files = {watched.bound.file} if watched.bound.line else set()
         return watched
+
+    def _checked(self, bound: Bound) -> Bound:
+        problem = self.never_runs(bound.file, bound.line) if bound.line else ""
+        return Bound(bound.number, problem=problem) if problem else bound
 
     def _index(self) -> None:
         self._at = {}
@@ -99,7 +111,7 @@ class Breakpoints:
         text = _normal(source_of(file)) if CELL_NAME.fullmatch(file) else ""
         for watched in self._watched.values():
             same = bool(text) and watched.text == text
-            line = _defined_at(tree, watched.spec.function)
+            line = defined_at(tree, watched.spec.function)
             if line:
                 bound = Bound(watched.spec.number, self.canonical(file), line)
                 new |= watched.bound != bound
@@ -148,11 +160,13 @@ class Breakpoints:
         """
         files = {self.canonical(file) for file in _module_files()} | self._compiled
         told = (self._told(each, problems, files) for each in self._watched.values())
-        return tuple(replace(each, note=notes.get((each.file, each.line), "")) for each in told)
+        return tuple(
+            replace(each, note=notes.get((each.file, each.line), each.note)) for each in told
+        )
 
     def _told(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
         bound = watched.bound
-        loaded = bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
+        loaded = bound.loaded and bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
         loaded = loaded or bound.file in files or bool(watched.passes)
         return Bound(
             bound.number,
@@ -162,6 +176,7 @@ class Breakpoints:
             watched.passes,
             watched.done,
             loaded,
+            watched.note,
         )
 
     # -- a line is reached ---------------------------------------------------------------
@@ -259,7 +274,7 @@ class Breakpoints:
         if code is not None:
             why = "was made from text, as a dataclass's __init__ is"
         elif value is None:
-            return Bound(spec.number)
+            return self._bind_to_come(spec)
         elif inspect.isclass(value):
             why = "is a class without Python code"
         else:
@@ -269,6 +284,16 @@ class Breakpoints:
             "that calls it"
         )
         return Bound(spec.number, problem=problem)
+
+    def _bind_to_come(self, spec: Breakpoint) -> Bound:
+        """To a function of a module that was not imported yet."""
+        file, line = to_come(spec.function, source_of)
+        if line:
+            return Bound(spec.number, self.canonical(file), line, loaded=False)
+        if file and "." in spec.function:
+            problem = f"{file} defines no function or class of that name"
+            return Bound(spec.number, problem=problem)
+        return Bound(spec.number)
 
 
 def _normal(text: str) -> str:
@@ -280,22 +305,6 @@ def _module_files() -> Iterator[str]:
         file = getattr(module, "__file__", None)
         if type(file) is str:
             yield file
-
-
-def _defined_at(tree: ast.AST, name: str) -> int:
-    """The first line of the function of that name in `tree`; 0 where it is not defined there."""
-    body: Iterable[ast.AST] = ast.iter_child_nodes(tree)
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    node: Any = None
-    for part in name.split(".") if name else ():
-        node = next((n for n in body if isinstance(n, definitions) and n.name == part), None)
-        if node is None:
-            return 0
-        body = node.body
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return 0
-    statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return statements[0].lineno if statements else node.body[0].lineno
 
 
 def _has_source(code: CodeType) -> bool:

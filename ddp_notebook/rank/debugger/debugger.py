@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import mmap
 import os
 import sys
 import threading
@@ -61,6 +63,9 @@ class Backend(Protocol):
     def release(self) -> None:
         """Cancel all steps; breakpoints stop as before. Thread-safe."""
 
+    def give_way(self) -> None:
+        """Another debugger moves this thread on: forget its goal."""
+
     def forget(self) -> None:
         """The same, and nothing that was there before its breakpoints. On the main thread."""
 
@@ -101,7 +106,10 @@ class Debugger(Component):
         self._after_gate: Move | None = None
         self._pauses_all = False
         """A breakpoint is set on collectives."""
+        self._said_in_child = mmap.mmap(-1, 1)
         self.armed = Armed()
+        self.take: Callable[[Stop], None] | None = None
+        """Has another debugger take a thread that stands, and is called in it; None: none does."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         gate.on_leave = self._left_gate
@@ -110,6 +118,7 @@ class Debugger(Component):
 
     def attach(self) -> None:
         """A forked child (a worker of a DataLoader) is no rank: nothing is stopped there."""
+        self.armed.attach(self._user_code.is_users)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
 
@@ -121,6 +130,7 @@ class Debugger(Component):
         """From now on lines are those of this run."""
         self._run = run.number
         self._passing.clear()
+        self._said_in_child[0] = 0
         self._gate.paused |= self._pauses_all
         self.armed.in_run(self._gate.paused)
 
@@ -191,6 +201,8 @@ class Debugger(Component):
     def _on_line(self, frame: FrameType, has_breakpoints: bool) -> None:
         """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
         if not self._may_stop():
+            if has_breakpoints:
+                self._passes_in_child(frame)
             return
         goal = self.backend.goal()
         reached = goal is not None and goal.reached(frame)
@@ -203,11 +215,26 @@ class Debugger(Component):
     def _on_call(self, frame: FrameType, line: int) -> None:
         """A call that was compiled in before a line of a breakpoint."""
         if not self._may_stop():
+            self._passes_in_child(frame)
             return
         reasons = self._hit(frame, line)
         passing = self._passing.pop(threading.get_ident(), None) == (id(frame), line)
         if reasons and not passing:
             self._stop(frame, "; ".join(reasons))
+
+    def _passes_in_child(self, frame: FrameType) -> None:
+        """A process that this one forked comes by a breakpoint: say once in a run that it goes on.
+
+        Workers that are forked later know that it was said: they share the byte.
+        """
+        if os.getpid() == self._pid or self._said_in_child[0]:
+            return
+        self._said_in_child[0] = 1
+        sys_stdout(
+            f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that the "
+            "rank started, such as a DataLoader's worker: none stops there. To stop there: "
+            "DataLoader(num_workers=0)\n"
+        )
 
     def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
         with self.aside():
@@ -228,31 +255,60 @@ class Debugger(Component):
 
     # -- a stop ----------------------------------------------------------------------------
 
-    def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
+    def stopped_by_other(self, frame: FrameType, why: str, take: Callable[[Stop], None]) -> bool:
+        """Another debugger stops this thread, which waits in `take`; False: nobody is told.
+
+        Raises KeyboardInterrupt, Aborted.
+        """
+        thread = threading.get_ident()
+        if not self._run or thread in self._inside or self.stopped is not None:
+            return False
+        self._passing[thread] = id(frame), frame.f_lineno
+        self._stop(frame, why, take=take)
+        return True
+
+    def _stop(
+        self,
+        frame: FrameType,
+        why: str,
+        over: Places = (),
+        take: Callable[[Stop], None] | None = None,
+    ) -> None:
         """Wait here until this thread is resumed. Raises KeyboardInterrupt, Aborted."""
         self.armed.in_run()
         with self.aside():
             while not self._turn.acquire(timeout=_POLL_S):
-                self._check()
+                self.check()
             stop = self.stopped = Stop(next(self._count), frame, why, over)
             try:
-                order = self._wait(stop)
+                order = self._wait(stop, take or self.take)
             except BaseException:
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
             finally:
                 self.stopped, self._main_thread.paused_at = None, ""
                 self._turn.release()
+        if order.how is How.EDITOR:  # nobody of the session has told it to
+            self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
         if not over:
             self._go_on(order, frame)
 
-    def _wait(self, stop: Stop) -> Move:
+    def _wait(self, stop: Stop, take: Callable[[Stop], None] | None) -> Move:
         self._main_thread.paused_at = self._user_code.describe(stop.frame)
         self._events.collect()
         self._events.emit_now(LineStopped, **self._told(stop))
-        return stop.wait(self._check)
+        if take is not None:
+            stop.do(functools.partial(take, stop))
+        return stop.wait(self.check)
 
-    def _check(self) -> None:
+    def tell(self, stop: Stop, note: str) -> None:
+        """Tell the session that somebody else has this stop, or no more."""
+        if note != stop.note and note not in stop.why:
+            stop.note = note
+            self._events.emit_now(LineStopped, **self._told(stop))
+
+    def check(self) -> None:
+        """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
 
@@ -269,7 +325,7 @@ class Debugger(Component):
             "file": f"cell {cell[1]}" if cell else code.co_filename,
             "line": line,
             "function": code.co_qualname.rpartition(".<locals>.")[2],
-            "why": stop.why[:300],
+            "why": "; ".join(filter(None, (stop.why[:300], stop.note))),
             "thread": "" if stop.thread is main else stop.thread.name,
             "first": first,
             "source": tuple(
@@ -280,6 +336,9 @@ class Debugger(Component):
     def _go_on(self, order: Move, frame: FrameType) -> None:
         """Have this thread, which stood at `frame`, go on as it is told."""
         goal: Goal | None = None
+        if order.how is How.EDITOR:
+            self.backend.give_way()
+            return
         if order.how in (How.COLLECTIVE, How.END):
             self._gate.paused = order.how is How.COLLECTIVE
         else:
@@ -314,6 +373,8 @@ class Debugger(Component):
             return self._move_from_gate(order)
         if stop.ordered:
             return calls.Moved(stop.number)
+        if stop.holder is not None:
+            return stop.holder(order)
         if stop.over and order.how not in (How.NEXT, How.END):
             raised = "it stands where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can go on with that: %ddp_step")
@@ -345,6 +406,12 @@ class Debugger(Component):
         if pauses != self._pauses_all:
             self._gate.paused = self._pauses_all and bool(self._run)
         return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
+
+    def arm(self) -> calls.Nothing:
+        """Another rank of this run is paused: this one may wait for it. Any thread."""
+        if self._run:
+            self.armed.in_run()
+        return calls.Nothing()
 
     def bounds(self) -> calls.Bounds:
         """Where each breakpoint is, and how often it was passed. Any thread."""

@@ -86,7 +86,7 @@ class Expressions:
             refused = self._refused(wanted, where)
             if refused:
                 return Evaluated(problem=refused)
-            if where.stop is None:
+            if where.stop is None or where.stop.holder is not None:
                 return _in_a_thread(lambda: self._aside(wanted, where.places))
             return where.stop.ask(lambda: self._guarded(wanted, where.places), _WITHIN_S)
         except TimeoutError:
@@ -159,7 +159,8 @@ class Expressions:
         else:
             digester = Digester(objects=True)
             variable = describe(wanted.source, value, TensorReader(full=True), digester)
-            if not (variable.digest or variable.tensor or variable.number is not None):
+            known = variable.digest and not digester.opaque
+            if not (known or variable.tensor or variable.number is not None):
                 variable = replace(variable, text=f"{variable.text}, not compared to its end")
             self._keep(value)
         return Evaluated(RankVariables(self._rank, (Scope("", "", (variable,)),)))

@@ -16,8 +16,8 @@ from ddp_notebook.rank.debugger.goals import Goal
 from ddp_notebook.rank.inspect.frames import chain
 
 _NAME = "ddp-notebook"
-_TOOLS = (0, 3, 4, 1, 2, 5)
-"""Tools that Python has room for; 0 is meant for a debugger."""
+_TOOLS = (3, 4, 1, 2, 5, 0)
+"""Tools that Python has room for; 0 is meant for a debugger, and debugpy takes no other."""
 
 OnLine = Callable[[FrameType, bool], None]
 
@@ -84,6 +84,11 @@ class Monitoring:
         """No thread is stepped any more."""
         if self._goals:
             self._goals.clear()
+            self._set_events()
+
+    def give_way(self) -> None:
+        """Another debugger moves this thread on, with a tool of its own."""
+        if self._goals.pop(threading.get_ident(), None) is not None:
             self._set_events()
 
     def forget(self) -> None:

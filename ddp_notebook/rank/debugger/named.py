@@ -1,12 +1,15 @@
-"""The code of a function, by the name that its user has for it."""
+"""The code of a function, by the name that its user has for it, also before it is imported."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import gc
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -56,6 +59,86 @@ def _member(value: Any, name: str) -> Any:
     code = code_of(value)
     inner = (each for each in (code.co_consts if code else ()) if inspect.iscode(each))
     return next((each for each in inner if each.co_name == name), None)
+
+
+def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
+    """The file and first line of a function of a module that can be imported, and was not.
+
+    Nothing is imported for that. Without a file where there is no such module; line 0 where it
+    has no such function.
+    """
+    names, file = name.split("."), ""
+    for _ in range(_DEEPEST):
+        spec, rest = _spec(names)
+        if spec is None or not (spec.origin or "").endswith(".py"):
+            break
+        file = str(spec.origin)
+        tree = _parsed(source_of(file))
+        if line := defined_at(tree, ".".join(rest)):
+            return file, line
+        origin = _imported_from(tree, spec, *rest[:1])
+        if not origin:
+            break
+        names = [*origin, *rest[1:]]  # the module only hands it on
+    return file, 0
+
+
+def _parsed(source: str) -> ast.AST:
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _spec(names: Sequence[str]) -> tuple[ModuleSpec | None, Sequence[str]]:
+    """The innermost module that a name begins with, and the rest of the name."""
+    spec, at, where = None, 0, None
+    # In a namespace package nothing can be found before that is imported.
+    with contextlib.suppress(ImportError, KeyError, ValueError):
+        while at < len(names) and (at == 0 or where is not None):
+            found = PathFinder.find_spec(".".join(names[: at + 1]), where)
+            if found is None:
+                break
+            spec, at, where = found, at + 1, found.submodule_search_locations
+    return spec, names[at:]
+
+
+def _imported_from(tree: ast.AST, spec: ModuleSpec, name: str = "") -> Sequence[str]:
+    """The full name of what a module imports under `name`; nothing where it does not."""
+    imports = [node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.ImportFrom)]
+    named = ((node, each) for node in imports for each in node.names)
+    found = next(((n, each) for n, each in named if (each.asname or each.name) == name), None)
+    if found is None:
+        return ()
+    node, each = found
+    module = [part for part in (node.module or "").split(".") if part]
+    if not node.level:
+        return (*module, each.name)
+    package = spec.name if spec.submodule_search_locations else spec.parent or ""
+    above = package.split(".")
+    return (*above[: len(above) - node.level + 1], *module, each.name)
+
+
+def defined_at(tree: ast.AST, name: str) -> int:
+    """The first line of the function of that name in `tree`; 0 where it is not defined there.
+
+    Of a class: of its `forward`, or else of its `__init__`.
+    """
+    node: Any = tree
+    for part in name.split(".") if name else ():
+        node = _definition(node, part)
+    if isinstance(node, ast.ClassDef):
+        node = _definition(node, "forward") or _definition(node, "__init__")
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return 0
+    statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (statements or node.body)[0].lineno
+
+
+def _definition(node: Any, name: str) -> Any:
+    body = getattr(node, "body", ())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return next((each for each in body if isinstance(each, kinds) and each.name == name), None)
 
 
 def code_of(value: Any) -> CodeType | None:

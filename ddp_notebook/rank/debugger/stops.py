@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar
 
-from ddp_notebook.rank.calls import Move
+from ddp_notebook.rank.calls import Move, Moved
 
 _POLL_S = 0.05
 """How often a thread that waits looks whether its run was aborted."""
@@ -34,6 +34,10 @@ class Stop:
         self.why = why
         self.over = over
         self.thread = threading.current_thread()
+        self.note = ""
+        """Who has it meanwhile."""
+        self.holder: Callable[[Move], Moved] | None = None
+        """What moves it on while another debugger has it; None: nothing but `go_on`."""
         self.ordered = False
         """It was told to go on, and is about to."""
         self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
@@ -42,6 +46,10 @@ class Stop:
         """Resume the thread. From any other thread."""
         self.ordered = True
         self._inbox.put(order)
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have the thread do this while it waits; what it raises ends the wait. Any thread."""
+        self._inbox.put(work)
 
     def ask(self, compute: Callable[[], T], timeout_s: float) -> T:
         """What `compute` gives in the thread that waits. Raises what it raises, TimeoutError."""

@@ -148,6 +148,12 @@ class Tracing:
         """No thread is stepped any more: each finds that out at its next line."""
         self._goals.clear()
 
+    def give_way(self) -> None:
+        """Another debugger moves this thread on, with a trace function of its own."""
+        thread = threading.get_ident()
+        self._goals.pop(thread, None)
+        self._followed.pop(thread, None)
+
     def forget(self) -> None:
         """This thread is stepped no more, and no goal of others counts."""
         self._goals.clear()

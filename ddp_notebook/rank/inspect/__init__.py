@@ -3,6 +3,7 @@
 blocked.py       In which library a thread of this process waits for a lock, as the system sees it.
 case.py          What this rank knows about itself and its set-up, gathered when it is asked.
 data_workers.py  The workers of the DataLoader that the main thread waits for.
+elsewhere.py     Code that this process does not run as Python: compiled, or run by workers.
 facts.py         Versions, backends and the environment, for `%ddp_doctor`.
 frames.py        Frames told apart and described in words a user knows.
 host.py          On which host, and in which network, this rank is.

@@ -38,6 +38,8 @@ _OBSERVING = tuple(
         "debugger/tracing.py",
         "debugger/monitoring.py",
         "debugger/code_swap.py",
+        "editor/editor.py",
+        "editor/debugpy_private.py",
         "cells/keyboard.py",
     )
 )

@@ -11,6 +11,7 @@ import itertools
 import sys
 import types
 from collections.abc import Iterable
+from datetime import date, timedelta
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,7 +30,8 @@ _NAME_OF = type.__dict__["__name__"].__get__
 _MRO_OF = type.__dict__["__mro__"].__get__
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-_WRITTEN_OUT = (bool, float, complex, type(None), type(Ellipsis), range, slice)
+_WRITTEN_OUT = (bool, float, complex, type(None), type(Ellipsis), range, slice, timedelta, date)
+_BY_NAME = (*_FUNCTIONS, types.ModuleType)
 _TORCHS_OWN = (torch.device, torch.dtype, torch.Size)
 _PATHS = (type(Path()), type(PurePath()))
 
@@ -41,6 +43,13 @@ def of(value: Any, depth: int = 0) -> str:
     except Exception:  # noqa: BLE001  # it may change while it is looked at
         text = f"<{class_name(value)}>"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def is_whole(value: Any) -> bool:
+    """Whether the text of a value says all of it: equal texts are equal values."""
+    kind = type(value)
+    written = kind in _WRITTEN_OUT or kind in _TORCHS_OWN or kind in _PATHS
+    return written or kind in _BY_NAME
 
 
 def class_name(value: Any) -> str:
@@ -84,6 +93,8 @@ def _by_class(value: Any, kind: type) -> str:
         return f"<function {str(value.__name__)[:_LONGEST_STRING]}>"
     if kind is type:
         return f"<class {_NAME_OF(value)}>"
+    if kind is types.ModuleType:
+        return f"<module {str(vars(value).get('__name__', ''))[:_LONGEST_STRING]}>"
     for base in (dict, list, tuple, set, frozenset, str):
         if base in _MRO_OF(kind):
             return f"<{class_name(value)} of {base.__len__(value)}>"

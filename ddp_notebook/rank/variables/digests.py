@@ -6,13 +6,14 @@ is what its `__dict__` has, read past its class.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import marshal
 import sys
 import time
 import types
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ _SIZED = frozenset((str, bytes, *_LISTS))
 _PLAIN = _SCALARS | _SIZED
 _SETS = (set, frozenset)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_NAME_OF = type.__dict__["__name__"].__get__
+_MODULE_OF = type.__dict__["__module__"].__get__
 _NAMES_OF = type.__dict__["__dict__"].__get__
 _MRO_OF = type.__dict__["__mro__"].__get__
 _NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}) - {
@@ -56,6 +59,8 @@ class Digester:
 
     def __init__(self, *, objects: bool, seconds: float = 0.0) -> None:
         self._objects = objects
+        self.opaque = False
+        """Something in them is known by its class alone: equal digests do not say equal values."""
         seconds = seconds or (_FULL_SECONDS if objects else _SECONDS)
         self._until_s = time.thread_time() + seconds
 
@@ -78,10 +83,11 @@ class Digester:
         if kind in _TEXTS:
             return zlib.crc32(_encoded(value), name)
         if depth >= _DEEPEST:
+            self.opaque = True
             return name
         if kind in _LISTS:
             return self._items(value, name, depth)
-        if safe_repr.inherits(value, dict):
+        if kind is dict:
             return self._dict(value, name, depth)
         if kind in _SETS:
             return self._unordered(list(value), name, depth)
@@ -122,16 +128,19 @@ class Digester:
         if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
             crc = zlib.crc32(safe_repr.of(value).encode(), crc)
             is_plain = value.dtype.kind in "fiubc" and value.flags.c_contiguous
+            self.opaque |= not is_plain
             return self._blocks((memoryview(value).cast("B"),) if is_plain else (), crc)
-        if safe_repr.inherits(value, str):
-            return self._crc(str.__str__(value), depth + 1)
-        for base in (list, tuple, set, frozenset):
-            if safe_repr.inherits(value, base):
-                return self._crc(base(base.__iter__(value)), depth + 1)
-        own = self._attributes(value)
-        if own is not None:
-            return self._dict(own, crc, depth)
-        return zlib.crc32(safe_repr.of(value).encode(), crc)
+        if safe_repr.inherits(value, type):
+            return zlib.crc32(_NAME_OF(value).encode(), crc)
+        if safe_repr.is_whole(value):
+            return zlib.crc32(safe_repr.of(value).encode(), crc)
+        content, own = _content(value), self._attributes(value)
+        if content is not None:
+            crc = zlib.crc32(self._crc(content, depth + 1).to_bytes(4, "little"), crc)
+        elif own is None or safe_repr.inherits(value, torch.Tensor):
+            self.opaque = True
+            crc = zlib.crc32(safe_repr.of(value).encode(), crc)
+        return self._dict(own, crc, depth) if own else crc
 
     def _blocks(self, blocks: Iterable[Any], crc: int) -> int:
         for block in blocks:
@@ -143,13 +152,44 @@ class Digester:
     def _attributes(self, value: Any) -> dict[str, Any] | None:
         """What an object of the user's classes has of its own; None of all others."""
         kind = type(value)
-        module = str(_NAMES_OF(kind).get("__module__", "")).partition(".")[0]
-        if module in _NOT_LOOKED_INTO or safe_repr.inherits(value, type):
+        module = str(_MODULE_OF(kind)).partition(".")[0]
+        if module in _NOT_LOOKED_INTO:
             return None
         own = (_NAMES_OF(base).get("__dict__") for base in _MRO_OF(kind))
         descriptor = next((d for d in own if type(d) is types.GetSetDescriptorType), None)
         attributes = descriptor.__get__(value) if descriptor is not None else None
-        return attributes if type(attributes) is dict else None
+        slots = dict(_slots(value))
+        return {**attributes, **slots} if type(attributes) is dict else slots or None
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    """What it has in `__slots__`."""
+    for base in _MRO_OF(type(value)):
+        for name, descriptor in _NAMES_OF(base).items():
+            if type(descriptor) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # it was not set
+                    yield name, descriptor.__get__(value)
+
+
+def _content(value: Any) -> Any:
+    """What a value of a class below one of Python's own has as such; None of all others."""
+    for base, of in _CONTENT:
+        if safe_repr.inherits(value, base):
+            return of(value)
+    return None
+
+
+_CONTENT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (dict, lambda value: dict(dict.items(value))),
+    (list, lambda value: list(list.__iter__(value))),
+    (tuple, lambda value: tuple(tuple.__iter__(value))),
+    (set, lambda value: set(set.__iter__(value))),
+    (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
+    (BaseException, lambda value: vars(BaseException)["args"].__get__(value)),
+)
 
 
 def _is_plain(chunk: list[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
+from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
 from ddp_notebook.session.runs.collective_steps import Settling, table
 from ddp_notebook.session.runs.gather import LaunchParameters, gather, with_sources_in_use
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 
+_ARMED_WITHIN_S = 1.0
 _STOP_WITHIN_S = 0.7
 """How long to wait for interrupted ranks to stop before control returns without them."""
 
@@ -112,6 +114,8 @@ class RunController:
         self.watched = False
         """A thread waits for its end, or did."""
         self._sent = False
+        self._armed = False
+        """Its ranks know that one of them is paused."""
         self._signalled: set[int] = set()
         self._lost_reason = ""
 
@@ -287,6 +291,7 @@ class RunController:
                 self._sent = True
                 run.lost.update(work.send(run.ranks))
             while not run.over.wait(LOOK_EVERY_S) and not run.done:
+                self._arm_others()
                 if settling is not None and run.stops and settling.done():
                     return None
                 diagnosis = None if run.paused else detector.turn()
@@ -297,6 +302,13 @@ class RunController:
                 if interrupted():
                     return None
         return None
+
+    def _arm_others(self) -> None:
+        """A rank is paused: what the others issue from now on must not time out."""
+        if self._armed or not self.run.stops:
+            return
+        self._armed = True
+        self.cluster.ask(self.run.pending, calls.ARM, calls.Nothing(), _ARMED_WITHIN_S)
 
     def _detector(self) -> StallDetector:
         """Detects stuck ranks; asks no rank while they issue collectives or print."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.tools.looking import Looking
+    from ddp_notebook.session.tools.debugger.looking import Looking
 
 _TIMEOUT_S = 60.0
 _QUICK_S = 0.3

@@ -1,0 +1,155 @@
+"""Ports of ranks for an editor, such as VS Code: opened, told of, and closed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import Ranks, Status, format_ranks, name_ranks
+from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import CannotAnswer, EditorPort
+from ddp_notebook.session.guards import check_alive, check_ranks
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.record import Record
+
+_VERB = "%ddp_attach_editor"
+_ANSWER_WITHIN_S = 30.0
+"""A rank imports debugpy first."""
+_INSTALL = (
+    'Type: %pip install "ddp-notebook[editor]", or %pip install debugpy; then '
+    f"{_VERB} again. Without it: %ddp_step, %ddp_print and %ddp_where"
+)
+_ONE_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPort:
+    """The port of a rank that waits for an editor, or has one."""
+
+    rank: int
+    port: EditorPort
+
+    @property
+    def launch(self) -> str:
+        """What the launch.json of VS Code wants among its configurations."""
+        wanted = {
+            "name": f"rank {self.rank}",
+            "type": "debugpy",
+            "request": "attach",
+            "connect": {"host": _ONE_HOST, "port": self.port.port},
+            "justMyCode": False,
+        }
+        return json.dumps(wanted, indent=4)
+
+    @property
+    def text(self) -> str:
+        """Where it is, who can reach it, and what to do in the editor."""
+        if self.port.taken:
+            return (
+                f"Rank {self.rank} has an editor already, at port {self.port.port}. Take the rank "
+                f"back: {_VERB} --off --ranks {self.rank}\n{self.launch}"
+            )
+        number = self.port.port
+        return "\n".join(
+            (
+                f"Rank {self.rank} waits for an editor at {_ONE_HOST}:{number}, for 10 minutes. "
+                f"{self._who()} In VS Code, with its extension Python Debugger, put this among "
+                '"configurations" in .vscode/launch.json and start it (F5):',
+                self.launch,
+                "An editor on another computer needs the port there: ssh -L "
+                f"{number}:{_ONE_HOST}:{number} HOST; if its folder is another one than "
+                f'here, it needs "pathMappings": [{{"localRoot": "${{workspaceFolder}}", '
+                f'"remoteRoot": {json.dumps(self.port.folder)}}}] too.',
+            )
+        )
+
+    def _who(self) -> str:
+        if self.port.checked:
+            return (
+                "One is let in, and none but this user's or root's: who is in can run any code "
+                "as you."
+            )
+        return (
+            "While it waits, anybody on this host who connects first can run any code as you: "
+            "this system does not say who connects."
+        )
+
+
+_MEANWHILE = (
+    "While an editor is there, its stops are in the tables here, and %ddp_break and breakpoint() "
+    "stop in it; %ddp_step moves the rank on as well. debugpy traces every line of the rank then: "
+    "before Python 3.12, calls in Python take about ten times as long. When the editor leaves, "
+    "the port is closed, and a rank that it had stopped stays where it is, for %ddp_step. "
+    "JupyterLab's own debugger panel reaches the notebook's kernel only, and no rank."
+)
+
+
+class Editors:
+    """Lets editors in at ranks, one each."""
+
+    def __init__(self, record: Record, pool: RankPool) -> None:
+        self._record = record
+        self._pool = pool
+
+    def open(self, ranks: Ranks | None) -> str:
+        """Open a port for an editor at each of `ranks`; what to do with it. Raises UsageMistake."""
+        answers = self._ask(ranks, open=True)
+        problems: dict[str, list[int]] = {}
+        for rank, answer in answers.items():
+            if answer.problem:
+                problems.setdefault(answer.problem, []).append(rank)
+        if problems:
+            self._ask(tuple(answers), open=False)
+            why = "; ".join(f"{name_ranks(tuple(r))}: {text}" for text, r in problems.items())
+            lacks = any(text.startswith(calls.NEEDS_DEBUGPY) for text in problems)
+            raise UsageMistake(
+                f"No editor can be let in ({why}). {_INSTALL if lacks else ''}".rstrip()
+            )
+        texts = [OpenPort(rank, answer).text for rank, answer in answers.items()]
+        return "\n\n".join((*texts, _MEANWHILE))
+
+    def close(self, ranks: Ranks | None) -> str:
+        """Close the ports of `ranks` (all by default), and have editors leave; in words."""
+        members = ranks if ranks is not None else self._alive()
+        answers = self._ask(members, open=False)
+        taken = tuple(rank for rank, answer in answers.items() if answer.taken)
+        waiting = tuple(r for r, answer in answers.items() if answer.port and r not in taken)
+        if not taken and not waiting:
+            whose = name_ranks(tuple(answers)).capitalize()
+            return f"{whose} had no port open for an editor."
+        lines = [f"The port of {name_ranks(waiting)} is closed."] if waiting else []
+        if taken:
+            lines.append(
+                f"The editor leaves {name_ranks(taken)}, and the port is closed. What it had "
+                "stopped stays paused: %ddp_step"
+            )
+        return "\n".join(lines)
+
+    def _alive(self) -> Ranks:
+        self._pool.need(_VERB)
+        states = self._record.snapshot.ranks
+        return tuple(state.rank for state in states if state.status is not Status.DEAD)
+
+    def _ask(self, ranks: Ranks | None, *, open: bool) -> dict[int, EditorPort]:
+        cluster = self._pool.need(_VERB).cluster
+        snapshot = self._record.snapshot
+        if ranks is None and snapshot.world_size > 1:
+            raise UsageMistake(
+                f"An editor has one rank, each at a port of its own. Say which: {_VERB} --ranks 1"
+            )
+        members = ranks if ranks is not None else (0,)
+        check_ranks(members, snapshot)
+        check_alive(members, _VERB, snapshot)
+        wanted = calls.EditorWanted(open)
+        answers = cluster.ask(members, calls.EDITOR, wanted, _ANSWER_WITHIN_S)
+        silent = tuple(r for r in members if isinstance(answers.get(r), CannotAnswer | None))
+        if silent:
+            raise UsageMistake(
+                f"{name_ranks(silent).capitalize()} did not answer: %ddp_why says what it is at. "
+                f"Then: {_VERB} --ranks {format_ranks(silent)}"
+            )
+        return {r: a for r, a in answers.items() if not isinstance(a, CannotAnswer)}

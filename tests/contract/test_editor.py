@@ -1,0 +1,201 @@
+"""An editor at a rank: it gets a paused rank at its frame, steps it, and gives it back."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from editors import EditorClient
+from support import eventually
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import StepTable, VariableTable
+from ddp_notebook.rank.calls import Breakpoint
+from ddp_notebook.session import Session
+from ddp_notebook.session.runs.run import CellResult
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(ranks2: Session) -> Iterator[None]:
+    """Each test begins without editors and breakpoints, and with idle ranks."""
+    yield
+    ranks2.editors.close(None)
+    ranks2.breakpoints.clear()
+    if any(not controller.run.done for controller in ranks2.runs):
+        ranks2.abort()
+
+
+def port_of(text: str) -> int:
+    """The port in what is to go into a launch.json."""
+    wanted = json.loads(text[text.index("{\n") : text.index("\n}") + 2])
+    assert (wanted["type"], wanted["request"]) == ("debugpy", "attach")
+    assert wanted["connect"]["host"] == "127.0.0.1"
+    port: int = wanted["connect"]["port"]
+    return port
+
+
+def refused(port: int) -> bool:
+    """Whether nobody listens there any more."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
+
+
+def rows(table: StepTable | None) -> dict[tuple[int, ...], str]:
+    """By ranks, where they are."""
+    assert table is not None
+    return {row.ranks: row.text for row in table.rows}
+
+
+def values(table: VariableTable) -> dict[tuple[int, ...], str]:
+    """By ranks, a value; or why there is none."""
+    cells = [cell for part in table.sections for row in part.rows for cell in row.cells]
+    return {cell.ranks: cell.text for cell in cells} | {u.ranks: u.why for u in table.unread}
+
+
+def texts(result: CellResult) -> str:
+    """What the ranks printed."""
+    return "".join(item.text for group in result.outputs for item in group.items)
+
+
+def shown(session: Session) -> str:
+    """Where rank 1 stands, as the session heard last."""
+    stop = session.runs[-1].run.stops.get(1)
+    return f"{stop.line} {stop.why}" if stop is not None else ""
+
+
+def undebugged(session: Session) -> bool:
+    """Whether nothing of debugpy is at work on rank 1 any more: no trace, no port, no thread."""
+    session.run_cell(
+        "import sys, threading\nnames = {t.name.partition('-')[0] for t in threading.enumerate()}\n"
+        "left = sys.gettrace(), sys.settrace.__module__, 'pydevd.Reader' in names\n"
+        "assert left == (None, 'sys', False), left\n"
+    ).raise_for_error()
+    return session.editors.close(None) == "Ranks 0-1 had no port open for an editor."
+
+
+PAUSED = (
+    "def work(n):\n    a = n + rank\n    breakpoint()\n    b = a * 2\n"
+    "    c = b + 1\n    return c\ntotal = work(10)\ndist.barrier()\nprint('total', total)\n"
+)
+
+
+def test_a_paused_rank_is_handed_to_an_editor_and_comes_back(ranks2: Session) -> None:
+    assert set(rows(ranks2.run_cell(PAUSED).steps)) == {(0, 1)}
+    text = ranks2.editors.open((1,))
+    port = port_of(text)
+    assert f"Rank 1 waits for an editor at 127.0.0.1:{port}" in text
+    assert port_of(ranks2.editors.open((1,))) == port
+    editor = EditorClient(port).attach()
+    editor.ask("configurationDone")
+    thread, function, line = editor.stopped()
+    assert (function, line) == ("work", 4)
+    assert editor.variables(thread)["a"] == "11"
+    assert editor.value(thread, "a * 100") == "1100"
+    eventually(lambda: "in the editor" in shown(ranks2))
+    assert values(ranks2.evaluate("a")) == {(0,): "10", (1,): "11"}
+    assert refused(port)
+    assert "has an editor already" in ranks2.editors.open((1,))
+    editor.ask("next", threadId=thread)
+    assert editor.stopped()[1:] == ("work", 5)
+    eventually(lambda: shown(ranks2) == "5 in the editor")
+    with pytest.raises(UsageMistake, match="an editor has it: set a breakpoint"):
+        ranks2.step((1,), to="7")
+    assert "line 6" in rows(ranks2.step((1,)))[(1,)]
+    assert editor.stopped()[1:] == ("work", 6)
+    assert values(ranks2.evaluate("b", (1,))) == {(1,): "22"}
+    editor.ask("disconnect", terminateDebuggee=True)
+    eventually(lambda: "the editor has left it here" in shown(ranks2))
+    with pytest.raises(UsageMistake, match="has left it in debugpy: first %ddp_step --to end"):
+        ranks2.editors.open((1,))
+    assert "line 7" in rows(ranks2.step((1,)))[(1,)]
+    assert values(ranks2.evaluate("c", (1,))) == {(1,): "23"}
+    assert "finished" in ranks2.step(to="end").title
+    result = ranks2.wait(20)
+    assert result.error is None
+    assert "total 23" in texts(result)
+    assert undebugged(ranks2)
+    editor.close()
+
+
+def test_its_breakpoints_and_ours_stop_in_it_and_a_rank_it_loses_is_ours(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    """A module's and a cell's; then the editor is killed, and the rank stays where it was."""
+    module = tmp_path / "edited_module.py"
+    module.write_text("def double(x):\n    y = x * 2\n    return y\n")
+    ranks2.run_cell(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport edited_module\n")
+    editor = EditorClient(port_of(ranks2.editors.open((1,)))).attach()
+    editor.stop_at(str(module), 3)
+    editor.ask("configurationDone")
+    ranks2.breakpoints.add(f"{module}:2", Breakpoint(0, ranks=(1,)))
+    result = ranks2.run_cell("z = edited_module.double(rank + 3)\ndist.barrier()\nprint(z)\n")
+    assert "edited_module.py:2" in rows(result.steps)[(1,)]
+    thread, function, line = editor.stopped()
+    assert (function, line, editor.variables(thread)["x"]) == ("double", 2, "4")
+    editor.ask("continue", threadId=thread)
+    assert editor.stopped()[1:] == ("double", 3)
+    assert editor.variables(thread)["y"] == "8"
+    eventually(lambda: shown(ranks2) == "3 in the editor")
+    editor.ask("continue", threadId=thread)
+    assert texts(ranks2.wait(20)) == "6\n8\n"
+    ranks2.run_cell("z = edited_module.double(1)\n")
+    assert editor.stopped()[2] == 2
+    editor.close()
+    eventually(lambda: "the editor has left it here" in shown(ranks2))
+    assert "edited_module.py:3" in rows(ranks2.step((1,)))[(1,)]
+    ranks2.step(to="end")
+    assert ranks2.wait(20).error is None
+    assert undebugged(ranks2)
+
+
+def test_an_abort_an_interrupt_and_a_restart_free_what_an_editor_holds(ranks2: Session) -> None:
+    ranks2.run_cell(PAUSED)
+    editor = EditorClient(port_of(ranks2.editors.open((1,)))).attach()
+    editor.ask("configurationDone")
+    thread, _, _ = editor.stopped()
+    editor.ask("next", threadId=thread)
+    assert editor.stopped()[2] == 5
+    ranks2.abort()
+    assert all(controller.run.done for controller in ranks2.runs)
+    ranks2.run_cell("dist.barrier()").raise_for_error()
+    ranks2.run_cell(PAUSED)  # and the editor is still there
+    assert editor.stopped()[2] == 4
+    assert "The editor leaves rank 1" in ranks2.editors.close((1,))
+    eventually(lambda: "the editor has left it here" in shown(ranks2))
+    assert "finished" in ranks2.step(to="end").title
+    ranks2.wait(20)
+    assert undebugged(ranks2)
+    port = port_of(ranks2.editors.open((0,)))
+    assert ranks2.editors.close(None) == "The port of rank 0 is closed."
+    assert refused(port)
+    editor.close()
+
+
+def test_a_script_has_editors_too_and_what_cannot_be_is_said(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    for ranks, why in ((None, "has one rank"), ((7,), "Rank 7 does not exist")):
+        with pytest.raises(UsageMistake, match=why):
+            ranks2.editors.open(ranks)
+    script = tmp_path / "edited.py"
+    script.write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\nx = dist.get_rank()\n"
+        "breakpoint()\nx += 1\nprint('x', x)\ndist.destroy_process_group()\n"
+    )
+    ranks2.run_script(str(script))
+    editor = EditorClient(port_of(ranks2.editors.open((1,)))).attach()
+    editor.stop_at(str(script), 6)
+    editor.ask("configurationDone")
+    thread, _, line = editor.stopped()
+    assert line == 4
+    editor.ask("continue", threadId=thread)
+    assert editor.stopped()[2] == 6
+    assert editor.value(thread, "x") == "2"
+    editor.ask("disconnect")
+    editor.close()
+    eventually(lambda: "the editor has left it here" in shown(ranks2))
+    ranks2.step(to="end")
+    assert texts(ranks2.wait(20)) == "x 1\nx 2\n"
