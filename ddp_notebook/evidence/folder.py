@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
+import gzip
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import flight_recorder
@@ -21,6 +26,7 @@ MOST_DUMP_BYTES = 64 << 20
 _LOG_TAIL_BYTES = 2 << 20
 """Of a log, its end: there stand the errors."""
 _MOST_BYTES = 512 << 20
+_GZIP = b"\x1f\x8b"
 _LOGS = (".log", ".txt", ".out", ".err")
 _TORCHRUN = re.compile(r"attempt_(\d+)/(\d{1,6})/(?:stdout|stderr)\.log$")
 _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)")
@@ -99,9 +105,11 @@ def _take(file: Path, found: Found) -> int:
             status = os.fstat(stream.fileno())
             found.newest_s = max(found.newest_s, status.st_mtime)
             start = stream.read(2)
+            if start == _GZIP and file.suffix == ".gz":
+                found.logs.append((file, _unpacked_tail(stream), _rank_of_log(file)))
+                return _LOG_TAIL_BYTES
             if _is_log(file, start):
-                stream.seek(max(0, status.st_size - _LOG_TAIL_BYTES))
-                text = stream.read(_LOG_TAIL_BYTES).decode(errors="replace")
+                text = _tail(stream, start, status.st_size)
                 found.logs.append((file, text, _rank_of_log(file)))
                 return len(text)
             if status.st_size > MOST_DUMP_BYTES:
@@ -113,6 +121,33 @@ def _take(file: Path, found: Found) -> int:
         return 0
     _take_dump(file, data, found)
     return len(data)
+
+
+def _tail(stream: BinaryIO, start: bytes, size: int) -> str:
+    """The end of a log; of one that PowerShell wrote, too: it writes UTF-16."""
+    wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    at = max(0, size - _LOG_TAIL_BYTES)
+    stream.seek(at + at % 2 if wide else at)
+    data = stream.read(_LOG_TAIL_BYTES)
+    if not wide:
+        return data.decode("utf-8-sig" if at == 0 else "utf-8", errors="replace")
+    kind = "utf-16-le" if start == codecs.BOM_UTF16_LE else "utf-16-be"
+    return data.decode(kind, errors="replace").removeprefix("\ufeff")
+
+
+def _unpacked_tail(stream: BinaryIO) -> str:
+    """The end of a log that gzip has packed. Raises OSError where it is damaged, or too long."""
+    stream.seek(0)
+    last, before, read = b"", b"", 0
+    try:
+        with gzip.open(stream) as packed:
+            while piece := packed.read(_LOG_TAIL_BYTES):
+                before, last, read = last, piece, read + len(piece)
+                if read > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES >> 20} MiB unpacked")
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise OSError(errno.EINVAL, "it is damaged: gzip cannot unpack it") from None
+    return (before + last)[-_LOG_TAIL_BYTES:].decode(errors="replace")
 
 
 def _is_log(file: Path, start: bytes) -> bool:

@@ -12,20 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ddp_notebook.evidence import marks
 from ddp_notebook.evidence.connects import Connects
 from ddp_notebook.evidence.frames import Frame
 from ddp_notebook.evidence.nccl import Watchdogs
 
-_PREFIX = re.compile(
-    r"\s*(?:(?:[^\s\[\]()]{1,80}|\([^()]{1,80}\)|\[(?:\d{1,9}|std\w+)\]) ){0,4}"
-    r"\[(?:rank|default|\d{1,6},)(\d{1,6})\](?:<std\w+>)?:\s?(.*)",
-    re.DOTALL,
-)
-"""torch's own on uncaught errors (rank), torchrun's on what it forwards (default), and mpirun's,
-which has the number of the job first. Schedulers write marks of their own before it: a time, a pod,
-a number, ``(Worker pid=63294)``."""
-_LABEL = re.compile(r"\s*(\d{1,6}): ?(.*)", re.DOTALL)
-"""That of ``srun --label``, which is on all lines."""
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d{1,9}), in (.+)')
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
@@ -85,17 +76,17 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     unmarked: list[str] = []
     before: dict[int, int] = {}
     for text, rank in texts:
-        lines = [_clean(line) for line in text.splitlines()]
+        told = marks.told([_clean(line) for line in text.splitlines()])
         if rank is not None:
             logs.ranks.add(rank)
-        _read_agent(lines, logs)
+        _read_agent([line for _, line in told], logs)
         for other in (r for r in logs.pids if before.get(r, logs.pids[r]) != logs.pids[r]):
             logs.two_jobs = (
                 f"rank {other} is process {before[other]} and process {logs.pids[other]}"
             )
         before = dict(logs.pids)
-        _read_ranks(lines, rank, logs)
-        unmarked += lines if rank is None else ()
+        _read_ranks(told, rank, logs)
+        unmarked += [line for who, line in told if who is None] if rank is None else ()
     if logs.exits:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
@@ -113,7 +104,6 @@ def _attribute(logs: Logs, lines: list[str]) -> None:
     torch writes the rank only once there is a group. Where errors differ, and more than one rank
     may have written them, whose they are is not known.
     """
-    lines = [line for line in lines if not _PREFIX.match(line)]
     _attribute_last_words(logs, lines)
     errors = list(_all_raised(lines))
     failed = [rank for rank, code in logs.exits.items() if code > 0 and rank not in logs.raised]
@@ -161,16 +151,16 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elastic/|/srun$")
 
 
-def _read_ranks(lines: list[str], rank: int | None, logs: Logs) -> None:
+def _read_ranks(told: list[tuple[int | None, str]], rank: int | None, logs: Logs) -> None:
     """What the ranks themselves wrote, and NCCL's watchdogs in them."""
-    for who, own, certain in _by_rank(lines, rank):
+    for who, own, certain in _by_rank(told, rank):
         logs.ranks.add(who)
         if (raised := _last_raised(own, certain)) is not None:
             logs.raised[who] = raised
         if match := next(filter(None, map(_ABORTED.match, own)), None):
             logs.last_words[who] = match[1]
-    logs.watchdogs.add(lines, rank)
-    logs.connects.add(lines)
+    logs.watchdogs.add(told, rank)
+    logs.connects.add(line for _, line in told)
     logs.ranks.update(logs.watchdogs.ranks | logs.connects.refused)
 
 
@@ -178,30 +168,23 @@ def _clean(line: str) -> str:
     return _UNPRINTABLE.sub("", line)[:_LONGEST_LINE]
 
 
-def _by_rank(lines: list[str], rank: int | None) -> Iterator[tuple[int, list[str], bool]]:
+def _by_rank(
+    told: list[tuple[int | None, str]], rank: int | None
+) -> Iterator[tuple[int, list[str], bool]]:
     """The lines of each rank, and whether an error in them was certainly not caught.
 
     torch's hook for uncaught errors begins each line with the rank.
     """
     of: dict[int, list[str]] = {}
     unmarked = []
-    mark = _mark(lines)
-    for line in lines:
-        if match := mark.match(line):
-            of.setdefault(int(match[1]), []).append(match[2])
+    for who, line in told:
+        if who is not None:
+            of.setdefault(who, []).append(line)
         else:
             unmarked.append(line)
     if rank is not None and not any(_TRACEBACK in line for line in of.get(rank, ())):
         yield rank, unmarked, False
     yield from ((who, own, True) for who, own in of.items())
-
-
-def _mark(lines: list[str]) -> re.Pattern[str]:
-    """What says in a line which rank wrote it."""
-    labels = any(_TRACEBACK in line for line in lines) and all(
-        _LABEL.match(line) for line in lines if line.strip()
-    )
-    return _LABEL if labels else _PREFIX
 
 
 def _last_raised(lines: list[str], certain: bool) -> Raised | None:

@@ -1,7 +1,8 @@
 """What NCCL's watchdogs wrote: which collective each rank gave up on, and how far it had come.
 
 A group's number is that of torch's log. Whose line it is, its first mark says (``[rank3]:``): the
-number behind it counts in a group. Without that mark, only numbers of the default group are ranks.
+number behind it counts in a group. Without that mark (`marks.py`),
+only numbers of the default group are ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from ddp_notebook.evidence.frames import Frame
 from ddp_notebook.model import name_ranks
 
-_MARK = re.compile(r"\[rank(\d{1,7})\]:\s?\[")
 _WHERE = r"\[(?:PG (?P<group>[^\]]{1,200}?) )?Rank (?P<number>\d{1,7})\]"
 _TIMED_OUT = re.compile(
     rf"{_WHERE} *(?:Process group w|NCCL w|W)atchdog.{{0,200}}?collective operation timeout: "
@@ -67,21 +67,24 @@ class Watchdogs:
     status: dict[tuple[int, str], Watched] = field(default_factory=dict)
     stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
 
-    def add(self, lines: Sequence[str], rank: int | None) -> None:
-        """Read the lines of a log; `rank` wrote all of them, if it is not None."""
-        for number, line in enumerate(lines):
+    def add(self, told: Sequence[tuple[int | None, str]], rank: int | None) -> None:
+        """Read the lines of a log, each with the rank that its mark names; `rank` wrote all of
+        them, if it is not None."""
+        for number, (marked, line) in enumerate(told):
+            by = marked if marked is not None else rank
             if match := _TIMED_OUT.search(line):
                 operation, numel = match["operation"], match["numel"]
                 size = int(numel) if numel and operation != "COALESCED" else None
                 late = Watched(int(match["at"]), operation, size)
-                self.timed_out.append((_rank(line, match, rank), _group(match["group"]), late))
+                self.timed_out.append((_rank(match, by), _group(match["group"]), late))
             elif match := _STATUS.search(line):
-                who, group = _rank(line, match, rank), _group(match["group"])
+                who, group = _rank(match, by), _group(match["group"])
                 if who is not None and group:
                     far = Watched(issued=int(match["issued"]), done=int(match["done"]))
                     self.status[who, group] = far
-            elif _STACK in line and (mark := _MARK.search(line)):
-                self.stacks.setdefault(int(mark[1]), tuple(_frames(lines[number + 1 :])))
+            elif _STACK in line and marked is not None:
+                after = (text for _, text in told[number + 1 : number + 1 + _MOST_FRAMES])
+                self.stacks.setdefault(marked, tuple(_frames(after)))
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -138,10 +141,8 @@ def _group(text: str | None) -> str:
     return f"group {(unique[1] if unique else text.removeprefix('ID ')).strip()}"
 
 
-def _rank(line: str, match: re.Match[str], rank: int | None) -> int | None:
-    """The rank that wrote a line; None where that is not certain."""
-    if mark := _MARK.search(line):
-        return int(mark[1])
+def _rank(match: re.Match[str], rank: int | None) -> int | None:
+    """The rank that wrote a line, `rank` if that is known; None where it is not certain."""
     if rank is not None:
         return rank
     in_default = match["group"] is None or "default_pg" in match["group"]
@@ -149,7 +150,7 @@ def _rank(line: str, match: re.Match[str], rank: int | None) -> int | None:
 
 
 def _frames(lines: Iterable[str]) -> Iterator[Frame]:
-    for line in list(lines)[:_MOST_FRAMES]:
+    for line in lines:
         match = _FRAME.search(line)
         if match is None:
             return

@@ -17,7 +17,7 @@ from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.records import Process
-from ddp_notebook.jobs.unprepared import has_torch, how_to_see, untold, was_set
+from ddp_notebook.jobs.unprepared import how_to_see, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -35,6 +35,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
+from ddp_notebook.rank.prepared.processes import has_torch
 from ddp_notebook.views.ansi import plain
 
 READ_LAST = 2000
@@ -83,17 +84,13 @@ _MOST_RANKS = 4096
 
 def jobs() -> list[Job]:
     """This user's prepared jobs on this host, the newest first."""
-    found: list[dict[int, Process]] = []
-    last: dict[tuple[object, ...], dict[int, Process]] = {}
-    for told, folder in job_folder.processes():
-        about = About(**codec.readable(asdict(told)))
-        of = last.get(about.job)
-        # From one shell several jobs may be started, each with a rank 0.
-        if of is None or (about.rank in of and not of[about.rank].about.alive):
-            of = last[about.job] = {}
-            found.append(of)
-        of.setdefault(about.rank, Process(about, folder))
-    return [Job(dict(sorted(of.items()))) for of in reversed(found)]
+    known = job_folder.processes()
+    folders = {(about.pid, about.began): folder for about, folder in known}
+    found = job_folder.by_job(About(**codec.readable(asdict(told))) for told, _ in known)
+    return [
+        Job({rank: Process(of[rank], folders[of[rank].pid, of[rank].began]) for rank in sorted(of)})
+        for of in reversed(found)
+    ]
 
 
 def pids() -> frozenset[int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared import job_folder, processes
+from ddp_notebook.rank.prepared.processes import has_torch
 
 _MOST_BYTES = 1 << 20
 _MOST_PROCESSES = 10_000
@@ -30,6 +31,18 @@ class Seen:
     """Since 1970."""
     told: Mapping[str, str] = field(default_factory=dict)
     torch: bool = True
+    scheduled: bool = False
+    """Its rank is what a scheduler told it: srun or mpirun."""
+
+    @property
+    def launched(self) -> tuple[object, ...]:
+        """The same for all ranks of a job, and of all that one shell has started."""
+        return self.parent, self.script
+
+    @property
+    def meets(self) -> str:
+        """Where it was told to meet the other ranks."""
+        return job_folder.meeting_point(self.told)
 
 
 def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
@@ -45,16 +58,32 @@ def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
 
     Ranks of which none has loaded torch are no job.
     """
-    seen = {each.pid: each for each in _ranks() if each.pid not in prepared}
-    found: dict[tuple[int, str], dict[int, Seen]] = {}
-    for each in seen.values():
-        above = seen.get(each.parent)
-        started_by_a_rank = each.parent in prepared or (above and above.rank == each.rank)
-        if not started_by_a_rank:  # a worker of a loader, say: it inherits what the rank was told
-            found.setdefault((each.parent, each.script), {})[each.rank] = each
-    with_torch = (of for of in found.values() if any(each.torch for each in of.values()))
+    found = job_folder.by_job(_only_ranks(list(_told()), prepared))
+    with_torch = (of for of in found if any(each.torch for each in of.values()))
     ranks = [dict(sorted(of.items())) for of in with_torch]
     return sorted(ranks, key=lambda of: -min(each.began_s for each in of.values()))
+
+
+def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen]:
+    """Those that are ranks, the oldest first, of all that were told to be one.
+
+    What a rank starts, as the workers of a loader, inherits what it was told. A shell around a
+    rank was told the same, and torchrun that a scheduler has started is no rank either.
+    """
+    of = {each.pid: each for each in seen}
+    around = _around(seen, of)
+    for each in sorted(seen, key=lambda each: each.began_s):
+        above = None if each.parent in around else of.get(each.parent)
+        inherits = above is not None and above.rank == each.rank
+        if not inherits and not {each.pid, each.parent} & prepared and each.pid not in around:
+            yield replace(each, parent=processes.launcher(each.pid))
+
+
+def _around(seen: Sequence[Seen], of: Mapping[int, Seen]) -> frozenset[int]:
+    """Those that stand above ranks and are none."""
+    shells = {pid for each in seen if each.torch for pid in processes.around(each.pid)}
+    told = (of.get(each.parent) for each in seen if not each.scheduled)
+    return frozenset(shells | {above.pid for above in told if above and above.scheduled})
 
 
 def how_to_see(pid: int) -> str:
@@ -65,15 +94,7 @@ def how_to_see(pid: int) -> str:
 def was_set(pid: int) -> bool:
     """True of a process of this user's that began with DDP_NOTEBOOK=1."""
     try:
-        return "DDP_NOTEBOOK=1" in _read(pid, "environ").split("\0")
-    except OSError:
-        return False
-
-
-def has_torch(pid: int) -> bool:
-    """True of a process of this user's that has loaded torch."""
-    try:
-        return "libtorch" in _read(pid, "maps", 1 << 24)
+        return processes.environment(pid).get("DDP_NOTEBOOK") == "1"
     except OSError:
         return False
 
@@ -85,50 +106,45 @@ def untold(pid: int) -> tuple[int, ...]:
     """
     try:
         words = _read(pid, f"task/{pid}/children").split()
-        return tuple(n for n in map(int, words) if has_torch(n) and not _environment(n))
+        return tuple(
+            n
+            for n in map(int, words)
+            if has_torch(n) and not processes.told(processes.environment(n))
+        )
     except (OSError, ValueError):
         return ()
 
 
-def _ranks() -> Iterator[Seen]:
+def _told() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     except OSError:
         return  # not Linux
     for pid in pids[:_MOST_PROCESSES]:
         try:
-            told = _environment(pid)
+            values = processes.environment(pid)
+            rank = processes.told(values)
             state, parent = _read(pid, "stat").rpartition(")")[2].split()[:2]
-            if told and pid != os.getpid() and state != "Z":
+            if rank is not None and pid != os.getpid() and state != "Z":
                 yield Seen(
                     pid,
                     int(parent),
-                    int(told["RANK"]),
-                    int(told["WORLD_SIZE"]),
+                    rank.rank,
+                    rank.world_size,
                     _script(pid),
                     _began_s(pid),
-                    told,
+                    {name: values[name] for name in _TOLD if name in values},
                     has_torch(pid),
+                    rank.by_scheduler,
                 )
         except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
             continue
 
 
-_NUMBERS = ("RANK", "WORLD_SIZE")
 _TOLD = (
-    *("MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
-    "TORCHELASTIC_USE_AGENT_STORE",
+    *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"),
 )
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    """What a launcher told it, as it was when it began; empty where that is no rank."""
-    lines = _read(pid, "environ").split("\0")
-    values = {name: value for name, _, value in (line.partition("=") for line in lines)}
-    numbers = {name: values.get(name, "")[:9] for name in _NUMBERS}
-    if not all(text.isascii() and text.isdigit() for text in numbers.values()):
-        return {}
-    return {**{name: values[name] for name in _TOLD if name in values}, **numbers}
 
 
 def _script(pid: int) -> str:

@@ -147,7 +147,7 @@ class ForkServer:
             else:
                 os.environ[name] = value
         if modules:
-            child.call("ddp_notebook.rank.held_modules:hold", {})
+            child.call("ddp_notebook.rank.cells.held_modules:hold", {})
         _freeze()
         self.send_ready(time.monotonic() - started)
 

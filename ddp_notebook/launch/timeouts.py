@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 _MAX_FACTOR = 8.0
+GROUP_TIMEOUT = timedelta(hours=24)
+"""Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
+blocked cell can be interrupted instead."""
 
 
 def scaled_for_load(seconds: float) -> float:

@@ -15,217 +15,68 @@ stacks.py          The ranks' stacks as one tree, and their variables as one tab
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
 state.py           What events fold into: the state of each rank, of the session, its output.
 training.py        What a rank reports of its training after a run: replicas, optimizers, steps.
+
+A file is loaded when something of it is first asked for here: a rank of an external job loads few
+of them while its training starts.
 """
 
-from ddp_notebook.model.board import Board, BoardRow, Role, StackLocation
-from ddp_notebook.model.case import (
-    Activity,
-    Case,
-    Child,
-    GroupMade,
-    InitArguments,
-    PipelinePart,
-    Probe,
-    RankReport,
-    ShardedUnit,
-    Splits,
-    StoreFile,
-    ThreadError,
-    Worker,
-)
-from ddp_notebook.model.collectives import (
-    DEFAULT_GROUP,
-    Collective,
-    Collectives,
-    Part,
-    Phase,
-    Place,
-)
-from ddp_notebook.model.diagnosis import (
-    HAS_FAILED,
-    Category,
-    Diagnosis,
-    Finding,
-    JudgedRun,
-    Remark,
-    Side,
-    Traceback,
-)
-from ddp_notebook.model.events import (
-    SESSION,
-    CellFinished,
-    CellStarted,
-    Event,
-    EventsLost,
-    Limited,
-    LineLeft,
-    LineStopped,
-    Output,
-    OutputKind,
-    Progress,
-    Pulse,
-    RankExited,
-    RankSpawned,
-    StageFailed,
-    StageFinished,
-    StagePaused,
-    StageStarted,
-    StoreFailed,
-    StoreOpened,
-    decode_events,
-    encode_events,
-)
-from ddp_notebook.model.ranks import (
-    Ranks,
-    cut,
-    format_bytes,
-    format_ranks,
-    name_ranks,
-    parse_ranks,
-)
-from ddp_notebook.model.stacks import (
-    Branch,
-    Doing,
-    Frame,
-    Local,
-    RankStack,
-    RankVariables,
-    Scope,
-    StackTree,
-    TensorFacts,
-    Unread,
-    Variable,
-    VariableCell,
-    VariableRow,
-    VariableSection,
-    VariableTable,
-)
-from ddp_notebook.model.stages import Stage, StepRow, StepTable
-from ddp_notebook.model.state import (
-    Loading,
-    Moment,
-    OutputGroup,
-    OutputItem,
-    RankState,
-    Snapshot,
-    Status,
-)
-from ddp_notebook.model.training import (
-    EvaluationFacts,
-    FunctionalFacts,
-    LoaderFacts,
-    OptimizerFacts,
-    ParallelFacts,
-    ReplicaFacts,
-    RunFacts,
-    SamplerFacts,
-    SaveFacts,
-    StepPart,
-    StepStart,
-    StepTimes,
-    TensorDigest,
-    TimedStep,
-    WorkFacts,
-)
+from __future__ import annotations
 
-__all__ = [
-    "DEFAULT_GROUP",
-    "HAS_FAILED",
-    "Collective",
-    "Collectives",
-    "Part",
-    "Phase",
-    "Place",
-    "EvaluationFacts",
-    "FunctionalFacts",
-    "LoaderFacts",
-    "OptimizerFacts",
-    "ParallelFacts",
-    "ReplicaFacts",
-    "RunFacts",
-    "SamplerFacts",
-    "SaveFacts",
-    "StepPart",
-    "TimedStep",
-    "StepStart",
-    "StepTimes",
-    "TensorDigest",
-    "PipelinePart",
-    "ShardedUnit",
-    "WorkFacts",
-    "Splits",
-    "StoreFile",
-    "ThreadError",
-    "Worker",
-    "Case",
-    "Child",
-    "RankReport",
-    "Probe",
-    "GroupMade",
-    "InitArguments",
-    "JudgedRun",
-    "Role",
-    "StackLocation",
-    "Activity",
-    "Board",
-    "BoardRow",
-    "Branch",
-    "Category",
-    "CellFinished",
-    "CellStarted",
-    "LineLeft",
-    "LineStopped",
-    "Diagnosis",
-    "Remark",
-    "Doing",
-    "Event",
-    "EventsLost",
-    "Limited",
-    "Finding",
-    "Side",
-    "Frame",
-    "Local",
-    "Loading",
-    "Moment",
-    "Output",
-    "OutputGroup",
-    "OutputItem",
-    "OutputKind",
-    "Progress",
-    "Pulse",
-    "RankExited",
-    "RankSpawned",
-    "RankStack",
-    "RankState",
-    "RankVariables",
-    "Scope",
-    "TensorFacts",
-    "Unread",
-    "Variable",
-    "VariableCell",
-    "VariableRow",
-    "VariableSection",
-    "VariableTable",
-    "Ranks",
-    "SESSION",
-    "Snapshot",
-    "StackTree",
-    "StepRow",
-    "StepTable",
-    "Stage",
-    "StageFailed",
-    "StageFinished",
-    "StagePaused",
-    "StageStarted",
-    "Status",
-    "StoreFailed",
-    "StoreOpened",
-    "Traceback",
-    "decode_events",
-    "encode_events",
-    "cut",
-    "format_bytes",
-    "format_ranks",
-    "name_ranks",
-    "parse_ranks",
-]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_notebook.model.board import *  # noqa: F403
+    from ddp_notebook.model.case import *  # noqa: F403
+    from ddp_notebook.model.collectives import *  # noqa: F403
+    from ddp_notebook.model.ddp import *  # noqa: F403
+    from ddp_notebook.model.diagnosis import *  # noqa: F403
+    from ddp_notebook.model.events import *  # noqa: F403
+    from ddp_notebook.model.ranks import *  # noqa: F403
+    from ddp_notebook.model.stacks import *  # noqa: F403
+    from ddp_notebook.model.stages import *  # noqa: F403
+    from ddp_notebook.model.state import *  # noqa: F403
+    from ddp_notebook.model.training import *  # noqa: F403
+
+_FILES = {
+    "board": "Board BoardRow Role StackLocation",
+    "case": (
+        "Activity Case Child GroupMade PipelinePart Probe RankReport ShardedUnit Splits "
+        "StoreFile ThreadError Worker"
+    ),
+    "collectives": "DEFAULT_GROUP Collective Collectives Part Phase Place",
+    "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",
+    "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
+    "events": (
+        "SESSION CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped Output "
+        "OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished StagePaused "
+        "StageStarted StoreFailed StoreOpened decode_events encode_events"
+    ),
+    "ranks": "Ranks cut format_bytes format_ranks name_ranks parse_ranks",
+    "stacks": (
+        "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "
+        "Variable VariableCell VariableRow VariableSection VariableTable"
+    ),
+    "stages": "InitArguments Stage StepRow StepTable",
+    "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
+    "training": (
+        "EvaluationFacts FunctionalFacts LoaderFacts OptimizerFacts ParallelFacts ReplicaFacts "
+        "RunFacts SamplerFacts SaveFacts StepPart StepStart StepTimes TensorDigest TimedStep "
+        "WorkFacts"
+    ),
+}
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    file = _FILE_OF.get(name)
+    if file is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(__import__(f"{__name__}.{file}", fromlist=[name]), name)
+    globals()[name] = value
+    return value
+
+
+def load() -> None:
+    """Load all files: where it does not matter how long it takes, and would later."""
+    for name in _FILE_OF:
+        __getattr__(name)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from ddp_notebook.model.collectives import Collectives, Place
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.model.ranks import Ranks
+from ddp_notebook.model.stages import InitArguments
 from ddp_notebook.model.training import ReplicaFacts
 
 
@@ -29,28 +30,6 @@ class Activity(StrEnum):
     """Its process is gone."""
     SILENT = "silent"
     """Its process is there and does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class InitArguments:
-    """A rank's arguments of `init_process_group`, actual or intended. None and "" if unknown.
-
-    `method` is env, tcp, file or store. `raw` holds values as the rank's environment has
-    them, by the name of the variable; values that are not numbers are only there.
-    """
-
-    method: str = "env"
-    rank: int | None = None
-    world_size: int | None = None
-    master_addr: str = ""
-    master_port: int | None = None
-    path: str = ""
-    backend: str = ""
-    timeout_s: float | None = None
-    hosts_store: bool = False
-    stale: bool = False
-    """When it called, the file at `path` held an address of its own rank already."""
-    raw: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +190,7 @@ class RankReport:
     left: int = 0
     """How many of these calls returned."""
     initialized: bool = False
-    arguments: InitArguments = InitArguments()
+    arguments: InitArguments = field(default_factory=InitArguments)
     error_type: str = ""
     error_text: str = ""
     error_at: tuple[Place, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -104,3 +105,25 @@ class StepTable:
     """What to type to continue; empty if there is nothing left to step."""
     details: tuple[str, ...] = field(default=())
     """Further lines: buckets, orders, sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitArguments:
+    """A rank's arguments of `init_process_group`, actual or intended. None and "" if unknown.
+
+    `method` is env, tcp, file or store. `raw` holds values as the rank's environment has
+    them, by the name of the variable; values that are not numbers are only there.
+    """
+
+    method: str = "env"
+    rank: int | None = None
+    world_size: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    path: str = ""
+    backend: str = ""
+    timeout_s: float | None = None
+    hosts_store: bool = False
+    stale: bool = False
+    """When it called, the file at `path` held an address of its own rank already."""
+    raw: Mapping[str, str] = field(default_factory=dict)

@@ -23,4 +23,5 @@ setup/             Sets torch.distributed up one stage at a time, and unblocks i
 torch_private.py   Every use of torch's private API, each checked before use.
 training/          Records what a rank's training does.
 variables/         Describes a rank's variables.
+watched.py         What any rank's process watches, asked or not.
 """

@@ -14,6 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.model import (
     Frame,
     Probe,
@@ -31,10 +32,6 @@ from ddp_notebook.model.parallel.layout import HeldParameters
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
-
-GROUP_TIMEOUT = timedelta(hours=24)
-"""Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
-blocked cell can be interrupted instead."""
 
 
 @dataclass(frozen=True, slots=True)

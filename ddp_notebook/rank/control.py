@@ -6,7 +6,7 @@ thread is doing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.model import codec
@@ -38,11 +38,6 @@ class Handlers:
             return codec.readable(codec.encode(function(codec.decode(question.request, about))))
 
         self._questions[question.name] = answer
-
-    def answer_only(self, questions: Iterable[Question[Any, Any]]) -> None:
-        """Answer no others from now on."""
-        names = {question.name for question in questions}
-        self._questions = {name: f for name, f in self._questions.items() if name in names}
 
     def call(self, name: str, request: Any) -> Any:
         """Answer a call. Raises what its function raises."""

@@ -1,4 +1,4 @@
-"""The core of a runtime: what any rank's process can have, with an engine or without.
+"""The core of a runtime: what a rank of a session has, with an engine or without.
 
 It imports neither IPython nor ipykernel. An engine's runtime has one (see `runtime.py`), and so
 has a process that is a rank by itself.
@@ -6,15 +6,10 @@ has a process that is a rank by itself.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from ddp_notebook import model
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.cells.threads import ThreadErrors
-from ddp_notebook.rank.collectives.call_sites import CallSites
-from ddp_notebook.rank.collectives.observer import Observer
-from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
@@ -22,45 +17,20 @@ from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
 from ddp_notebook.rank.editor.editor import Editor
-from ddp_notebook.rank.inspect import elsewhere, facts
-from ddp_notebook.rank.inspect.case import Reporter
-from ddp_notebook.rank.inspect.data_workers import DataWorkers
-from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
-from ddp_notebook.rank.inspect.stacks import Stacks
-from ddp_notebook.rank.inspect.store_keys import StoreKeys
-from ddp_notebook.rank.inspect.waiting import Waiting
-from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.inspect import elsewhere
+from ddp_notebook.rank.inspect.answers import Answers
 from ddp_notebook.rank.rank_process import RankProcess
-from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.rescue import Rescue
-from ddp_notebook.rank.setup.sockets import TorchSockets
-from ddp_notebook.rank.setup.subgroups import Subgroups
-from ddp_notebook.rank.training.data_parallel import DataParallelTracking
-from ddp_notebook.rank.training.facts import RunSummary
-from ddp_notebook.rank.training.hooks import TrainingHooks
 from ddp_notebook.rank.training.parallel.held import Held
-from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.samplers import Samplers
-from ddp_notebook.rank.training.saves import Saves
-from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import StepTimer
 from ddp_notebook.rank.variables.global_names import GlobalNames
-from ddp_notebook.rank.variables.scopes import Variables
+from ddp_notebook.rank.watched import Watched, shown_by_python
 
-
-def of_main() -> Mapping[str, Any]:
-    """The global variables of a program: those of its `__main__`, which can change."""
-    return vars(sys.modules.get("__main__", sys))
-
-
-def shown_by_python(_: str) -> bool:
-    """What ends a thread is shown by Python itself."""
-    return False
+model.load()  # a rank answers on a thread of ours, where nothing is to be imported
 
 
 class RankCore:
-    """Observes what this process does as a rank, and answers questions about it.
+    """Observes what this process does as a rank, answers questions about it, and stops it.
 
     `names` are the user's global variables. `show` shows why a thread of the user's ended, unless
     it returns False: then Python does.
@@ -72,49 +42,32 @@ class RankCore:
         names: GlobalNames | None = None,
         show: Callable[[str], bool] = shown_by_python,
     ) -> None:
-        self.process = process
         self.events = process.events
-        names = names or GlobalNames(of_main)
-        self.main_thread = main_thread = MainThread()
-        self.user_code = user_code = UserCode()
-        self.call_sites = call_sites = CallSites(user_code)
-        self.gate = gate = PauseGate(main_thread)
-        self.debugger = Debugger(main_thread, gate, user_code, self.events, names.get)
+        self.watched = watched = Watched(process, names, show)
+        self.main_thread = main_thread = watched.main_thread
+        self.user_code = watched.user_code
+        self.call_sites = watched.call_sites
+        self.gate = gate = watched.gate
+        self.sockets, self.subgroups = watched.sockets, watched.subgroups
+        self.resolver, self.init_calls = watched.resolver, watched.init_calls
+        self.tracker, self.data_parallel = watched.tracker, watched.data_parallel
+        self.observer, self.hooks = watched.observer, watched.hooks
+
+        names_of = watched.names.get
+        self.debugger = Debugger(main_thread, gate, self.user_code, self.events, names_of)
         self.debugger.breakpoints.never_runs = elsewhere.never_runs
         self.debugger.breakpoints.elsewhere = elsewhere.run_by_workers
-
-        self.editor = Editor(self.debugger, gate, main_thread)
-
-        self.sockets = sockets = TorchSockets()
-        self.subgroups = subgroups = Subgroups()
-        self.resolver = resolver = Resolver()
-        self.reachability = Reachability(resolver, sockets)
-        self.init_calls = init_calls = InitCalls(main_thread, sockets, resolver)
-        self.rescue = Rescue(main_thread, init_calls, sockets, resolver)
-
-        self.tracker = tracker = Tracker(call_sites)
-        self.samplers = samplers = Samplers(call_sites)
-        self.data_parallel = parallel = DataParallelTracking(tracker, call_sites)
-        self.observer = observer = Observer(process, call_sites, gate, tracker, sockets, subgroups)
-        saves = Saves(call_sites, observer.issued)
-        self.summary = RunSummary(process, observer, tracker, samplers, parallel, saves, names)
-        marks = StepMarks(call_sites)
-        self.hooks = TrainingHooks(
-            observer, call_sites, tracker, samplers, parallel, saves, self.summary, subgroups, marks
-        )
-        self.debugger.armed.tell = observer.limits.lift
+        self.debugger.armed.tell = self.observer.limits.lift
         self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
-        self.step_timer = StepTimer(marks, tracker, observer, process.rank)
-        self.thread_errors = ThreadErrors(show, user_code)
-        self.data_workers = DataWorkers(process, user_code)
-
-        waiting = Waiting(main_thread, gate, observer, user_code)
-        self.stacks = Stacks(process, main_thread, waiting, user_code)
-        self.variables = Variables(process, waiting, main_thread, user_code, names)
-        self.expressions = Expressions(process.rank, self.debugger, self.variables, names)
-        self.held = Held(names)
-        self.reporter = self._make_reporter(waiting)
-        self.handlers = Handlers()
+        self.editor = Editor(self.debugger, gate, main_thread)
+        self.rescue = Rescue(main_thread, self.init_calls, self.sockets, self.resolver)
+        self.step_timer = StepTimer(watched.marks, self.tracker, self.observer, process.rank)
+        self.answers = Answers(watched)
+        self.expressions = Expressions(
+            process.rank, self.debugger, self.answers.variables, watched.names
+        )
+        self.held = Held(watched.names)
+        self.handlers = self.answers.to(Handlers())
         self.questions = ControlSocket(process.questions, self.handlers.answer)
         self._answer_questions()
 
@@ -124,10 +77,11 @@ class RankCore:
         What is read while something runs comes before what can make it run. Sockets come last in
         a set-up, when everything of the one before is closed; questions when all are attached.
         """
+        watched = self.watched
         return Lifecycle(
             (
                 self.main_thread,
-                self.thread_errors,
+                watched.thread_errors,
                 *more,
                 self.gate,
                 self.debugger,
@@ -135,8 +89,8 @@ class RankCore:
                 self.init_calls,
                 self.observer,
                 self.hooks,
-                self.data_workers,
-                StoreKeys(),
+                watched.data_workers,
+                watched.store_keys,
                 self.subgroups,
                 self.rescue,
                 self.sockets,
@@ -154,33 +108,11 @@ class RankCore:
         doing = self.user_code.describe_main_thread()
         return doing or self.user_code.describe_task(self.main_thread.task)
 
-    def _make_reporter(self, waiting: Waiting) -> Reporter:
-        return Reporter(
-            self.process,
-            self.main_thread,
-            waiting,
-            self.observer,
-            self.call_sites,
-            self.user_code,
-            self.init_calls,
-            self.sockets,
-            self.resolver,
-            self.reachability,
-            self.data_workers,
-            self.thread_errors,
-            self.summary,
-        )
-
     def _answer_questions(self) -> None:
-        on = self.handlers.on_question
-        on(calls.REPORT, lambda _: self.reporter.report())
+        on, reachability = self.handlers.on_question, self.answers.reachability
         on(calls.FREE, lambda _: self.rescue.free())
-        on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
-        on(calls.STACK, self.stacks.stack)
-        on(calls.VARIABLES, self.variables.variables)
-        on(calls.RUN_FACTS, lambda _: self.summary.facts())
+        on(calls.REACH, lambda to: calls.Reached(reachability.of_others(to.targets)))
         on(calls.STEP_TIMES, lambda _: self.step_timer.times())
-        on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.EVALUATE, self.expressions.evaluate)

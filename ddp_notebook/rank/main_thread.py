@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from types import TracebackType
 
-from ddp_notebook.model import Frame, ThreadError
+from ddp_notebook import model
 from ddp_notebook.rank.component import Component, Run
 
 
@@ -23,9 +23,9 @@ class Failure:
     text: str
     category: str = ""
     remedy: str = ""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[model.Frame, ...] = ()
     """The user's lines that the error passed through, the outermost first."""
-    during: ThreadError | None = None
+    during: model.ThreadError | None = None
     """What it was raised in the handling of."""
     trace: TracebackType | None = None
     """Where it was raised, with the variables as they were; kept until something runs again."""

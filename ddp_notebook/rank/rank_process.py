@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddp_notebook.model import Event
+from ddp_notebook import model
 
 
 class Events(Protocol):
@@ -18,10 +18,10 @@ class Events(Protocol):
     pulse: Callable[[], dict[str, Any]]
     """Gives the fields of a sign of life."""
 
-    def emit(self, kind: type[Event], **fields: Any) -> None:
+    def emit(self, kind: type[model.Event], **fields: Any) -> None:
         """Send an event of `kind` about this rank, soon."""
 
-    def emit_now(self, kind: type[Event], **fields: Any) -> None:
+    def emit_now(self, kind: type[model.Event], **fields: Any) -> None:
         """Send it from this thread."""
 
     def wake(self) -> None:
@@ -35,10 +35,10 @@ class NoEvents:
         self.collect: Callable[[], float | None] = lambda: None
         self.pulse: Callable[[], dict[str, Any]] = dict
 
-    def emit(self, kind: type[Event], **fields: Any) -> None:
+    def emit(self, kind: type[model.Event], **fields: Any) -> None:
         """Does nothing: no session listens."""
 
-    def emit_now(self, kind: type[Event], **fields: Any) -> None:
+    def emit_now(self, kind: type[model.Event], **fields: Any) -> None:
         """Does nothing: no session listens."""
 
     def wake(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -436,16 +437,68 @@ def test_how_a_process_ends_that_the_launcher_ends_is_not_its_own_doing(tmp_path
     assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
 
 
-@pytest.mark.parametrize("prefix", ["[1,{}]<stderr>: ", "{}: "], ids=["mpirun", "srun --label"])
+MARKS = {
+    "torchrun --tee": "[default{}]:{}",
+    "torchrun --tee, as torch marks it": "[default{0}]:[rank{0}]: {1}",
+    "another role": "[trainer{0}]:[rank{0}]: {1}",
+    "mpirun": "[1,{}]<stderr>:{}",
+    "mpirun with a space": "[1,{}]<stderr>: {}",
+    "srun --label": "{}: {}",
+    "SageMaker": "[1,mpirank:{},algo-1]<stderr>:{}",
+    "kubectl --timestamps": "2026-05-01T12:00:00.123456789Z [rank{}]: {}",
+    "kubectl --prefix": "[pod/train-worker-0/pytorch] [rank{}]: {}",
+    "docker compose": "worker-1  | [rank{}]: {}",
+    "journal": "May  1 12:00:00 node7 torchrun[4242]: [rank{}]: {}",
+    "Ray": "\x1b[36m(TrainWorker pid=42, ip=10.0.0.1)\x1b[0m [rank{}]: {}",
+    "a time and docker compose": "2026-05-01 12:00:00,1 worker-1 | [rank{}]: {}",
+    "Windows line ends": "[rank{}]: {}\r",
+}
+
+
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
 def test_the_marks_of_other_launchers_say_which_rank_wrote_a_line(
-    tmp_path: Path, prefix: str
+    tmp_path: Path, mark: str
 ) -> None:
     log = tmp_path / "job.log"
-    log.write_text(
-        raised(0, 8, CLOSED).replace("[rank0]: ", prefix.format(0))
-        + raised(1, 5, "ValueError: no rows left").replace("[rank1]: ", prefix.format(1))
-    )
+    written = [
+        (rank, line.removeprefix(f"[rank{rank}]: "))
+        for rank, text in (
+            (0, raised(0, 8, CLOSED)),
+            (1, raised(1, 5, "ValueError: no rows left")),
+        )
+        for line in text.splitlines()
+    ]
+    log.write_text("".join(mark.format(*line) + "\n" for line in written), newline="")
 
     (finding,) = dead.why([log]).diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("exception-on-one-rank", (1,))
+
+
+def test_the_number_of_a_host_or_of_a_place_on_it_is_no_rank(tmp_path: Path) -> None:
+    """srun or mpirun that start torchrun on each host; torchrun's own mark counts on each host."""
+    log = tmp_path / "slurm-7.out"
+    text = raised(5, 5, "ValueError: no rows left") + summary((5, 1)).replace(
+        "local_rank: 5", "local_rank: 1"
+    )
+    marked = text.replace("[rank5]: ", "[default1]:")
+    for line_mark, written in (("1: ", text), ("[1,1]<stderr>:", text), ("", marked)):
+        log.write_text("".join(f"{line_mark}{line}\n" for line in written.splitlines()))
+
+        (finding,) = dead.why([log]).diagnosis.findings
+
+        assert finding.ranks == (5,), line_mark
+
+
+def test_packed_logs_and_those_of_powershell_are_read(tmp_path: Path) -> None:
+    text = raised(0, 8, CLOSED) + raised(1, 5, "ValueError: no rows left")
+    packed, wide, cut = (tmp_path / n for n in ("a.log.gz", "b.log", "c.log.gz"))
+    packed.write_bytes(gzip.compress(text.encode()))
+    wide.write_text(text, encoding="utf-16")
+    cut.write_bytes(gzip.compress(text.encode())[:-30])
+
+    for log in (packed, wide):
+        (finding,) = dead.why([log]).diagnosis.findings
+        assert finding.ranks == (1,)
+    with pytest.raises(UsageMistake, match="damaged: gzip cannot unpack it"):
+        dead.why([cut])

@@ -2,6 +2,7 @@
 
 cell_ast.py       A cell as one module: our calls first and around its last expression.
 ending.py         Reports how a cell or a script ended on this rank.
+held_modules.py   Keeps the standard library as it was for our own modules.
 keyboard.py       Replaces the keyboard, which no rank has: Ctrl-C, debuggers, input.
 names.py          Answers Tab, Shift-Tab and `obj?` about this rank's variables.
 output.py         Forwards what the user's code prints and displays to the notebook.

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from ddp_notebook.model import Frame, Place, ThreadError
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 
 _MOST_FRAMES = 30
@@ -62,7 +63,7 @@ def line_of(error: BaseException | None, file: str) -> int:
     return line
 
 
-def frames_of(error: BaseException, user_code: UserCode) -> tuple[Frame, ...]:
+def frames_of(error: BaseException, user_code: UserCode) -> tuple[model.Frame, ...]:
     """The user's lines that `error` passed through, the outermost first.
 
     Those of a worker process, whose error torch raised here, come last; so does the line of a
@@ -73,13 +74,13 @@ def frames_of(error: BaseException, user_code: UserCode) -> tuple[Frame, ...]:
     return tuple(_frame(*line) for line in own[-_MOST_FRAMES:])
 
 
-def in_thread(thread: str, error: BaseException, user_code: UserCode) -> ThreadError:
+def in_thread(thread: str, error: BaseException, user_code: UserCode) -> model.ThreadError:
     """An error of a thread, for the report."""
     path = tuple(map(place_of, frames_of(error, user_code)))
-    return ThreadError(thread[:60], type(error).__name__, message_of(error), path)
+    return model.ThreadError(thread[:60], type(error).__name__, message_of(error), path)
 
 
-def place_of(frame: Frame) -> Place:
+def place_of(frame: model.Frame) -> Place:
     """A frame by the name that its file is shown with."""
     return Place(frame.file.rpartition("/")[2], frame.line, frame.function, frame.source)
 
@@ -152,8 +153,8 @@ def _of_syntax(error: BaseException) -> Iterator[_Line]:
         yield error.filename, error.lineno, ""
 
 
-def _frame(file: str, line: int, function: str) -> Frame:
+def _frame(file: str, line: int, function: str) -> model.Frame:
     cell = CELL_NAME.fullmatch(file)
     source = linecache.getline(file, line).strip()[:_LONGEST_SOURCE]
     name = "" if function == "<module>" else function
-    return Frame(f"cell {cell[1]}" if cell else file, line, name, source)
+    return model.Frame(f"cell {cell[1]}" if cell else file, line, name, source)

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from ddp_notebook.model import ThreadError
+from ddp_notebook import model
 from ddp_notebook.rank.cells.raised import in_thread
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -23,7 +23,7 @@ class ThreadErrors(Component):
     """
 
     def __init__(self, show: Callable[[str], bool], user_code: UserCode) -> None:
-        self.of_run: tuple[ThreadError, ...] = ()
+        self.of_run: tuple[model.ThreadError, ...] = ()
         self._show = show
         self._pid = 0
         self._user_code = user_code
@@ -50,7 +50,7 @@ class ThreadErrors(Component):
         """Threads of the last run may go on; what ended them then does not count any more."""
         self.of_run = ()
 
-    def in_main(self) -> ThreadError | None:
+    def in_main(self) -> model.ThreadError | None:
         """What the main thread has raised and not done with; None for nothing of the user's."""
         error: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
         error = error[1] if isinstance(error, tuple) else error  # before Python 3.12

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.model import DEFAULT_GROUP, Limited, Part, Phase
+from ddp_notebook import model
+from ddp_notebook.model import DEFAULT_GROUP, Part, Phase
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import guard, operations
@@ -197,7 +198,7 @@ class Observer(Component):
     def _say_limited(self, what: str, error: OSError) -> None:
         cannot = "no file can be made" if error.errno == errno.ENOENT else "no room"
         why = f"{cannot} in {self.process.folder} ({error.strerror})"
-        self.process.events.emit(Limited, text=f"{what}: {why}.")
+        self.process.events.emit(model.Limited, text=f"{what}: {why}.")
 
     def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
         """The observed group around `inner`, which torch has just made of `new`."""

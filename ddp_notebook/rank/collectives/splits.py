@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import Splits
+from ddp_notebook import model
 from ddp_notebook.rank.collectives import guard, mapped_file
 from ddp_notebook.rank.collectives.guard import Mismatch
 
@@ -61,7 +61,7 @@ class Exchanges:
         self._own: _File | None = None
         self._peers: dict[int, _File] = {}
         self._announced: tuple[int, ...] = ()
-        self.latest: Splits | None = None
+        self.latest: model.Splits | None = None
         """What it brought to the last one."""
 
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
@@ -73,7 +73,7 @@ class Exchanges:
         sizes = _of_lists(args) if lists else _of_parts(args, size)
         if sizes is None:
             return
-        self.latest = Splits(self._group, seq_id, *sizes, self._announced)
+        self.latest = model.Splits(self._group, seq_id, *sizes, self._announced)
         if not lists:
             self._announced = _counts(args, size) or self._announced
         if size > _MOST_RANKS or not self._begin(size):

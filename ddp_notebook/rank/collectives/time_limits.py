@@ -12,8 +12,8 @@ import weakref
 from datetime import timedelta
 from typing import Any, Protocol
 
+from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.calls import GROUP_TIMEOUT
 
 
 class Timed(Protocol):

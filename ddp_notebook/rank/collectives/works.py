@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import c10d_logger, distributed_c10d
 
-from ddp_notebook.model import FunctionalFacts, Place, WorkFacts
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSite
 
@@ -191,21 +192,21 @@ class AsyncWorks:
 
     # -- what is told ----------------------------------------------------------------------
 
-    def facts(self) -> tuple[WorkFacts, ...]:
+    def facts(self) -> tuple[model.WorkFacts, ...]:
         """The lines that did not wait, or not in time."""
         left: dict[int, int] = {}
         for handle in list(self._open.values()):
             handle.look()
             left[id(handle.line)] = left.get(id(handle.line), 0) + 1
         return tuple(
-            WorkFacts(e.operation, e.issued, unwaited, e.written, e.stepped, e.place, e.met)
+            model.WorkFacts(e.operation, e.issued, unwaited, e.written, e.stepped, e.place, e.met)
             for e in list(self._lines.values())
             if (unwaited := e.unwaited + left.get(id(e), 0)) or e.written or e.stepped or e.met
         )
 
-    def functional(self) -> FunctionalFacts:
+    def functional(self) -> model.FunctionalFacts:
         """Results of functional collectives."""
-        return FunctionalFacts(
+        return model.FunctionalFacts(
             self._direct, self._others, self._left, self._direct_operation, self._direct_place
         )
 

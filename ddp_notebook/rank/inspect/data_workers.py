@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-from ddp_notebook.model import Child, Place, Worker
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect.blocked import FUTEX, waits_for_ever
@@ -57,7 +58,7 @@ class DataWorkers(Component):
         path.unlink()
         faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True, chain=False)
 
-    def owing(self, frames: Iterable[FrameType]) -> tuple[Worker, ...]:
+    def owing(self, frames: Iterable[FrameType]) -> tuple[model.Worker, ...]:
         """The workers that must deliver the batch for which these frames wait."""
         loading = torch_private.loading(frames, awaited=True)
         if loading is None or not loading.due:
@@ -68,24 +69,24 @@ class DataWorkers(Component):
             self._places.clear()
         return tuple(self._worker(loading, pid) for pid in loading.owing)
 
-    def started(self, frames: Iterable[FrameType]) -> tuple[Child, ...]:
+    def started(self, frames: Iterable[FrameType]) -> tuple[model.Child, ...]:
         """The processes started by the user for whose end these frames of the main thread wait.
 
         Only those that multiprocessing or torch started, not those of `subprocess`.
         """
         return tuple(
-            Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
+            model.Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
             for pid in _joined(frames)
         )
 
-    def _worker(self, loading: Loading, pid: int) -> Worker:
+    def _worker(self, loading: Loading, pid: int) -> model.Worker:
         still_s = self._still_s(pid)
         locked = still_s > 0 and _waits_for_ever(pid)
         forked = self._stacks >= 0 and _catches_signal(pid)
         if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
             self._places[pid] = self._place_of(pid)
             self._ran[pid] = _ran_ns(pid), self._ran[pid][1]  # it ran to answer
-        return Worker(
+        return model.Worker(
             pid,
             due=pid == loading.due,
             forked=forked,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ddp_notebook.model import Probe
+from ddp_notebook import model
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
 PROBE_TIMEOUT_S = 0.3
@@ -69,34 +69,34 @@ class Reachability:
         self._resolver = resolver
         self._sockets = sockets
 
-    def store(self, host: str, port: int | None) -> Probe:
+    def store(self, host: str, port: int | None) -> model.Probe:
         """Try to connect to the store as this rank would. It does not disturb the store."""
         if not host or port is None or not 0 < port < 65536:
-            return Probe()
+            return model.Probe()
         target = f"{host}:{port}"
         addresses = self._resolver.lookup(host)
         if isinstance(addresses, str):
-            return Probe(target, "unresolved" if addresses else "resolving", addresses)
+            return model.Probe(target, "unresolved" if addresses else "resolving", addresses)
         try:
             with socket.create_connection((addresses[0], port), PROBE_TIMEOUT_S):
-                return Probe(target, "open")
+                return model.Probe(target, "open")
         except TimeoutError:
-            return Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")
+            return model.Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")
         except OSError as error:
-            return Probe(target, "refused", error.strerror or str(error))
+            return model.Probe(target, "refused", error.strerror or str(error))
 
-    def of_others(self, targets: Sequence[str]) -> tuple[Probe, ...]:
+    def of_others(self, targets: Sequence[str]) -> tuple[model.Probe, ...]:
         """Try to connect to the addresses of other ranks."""
         own = set(self._sockets.listening())
         others = [target for target in targets if target not in own][:_MOST_TARGETS]
         return tuple(reach(others))
 
 
-def reach(targets: Sequence[str]) -> list[Probe]:
+def reach(targets: Sequence[str]) -> list[model.Probe]:
     """Try to connect to each ``address:port``, to all at once. gloo ignores a connection on which
     nothing is sent."""
     waiting: dict[int, tuple[socket.socket, str]] = {}
-    probes: dict[str, Probe] = {}
+    probes: dict[str, model.Probe] = {}
     with contextlib.ExitStack() as stack:
         for target in targets:
             host, _, port = target.rpartition(":")
@@ -111,12 +111,12 @@ def reach(targets: Sequence[str]) -> list[Probe]:
     return [probes[target] for target in targets]
 
 
-def _await_answers(waiting: dict[int, tuple[socket.socket, str]]) -> dict[str, Probe]:
+def _await_answers(waiting: dict[int, tuple[socket.socket, str]]) -> dict[str, model.Probe]:
     """How each of these connections ends, within `PROBE_TIMEOUT_S`."""
     poll = select.poll()
     for fd in waiting:
         poll.register(fd, select.POLLOUT)
-    probes: dict[str, Probe] = {}
+    probes: dict[str, model.Probe] = {}
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     over = False
     while len(probes) < len(waiting) and not over:
@@ -130,9 +130,13 @@ def _await_answers(waiting: dict[int, tuple[socket.socket, str]]) -> dict[str, P
             )
     silent = f"no answer within {PROBE_TIMEOUT_S:g} s"
     for _, target in waiting.values():
-        probes.setdefault(target, Probe(target, "timeout", silent))
+        probes.setdefault(target, model.Probe(target, "timeout", silent))
     return probes
 
 
-def _probe(target: str, number: int) -> Probe:
-    return Probe(target, "refused", os.strerror(number)) if number else Probe(target, "open")
+def _probe(target: str, number: int) -> model.Probe:
+    return (
+        model.Probe(target, "refused", os.strerror(number))
+        if number
+        else model.Probe(target, "open")
+    )

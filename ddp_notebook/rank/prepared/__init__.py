@@ -1,8 +1,9 @@
 """Ranks of external jobs: with DDP_NOTEBOOK=1 they prepare themselves to answer questions.
 
-attached.py   The runtime in such a rank, from its first `init_process_group` on.
-children.py   Ranks that a script itself starts, with torch.multiprocessing: prepared too.
-early.py      Before that: its folder, its identity, and where its main thread is.
-ending.py     Writes how it ended, and its state after a long wait, for later. job_folder.py The
-files of prepared ranks that other processes read: a folder per process.
+attached.py    The runtime in such a rank, from its first `init_process_group` on.
+children.py    Ranks that a script itself starts, with torch.multiprocessing: prepared too.
+early.py       Before that: its folder, its identity, and where its main thread is.
+ending.py      Writes how it ended, and its state after a long wait, for later.
+job_folder.py  The files of prepared ranks that other processes read: a folder per process.
+processes.py   What the system tells of a rank's process: which rank it was told, and by whom.
 """

@@ -1,6 +1,8 @@
 """The runtime in a prepared rank, from its first `init_process_group` on.
 
 It observes and answers. It refuses no collective: what does not match goes to torch as without us.
+What only answers need is loaded when somebody asks, or when the rank has waited for a while: it
+takes as long as all the rest.
 """
 
 from __future__ import annotations
@@ -8,28 +10,53 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from ddp_notebook.launch.child import load
 from ddp_notebook.model import codec
-from ddp_notebook.rank import calls
-from ddp_notebook.rank.component import Run
-from ddp_notebook.rank.core import RankCore
+from ddp_notebook.rank.component import Lifecycle, Run
+from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.ending import write_when_stuck
 from ddp_notebook.rank.rank_process import NoEvents, RankProcess
+from ddp_notebook.rank.watched import Watched
 
 RUN = 1
 """The number of the run: a prepared process has one."""
 FACTS = "facts.json"
-_READING = (calls.REPORT, calls.STACK, calls.VARIABLES, calls.RUN_FACTS, calls.SOFTWARE)
-"""What may be asked: whoever asks cannot change what the job does."""
+
+
+class _Asked:
+    """Answers questions; makes what answers them at the first one."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._handlers: Any = None
+        self._turn = threading.Lock()
+
+    def answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """As `Handlers.answer`."""
+        with self._turn:
+            if self._handlers is None:
+                answers = load("ddp_notebook.rank.inspect.answers")
+                self._handlers = answers.handlers_of(self._watched)
+        answer: dict[str, Any] = self._handlers.answer(question, about)
+        return answer
+
+    def report(self) -> Any:
+        """What a rank answers that is asked what it does. Raises KeyError where it cannot."""
+        return self.answer("report", {})["answer"]
 
 
 def attach(rank: int, folder: Path) -> None:
     """Observe this process as `rank` and answer at the socket in `folder`."""
-    core = RankCore(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
-    core.handlers.answer_only(_READING)
-    life = core.lifecycle()
+    watched = Watched(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
+    asked = _Asked(watched)
+    questions = ControlSocket(watched.process.questions, asked.answer)
+    life = Lifecycle((*watched.components(), questions))
     life.attach()
     life.run_begins(Run(RUN))
     pid = os.getpid()
@@ -38,14 +65,14 @@ def attach(rank: int, folder: Path) -> None:
         """What the training came to, for later: nothing runs any more."""
         if os.getpid() == pid:
             with contextlib.suppress(Exception):
-                core.observer.settle()
-                facts = codec.encode(core.summary.facts())
+                watched.observer.settle()
+                facts = codec.encode(watched.summary.facts())
                 job_folder.write(folder / FACTS, {"facts": facts})
 
     atexit.register(ends)
 
     def counts() -> tuple[int, int]:
-        log = core.observer.log
-        return (log.written if log is not None else -1), core.init_calls.calls.returned
+        log = watched.observer.log
+        return (log.written if log is not None else -1), watched.init_calls.calls.returned
 
-    write_when_stuck(counts, lambda: codec.encode(core.reporter.report()), folder / "report.json")
+    write_when_stuck(counts, asked.report, folder / "report.json")

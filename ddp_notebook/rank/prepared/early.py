@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import inspect
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_notebook.launch.child import load
 from ddp_notebook.rank.control_socket import ControlSocket
-from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.ending import note_the_end, write_stacks_when_ended
 from ddp_notebook.rank.prepared.job_folder import About
 
@@ -60,9 +62,9 @@ class Prepared:
         self._attached = False
         self._rank = -1
 
-    def appear(self, rank: int) -> None:
+    def appear(self, rank: int, world_size: int | None = None) -> None:
         """Leave word of this process, and answer where its main thread is."""
-        about = _about(rank)
+        about = _about(rank, world_size)
         self._rank, self._folder = rank, job_folder.make(about)
         if self._folder is not None:
             note_the_end(self._folder)
@@ -81,22 +83,21 @@ class Prepared:
                 if distributed_c10d.init_process_group is init_process_group:
                     distributed_c10d.init_process_group = torchs
                     dist.init_process_group = torchs
-                with contextlib.suppress(Exception):  # the job goes on without us
-                    self._attach(options)
+                with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us
+                    self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
             call = distributed_c10d.init_process_group
             (torchs if call is init_process_group else call)(*args, **options)
 
         distributed_c10d.init_process_group = init_process_group
         dist.init_process_group = init_process_group
 
-    def _attach(self, options: Mapping[str, Any]) -> None:
+    def _attach(self, given: Mapping[str, Any]) -> None:
         if os.getpid() != self._pid:
             self._folder = self._questions = None  # a fork: it is another rank, if it is one
             self._rank = -1
         if self._rank < 0:
-            given = options.get("rank", -1)
-            rank = given if isinstance(given, int) and given >= 0 else os.environ.get("RANK", "")
-            self.appear(int(rank))
+            called = load("ddp_notebook.rank.setup.rendezvous").arguments_of(given)
+            self.appear(int(called.rank), called.world_size)
         if self._folder is None:
             return
         # Loaded only now: it takes as long as a good part of torch. Meanwhile we answer here.
@@ -117,6 +118,18 @@ class Prepared:
         return {"answer": report}
 
 
+@contextlib.contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Within, no garbage is looked for: in all that torch has made, that takes 0.1 s."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def _path() -> list[dict[str, Any]]:
     """The main thread's lines of the user's code, the outermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -130,17 +143,19 @@ def _path() -> list[dict[str, Any]]:
     return path[::-1]
 
 
-def _about(rank: int) -> About:
-    environment = os.environ
+def _about(rank: int, world_size: int | None) -> About:
+    environment, launcher = os.environ, os.getppid()
+    with contextlib.suppress(OSError):  # not Linux
+        launcher = processes.launcher(os.getpid())
     world = environment.get("WORLD_SIZE", "")
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return About(
         pid=os.getpid(),
         began=job_folder.began(os.getpid()),
-        parent=os.getppid(),
-        parent_began=job_folder.began(os.getppid()),
+        parent=launcher,
+        parent_began=job_folder.began(launcher),
         rank=rank,
-        world_size=int(world) if world.isascii() and world.isdigit() else None,
+        world_size=int(world) if world.isascii() and world.isdigit() else world_size,
         attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 0,
         script=os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",  # noqa: PTH100
         folder=str(Path.cwd()),

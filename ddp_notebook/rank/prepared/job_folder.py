@@ -1,7 +1,8 @@
 """The files of this user's prepared ranks that other processes read: a folder per process.
 
 A process is known by its number and when it began: numbers are used again. Ranks of one job have
-one parent, or the parent's number in common; a launcher that starts them anew counts its attempts.
+one parent; a launcher that starts them anew counts its attempts, and of a shell that starts them
+one by one, each rank can be in a job but once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from ddp_notebook.launch.session_folder import is_private, parents
 
@@ -50,14 +52,63 @@ class About:
     version: int = 1
 
     @property
-    def job(self) -> tuple[object, ...]:
-        """The same for all ranks of a job on this host."""
+    def launched(self) -> tuple[object, ...]:
+        """The same for all ranks of a job on this host, and of all that one shell has started."""
         return self.parent, self.parent_began, self.attempt, self.script
+
+    @property
+    def meets(self) -> str:
+        """Where it was told to meet the other ranks."""
+        return meeting_point(self.told or {})
 
     @property
     def alive(self) -> bool:
         """Whether the process is still there."""
         return self.pids == namespace() and began(self.pid) == self.began
+
+
+class Process(Protocol):
+    """A process that is a rank of some job."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+
+    @property
+    def launched(self) -> tuple[object, ...]:
+        """What it has in common with the ranks of its job."""
+
+    @property
+    def meets(self) -> str:
+        """Where it meets them, as far as it was told."""
+
+
+P = TypeVar("P", bound=Process)
+
+
+def by_job(found: Iterable[P]) -> list[dict[int, P]]:
+    """Processes by job and rank; `found` has the oldest first, and so have the jobs.
+
+    From one shell several jobs may be started, each with a rank 0, also at the same time.
+    """
+    jobs: list[dict[int, P]] = []
+    started: dict[tuple[object, ...], list[dict[int, P]]] = {}
+    for each in found:
+        of = started.setdefault(each.launched, [])
+        free = [job for job in of if each.rank not in job]
+        same = [job for job in free if next(iter(job.values())).meets == each.meets]
+        job = next(iter((same or free)[::-1]), None)
+        if job is None:
+            job = {}
+            of.append(job)
+            jobs.append(job)
+        job[each.rank] = each
+    return jobs
+
+
+def meeting_point(told: Mapping[str, str]) -> str:
+    """Where ranks meet that were told these variables."""
+    return f"{told.get('MASTER_ADDR', '')}:{told.get('MASTER_PORT', '')}"
 
 
 def root() -> Path:
@@ -113,13 +164,13 @@ def processes() -> list[tuple[About, Path]]:
 
 def sweep() -> None:
     """Remove the folders of all jobs that have ended, but for the newest."""
-    jobs: dict[tuple[object, ...], list[tuple[About, Path]]] = {}
-    for about, own in processes():
-        jobs.setdefault(about.job, []).append((about, own))
-    ended = [of for of in jobs.values() if not any(about.alive for about, _ in of)]
+    known = processes()
+    folders = {(about.pid, about.began): own for about, own in known}
+    jobs = by_job(about for about, _ in known)
+    ended = [of for of in jobs if not any(about.alive for about in of.values())]
     for of in ended[: max(0, len(ended) - KEPT_JOBS)]:
-        for _, own in of:
-            shutil.rmtree(own, ignore_errors=True)
+        for about in of.values():
+            shutil.rmtree(folders[about.pid, about.began], ignore_errors=True)
 
 
 def _about(wire: Mapping[str, object]) -> About | None:

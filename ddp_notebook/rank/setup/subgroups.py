@@ -15,7 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.model import GroupMade, Place, Ranks, name_ranks
+from ddp_notebook import model
+from ddp_notebook.model import Place, Ranks, name_ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.torch_private import NewGroup
@@ -46,7 +47,7 @@ class Subgroups(Component):
     """The groups of this rank that `new_group` made, held by weak references."""
 
     def __init__(self) -> None:
-        self.made: deque[GroupMade] = deque(maxlen=_MOST_MADE)
+        self.made: deque[model.GroupMade] = deque(maxlen=_MOST_MADE)
         """The last calls of new_group on this rank since it has a default group, the one that
         it is in included."""
         self._known: list[_Subgroup] = []
@@ -75,7 +76,7 @@ class Subgroups(Component):
         elif str(new.name).isdecimal():
             of_mesh = str(new.called or "").startswith("mesh_")
             lines = tuple(Place(*line) for line in path)
-            made = GroupMade(int(new.name), tuple(new.members), group_name(new.called), lines)
+            made = model.GroupMade(int(new.name), tuple(new.members), group_name(new.called), lines)
             self.made.append(replace(made, of_mesh=of_mesh))
 
     def keep(self, group: Any, new: NewGroup) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.nn import DataParallel
 
-from ddp_notebook.model import Category, ParallelFacts, Place
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.replicas import Tracker
@@ -78,11 +79,11 @@ class DataParallelTracking:
         """True when this run has trained with one."""
         return any(each.steps for each in self.known.values())
 
-    def facts(self, digester: Digester) -> tuple[ParallelFacts, ...]:
+    def facts(self, digester: Digester) -> tuple[model.ParallelFacts, ...]:
         """Those with which this run has trained."""
         used = [each for each in self.known.values() if each.steps]
         return tuple(
-            ParallelFacts(
+            model.ParallelFacts(
                 key=f"{each.type} {number}",
                 type=each.type,
                 devices=each.devices,
@@ -98,7 +99,7 @@ class DataParallelTracking:
         no_memory = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
         if not self.known or not no_memory:
             return "", ""
-        return Category.OOM_ON_ONE_RANK.value, f"Make the batch smaller. {OTHER_WAY}"
+        return model.Category.OOM_ON_ONE_RANK.value, f"Make the batch smaller. {OTHER_WAY}"
 
 
 def _digests(parallel: TrackedDataParallel, digester: Digester) -> Any:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model.ddp import Bucket, BucketPlan, Fingerprint, Reduction, TensorInfo
+from ddp_notebook import model
 
 VERIFY = "torch.distributed.utils:_verify_param_shape_across_processes"
 SYNC = "torch.distributed.utils:_sync_module_states"
@@ -110,18 +110,18 @@ def reduced(module: torch.nn.Module) -> Reduced:
     return names, list(found), [sparse for _, sparse in found.values()]
 
 
-def contents(module: torch.nn.Module) -> Fingerprint:
+def contents(module: torch.nn.Module) -> model.Fingerprint:
     """What `module` is made of."""
     parameters, buffers = states_of(module)
-    return Fingerprint(
+    return model.Fingerprint(
         tuple(_info(*named) for named in parameters), tuple(_info(*named) for named in buffers)
     )
 
 
-def _info(name: str, tensor: torch.Tensor) -> TensorInfo:
+def _info(name: str, tensor: torch.Tensor) -> model.TensorInfo:
     # torch compares strides of what its reducer gets; values of others are sent flat.
     strided = tensor.requires_grad and tensor.layout is torch.strided
-    return TensorInfo(
+    return model.TensorInfo(
         name,
         tuple(tensor.shape),
         str(tensor.dtype).removeprefix("torch."),
@@ -180,11 +180,13 @@ def sync(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> tuple[str,
     return ()
 
 
-def bucket_plan(module: torch.nn.Module, cap_mb: float | None, find_unused: bool) -> BucketPlan:
+def bucket_plan(
+    module: torch.nn.Module, cap_mb: float | None, find_unused: bool
+) -> model.BucketPlan:
     """The buckets DDP would make with these options."""
     parameters, limits = reduced(module), bucket_limits(cap_mb)
     if _find(ASSIGN) is None:
-        return BucketPlan(None, None, tuple(limits))
+        return model.BucketPlan(None, None, tuple(limits))
     # Nothing is known of the order of gradients at first, so without --find-unused-parameters
     # DDP puts everything into one bucket, and makes others when the second step begins.
     at_first = limits if find_unused else [sys.maxsize]
@@ -192,7 +194,7 @@ def bucket_plan(module: torch.nn.Module, cap_mb: float | None, find_unused: bool
     later = None
     if not find_unused:
         later = tuple(assign(parameters, limits, range(len(parameters[0]))[::-1]))
-    return BucketPlan(tuple(first), later, tuple(limits))
+    return model.BucketPlan(tuple(first), later, tuple(limits))
 
 
 def bucket_limits(cap_mb: float | None) -> list[int]:
@@ -205,7 +207,9 @@ def bucket_limits(cap_mb: float | None) -> list[int]:
     return [(_find(FIRST_BYTES) or _MIB) if cap_mb is None else cap, cap]
 
 
-def assign(parameters: Reduced, limits: Sequence[int], order: Sequence[int] = ()) -> list[Bucket]:
+def assign(
+    parameters: Reduced, limits: Sequence[int], order: Sequence[int] = ()
+) -> list[model.Bucket]:
     """Buckets as torch makes them of what `reduced` gave, in `order` (default: as it is)."""
     _, tensors, sparse = parameters
     ordered = [tensors[i] for i in order] if order else tensors
@@ -214,10 +218,10 @@ def assign(parameters: Reduced, limits: Sequence[int], order: Sequence[int] = ()
     return [_bucket(parameters, members) for members in buckets]
 
 
-def _bucket(parameters: Reduced, members: Sequence[int]) -> Bucket:
+def _bucket(parameters: Reduced, members: Sequence[int]) -> model.Bucket:
     names, tensors, _ = parameters
     size = sum(tensors[i].numel() * tensors[i].element_size() for i in members)
-    return Bucket(tuple(names[i] for i in members), size)
+    return model.Bucket(tuple(names[i] for i in members), size)
 
 
 def make(
@@ -242,7 +246,7 @@ def reducer_facts(wrapped: DistributedDataParallel) -> tuple[int, tuple[int, ...
 # -- afterwards ------------------------------------------------------------------------
 
 
-def reduction(wrapped: Any) -> Reduction:
+def reduction(wrapped: Any) -> model.Reduction:
     """What a DDP object knows of its steps."""
     log, parameters = _log_of(wrapped), reduced(wrapped.module)
     names = parameters[0]
@@ -255,7 +259,7 @@ def reduction(wrapped: Any) -> Reduction:
             buckets = assign(parameters, _limits_of(wrapped))[::-1]
         elif len(order) == len(names):
             buckets = assign(parameters, _limits_of(wrapped), order)
-    return Reduction(
+    return model.Reduction(
         steps=int(log.get("iteration", 0)),
         order=tuple(names[i] for i in order),
         buckets=None if buckets is None else tuple(buckets),
@@ -265,7 +269,7 @@ def reduction(wrapped: Any) -> Reduction:
     )
 
 
-def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[Bucket] | None:
+def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[model.Bucket] | None:
     """The rebuilt buckets that DDP's log tells (``7 6 5, 4 3``); None before they are."""
     text = str(log.get("rebuilt_per_bucket_param_indices", ""))
     parts = [part.replace(" ", ",") for part in text.split(",") if part.strip()]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import TensorDigest
+from ddp_notebook import model
 
 MOST_SECONDS = 0.25
 MOST_TENSORS = 900
@@ -30,9 +30,9 @@ class Digester:
         self._left = tensors
         self.notes: list[str] = []
 
-    def all(self, what: str, named: Iterable[tuple[str, Any]]) -> tuple[TensorDigest, ...]:
+    def all(self, what: str, named: Iterable[tuple[str, Any]]) -> tuple[model.TensorDigest, ...]:
         """The digests of these tensors, the first ones when there are too many."""
-        found: list[TensorDigest] = []
+        found: list[model.TensorDigest] = []
         skipped = 0
         for name, tensor in named:
             if not isinstance(tensor, torch.Tensor):
@@ -49,7 +49,7 @@ class Digester:
         return tuple(found)
 
 
-def digest(name: str, tensor: torch.Tensor) -> TensorDigest | None:
+def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
     """One tensor; None for what cannot be read (sparse, quantised, lazy, on the meta device)."""
     try:
         return _digest(name, tensor.detach())
@@ -57,18 +57,18 @@ def digest(name: str, tensor: torch.Tensor) -> TensorDigest | None:
         return None
 
 
-def _digest(name: str, tensor: torch.Tensor) -> TensorDigest | None:
+def _digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_complex():
         return None
     numel = tensor.numel()
     if not numel:
-        return TensorDigest(name, 0)
+        return model.TensorDigest(name, 0)
     hashed = _hash(tensor)
     values = tensor if tensor.is_floating_point() else None
     norm, finite = _norm(values) if values is not None else (None, True)
     flat = tensor.reshape(-1)[:: max(1, numel // _SAMPLE)][:_SAMPLE] if _flat(tensor) else None
     sample = tuple(map(_number, flat.tolist())) if flat is not None else ()
-    return TensorDigest(name, numel, hashed, norm, sample, finite)
+    return model.TensorDigest(name, numel, hashed, norm, sample, finite)
 
 
 def _flat(tensor: torch.Tensor) -> bool:

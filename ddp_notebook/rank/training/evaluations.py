@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import EvaluationFacts, Place, StepStart
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.samplers import Source, hash_of
 
@@ -45,9 +46,9 @@ class Evaluation:
             self.padded = padding
             self.counted = self._call_sites.users_path(sys._getframe(1))
 
-    def facts(self) -> EvaluationFacts:
+    def facts(self) -> model.EvaluationFacts:
         """As they are told."""
-        return EvaluationFacts(
+        return model.EvaluationFacts(
             self.backwards,
             self.forwards,
             self.training,
@@ -89,7 +90,7 @@ class Moments:
     def begin(self) -> None:
         """A run begins."""
         self.evaluations: list[Evaluation] = []
-        self.starts: list[StepStart] = []
+        self.starts: list[model.StepStart] = []
         self.start_line: Line | None = None
         self.autocast = ""
         self._evaluation: Evaluation | None = None
@@ -123,7 +124,7 @@ class Moments:
             self.autocast = _autocast()
         random = _random_state()
         drew = bool(self._random) and random != self._random and loads == self._loads
-        self.starts.append(StepStart(random, drew, hash_of(inputs)))
+        self.starts.append(model.StepStart(random, drew, hash_of(inputs)))
         self._random = ""
 
     def stepped(self, loads: int) -> None:
@@ -146,7 +147,7 @@ class Moments:
         if evaluation.source is not None and evaluation.source.trained:
             evaluation.source = None
 
-    def evaluation_facts(self) -> tuple[EvaluationFacts, ...]:
+    def evaluation_facts(self) -> tuple[model.EvaluationFacts, ...]:
         """The first evaluations, the last one as it is now."""
         return tuple(each.facts() for each in list(self.evaluations))
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import OptimizerFacts, Place, ReplicaFacts, RunFacts
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import Line
 from ddp_notebook.rank.collectives.observer import Observer
@@ -53,12 +54,12 @@ class RunSummary:
         self._saves = saves
         self._names = names
 
-    def facts(self) -> RunFacts:
+    def facts(self) -> model.RunFacts:
         """All of it. Only when nothing runs: it reads what the main thread would change."""
         tracker, digester = self._tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
-        facts = RunFacts(
+        facts = model.RunFacts(
             rank=self._rank,
             run=self._observer.run,
             host=socket.gethostname(),
@@ -90,11 +91,11 @@ class RunSummary:
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return fsdp_private.without(held)[:_MOST_NUMELS]
 
-    def counts(self) -> tuple[ReplicaFacts, ...]:
+    def counts(self) -> tuple[model.ReplicaFacts, ...]:
         """What was counted of each DDP object, without tensors: safe whatever main does."""
         return tuple(facts for _, facts in self._replicas(None))
 
-    def of_dying(self, wrapped: DistributedDataParallel) -> ReplicaFacts | None:
+    def of_dying(self, wrapped: DistributedDataParallel) -> model.ReplicaFacts | None:
         """The facts of a DDP object that is about to go; its optimizers' tensors are kept too."""
         replica = self._tracker.replicas.get(id(wrapped))
         if replica is None or not (replica.steps or replica.backwards):
@@ -106,7 +107,7 @@ class RunSummary:
                 optimizer.last_digests = _tensors_of(optimizer, digester)
         return facts
 
-    def _replicas(self, digester: Digester | None) -> list[tuple[Replica, ReplicaFacts]]:
+    def _replicas(self, digester: Digester | None) -> list[tuple[Replica, model.ReplicaFacts]]:
         """Those that this run used, each with a key that the same model has on other ranks."""
         everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
         counted: Counter[str] = Counter()
@@ -131,7 +132,7 @@ class RunSummary:
         """The name of the user's variable for an object; empty where there is none."""
         return _variable(wrapped, self._names.get()) if wrapped is not None else ""
 
-    def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> ReplicaFacts:
+    def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:
         module = wrapped.module
         ignored = set(getattr(wrapped, "parameters_to_ignore", ()))
         named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
@@ -169,7 +170,9 @@ class RunSummary:
             if each.requires_grad and id(each) in updated and not replica.knows(each)
         )
 
-    def _optimizers(self, keys: dict[int, str], digester: Digester) -> Iterator[OptimizerFacts]:
+    def _optimizers(
+        self, keys: dict[int, str], digester: Digester
+    ) -> Iterator[model.OptimizerFacts]:
         optimizers = list(self._tracker.optimizers.values())
         counted: Counter[str] = Counter()
         for optimizer in [each for each in optimizers if each.steps]:
@@ -179,7 +182,7 @@ class RunSummary:
             gone = optimizer.ref() is None and optimizer.last_digests
             unwrapped, states = optimizer.last_digests if gone else _tensors_of(optimizer, digester)
             gradients = optimizer.gradients
-            yield OptimizerFacts(
+            yield model.OptimizerFacts(
                 key=f"{title} {counted[title]}",
                 type=optimizer.type,
                 steps=optimizer.steps,
@@ -211,8 +214,8 @@ def _place(line: Line | None) -> Place | None:
     return Place(*line) if line else None
 
 
-def _counts(replica: Replica, name: str) -> ReplicaFacts:
-    return ReplicaFacts(
+def _counts(replica: Replica, name: str) -> model.ReplicaFacts:
+    return model.ReplicaFacts(
         key="",
         type=replica.type,
         name=name,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from ddp_notebook.model import LoaderFacts, Place, SamplerFacts
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 
 _MOST = 32
@@ -128,11 +129,11 @@ class Samplers:
         if "sampler" not in source.seen and len(source.epochs) < _EPOCHS:
             source.epochs.append(source.epoch)
 
-    def sampler_facts(self) -> tuple[SamplerFacts, ...]:
+    def sampler_facts(self) -> tuple[model.SamplerFacts, ...]:
         """The samplers with which a model was trained."""
         used = [each for each in self.samplers.values() if each.epochs]
         return tuple(
-            SamplerFacts(
+            model.SamplerFacts(
                 key=str(number),
                 **each.seen,
                 epochs=tuple(each.epochs),
@@ -142,11 +143,11 @@ class Samplers:
             for number, each in enumerate(used)
         )
 
-    def loader_facts(self) -> tuple[LoaderFacts, ...]:
+    def loader_facts(self) -> tuple[model.LoaderFacts, ...]:
         """The loaders whose batches trained a model."""
         used = [each for each in self.loaders.values() if each.inputs and each.trained]
         return tuple(
-            LoaderFacts(
+            model.LoaderFacts(
                 key=str(number),
                 **each.seen,
                 inputs=tuple(each.inputs),

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import Place, SaveFacts
+from ddp_notebook import model
+from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 
 _MOST_PATHS, _MOST_MOMENTS = 64, 16
@@ -57,9 +58,11 @@ class Saves:
         if len(moments) < _MOST_MOMENTS:
             moments.append(moment)
 
-    def facts(self) -> tuple[SaveFacts, ...]:
+    def facts(self) -> tuple[model.SaveFacts, ...]:
         """The files, in the order in which they were first written."""
         return tuple(
-            SaveFacts(path, tuple(moments), Place(*line) if (line := self._lines[path]) else None)
+            model.SaveFacts(
+                path, tuple(moments), Place(*line) if (line := self._lines[path]) else None
+            )
             for path, moments in self._moments.items()
         )

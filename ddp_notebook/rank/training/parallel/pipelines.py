@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import FrameType
 
-from ddp_notebook.model import PipelinePart
+from ddp_notebook import model
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.parallel import pipelining_private
 
@@ -18,7 +18,7 @@ class Pipelines(Component):
     """What this rank is in the pipelines that ran in this run, in the order in which they did."""
 
     def __init__(self) -> None:
-        self._parts: list[PipelinePart] = []
+        self._parts: list[model.PipelinePart] = []
 
     def run_begins(self, run: Run) -> None:
         """Those of the last run do not count."""
@@ -33,7 +33,7 @@ class Pipelines(Component):
             if part is not None and part not in self._parts:
                 self._parts.append(part)
 
-    def parts(self, stack: Iterable[FrameType]) -> tuple[PipelinePart, ...]:
+    def parts(self, stack: Iterable[FrameType]) -> tuple[model.PipelinePart, ...]:
         """All of them; with `stack` in one of them, it has the micro-batches that it is at."""
         frames = list(stack)
         now = next((p for p in map(pipelining_private.part_of, frames[:1]) if p is not None), None)

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.model import PipelinePart
+from ddp_notebook import model
 
 SCHEDULES_MODULE = "torch.distributed.pipelining.schedules"
 _MOST_FRAMES = 24
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 
 
-def part_of(frame: FrameType | None) -> PipelinePart | None:
+def part_of(frame: FrameType | None) -> model.PipelinePart | None:
     """What this rank is in the pipeline in whose schedule these frames are; None for none."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
@@ -32,13 +32,13 @@ def part_of(frame: FrameType | None) -> PipelinePart | None:
     return None
 
 
-def _part(schedule: Any) -> PipelinePart:
+def _part(schedule: Any) -> model.PipelinePart:
     single = getattr(schedule, "_stage", None)
     stages = [single] if single is not None else list(schedule._stages)
     group = stages[0].group
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     meant = stages[0].stage_index_to_group_rank.items()
-    return PipelinePart(
+    return model.PipelinePart(
         type(schedule).__name__.removeprefix("Schedule"),
         tuple(int(each.stage_index) for each in stages),
         int(stages[0].num_stages),

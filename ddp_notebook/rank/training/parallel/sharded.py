@@ -8,7 +8,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from ddp_notebook.model import ShardedUnit
+from ddp_notebook import model
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.parallel import fsdp_private
 
@@ -35,10 +35,10 @@ class Sharded(Component):
             if root is not None and all(known() is not root for known in self._roots):
                 self._roots.append(weakref.ref(root))
 
-    def units(self) -> tuple[ShardedUnit, ...]:
+    def units(self) -> tuple[model.ShardedUnit, ...]:
         """The units of all models, as they are now."""
         found = [
-            ShardedUnit(number, *unit)
+            model.ShardedUnit(number, *unit)
             for number, known in enumerate(self._roots)
             for unit in fsdp_private.units(known())
         ]

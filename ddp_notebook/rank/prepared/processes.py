@@ -1,0 +1,84 @@
+"""What the system tells of a rank's process: which rank it was told, and who has started it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+"""torch's, and those of srun, Open MPI and MPICH."""
+_ENVIRONMENT_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
+_MOST_AROUND = 8
+
+
+class Told(NamedTuple):
+    """Which rank, of how many, a process was told when it began, and by which variable."""
+
+    variable: str
+    rank: int
+    world_size: int
+
+    @property
+    def by_scheduler(self) -> bool:
+        """By srun or mpirun: then a launcher of ranks was told it as well, on each host."""
+        return self.variable != _VARIABLES[0][0]
+
+
+def environment(pid: int) -> dict[str, str]:
+    """That of a process of this user's, as it was when it began. Raises OSError."""
+    lines = _read(pid, "environ", _ENVIRONMENT_BYTES).split("\0")
+    return {name: value for name, is_there, value in (e.partition("=") for e in lines) if is_there}
+
+
+def told(values: Mapping[str, str]) -> Told | None:
+    """What an environment tells."""
+    for rank, size in _VARIABLES:
+        numbers = values.get(rank, "")[:9], values.get(size, "")[:9]
+        if all(text.isascii() and text.isdigit() for text in numbers):
+            return Told(rank, int(numbers[0]), int(numbers[1]))
+    return None
+
+
+def has_torch(pid: int) -> bool:
+    """True of a process of this user's that has loaded torch."""
+    try:
+        return "libtorch" in _read(pid, "maps", _MAPS_BYTES)
+    except OSError:
+        return False
+
+
+def launcher(pid: int) -> int:
+    """The process that has started a rank, or what stands around the rank."""
+    return parent([pid, *around(pid)][-1])
+
+
+def around(pid: int) -> list[int]:
+    """Processes above a rank that were told its rank and are none: shells, wrappers."""
+    found: list[int] = []
+    try:
+        mine = told(environment(pid))
+        above = parent(pid)
+        while mine and len(found) < _MOST_AROUND:
+            if told(environment(above)) != mine or has_torch(above):
+                break
+            found.append(above)
+            above = parent(above)
+    except OSError:
+        pass
+    return found
+
+
+def parent(pid: int) -> int:
+    """Of a process. Raises OSError where there is none."""
+    return int(_read(pid, "stat", 4096).rpartition(")")[2].split()[1])
+
+
+def _read(pid: int, name: str, most_bytes: int) -> str:
+    with Path(f"/proc/{pid}/{name}").open("rb") as stream:
+        return stream.read(most_bytes).decode(errors="replace")

@@ -1,0 +1,99 @@
+"""What any rank's process watches from its first `init_process_group` on, asked or not.
+
+A rank of an external job has no more than this until somebody asks: so this imports little, and
+what only an answer needs (`inspect/answers.py`) is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddp_notebook.rank.cells.threads import ThreadErrors
+from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.collectives.pause import PauseGate
+from ddp_notebook.rank.component import Component
+from ddp_notebook.rank.inspect.data_workers import DataWorkers
+from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.reachability import Resolver
+from ddp_notebook.rank.inspect.store_keys import StoreKeys
+from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.rank_process import RankProcess
+from ddp_notebook.rank.setup.rendezvous import InitCalls
+from ddp_notebook.rank.setup.sockets import TorchSockets
+from ddp_notebook.rank.setup.subgroups import Subgroups
+from ddp_notebook.rank.training.data_parallel import DataParallelTracking
+from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.hooks import TrainingHooks
+from ddp_notebook.rank.training.replicas import Tracker
+from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.saves import Saves
+from ddp_notebook.rank.training.step_marks import StepMarks
+from ddp_notebook.rank.variables.global_names import GlobalNames
+
+
+def of_main() -> Mapping[str, Any]:
+    """The global variables of a program: those of its `__main__`, which can change."""
+    return vars(sys.modules.get("__main__", sys))
+
+
+def shown_by_python(_: str) -> bool:
+    """What ends a thread is shown by Python itself."""
+    return False
+
+
+class Watched:
+    """This process as a rank, as far as it is watched while it goes on.
+
+    `names` are the user's global variables. `show` shows why a thread of the user's ended, unless
+    it returns False: then Python does.
+    """
+
+    def __init__(
+        self,
+        process: RankProcess,
+        names: GlobalNames | None = None,
+        show: Callable[[str], bool] = shown_by_python,
+    ) -> None:
+        self.process = process
+        self.names = names = names or GlobalNames(of_main)
+        self.main_thread = main_thread = MainThread()
+        self.user_code = user_code = UserCode()
+        self.call_sites = call_sites = CallSites(user_code)
+        self.gate = gate = PauseGate(main_thread)
+
+        self.sockets = sockets = TorchSockets()
+        self.subgroups = subgroups = Subgroups()
+        self.resolver = resolver = Resolver()
+        self.init_calls = InitCalls(main_thread, sockets, resolver)
+
+        self.tracker = tracker = Tracker(call_sites)
+        self.samplers = samplers = Samplers(call_sites)
+        self.data_parallel = parallel = DataParallelTracking(tracker, call_sites)
+        self.observer = observer = Observer(process, call_sites, gate, tracker, sockets, subgroups)
+        saves = Saves(call_sites, observer.issued)
+        self.summary = RunSummary(process, observer, tracker, samplers, parallel, saves, names)
+        self.marks = marks = StepMarks(call_sites)
+        self.hooks = TrainingHooks(
+            observer, call_sites, tracker, samplers, parallel, saves, self.summary, subgroups, marks
+        )
+        self.thread_errors = ThreadErrors(show, user_code)
+        self.data_workers = DataWorkers(process, user_code)
+        self.store_keys = StoreKeys()
+
+    def components(self) -> tuple[Component, ...]:
+        """The order in which they are attached: what is read comes before what can be waited in."""
+        return (
+            self.main_thread,
+            self.thread_errors,
+            self.gate,
+            self.init_calls,
+            self.observer,
+            self.hooks,
+            self.data_workers,
+            self.store_keys,
+            self.subgroups,
+            self.sockets,
+        )
