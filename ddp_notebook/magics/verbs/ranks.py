@@ -6,6 +6,8 @@ import argparse
 from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.devices import visible_gpus
 from ddp_notebook.magics import options
 from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
@@ -19,8 +21,10 @@ from ddp_notebook.session.options import (
     INIT_METHODS,
     LAUNCHERS,
     STORES,
+    cores,
     parse_settings,
 )
+from ddp_notebook.session.setup import limits
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle
@@ -55,6 +59,8 @@ def start_ranks(
     """Start ranks under a live board; when set-up fails, the finding stands above the error."""
     if ui.session.ready and not replace:
         return ui.session.init(wanted)  # which raises: there are ranks already
+    if wanted.world_size > ui.session.record.snapshot.world_size or not ui.session.running:
+        _warn(ui, wanted)
     ui.open_board(place)
     try:
         with ui.progress():
@@ -70,6 +76,15 @@ def start_ranks(
         raise
     finally:
         ui.board.nudge()
+
+
+def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
+    """Say what is crowded, before anything is started."""
+    shares = wanted.device == "cuda" and wanted.backend != "nccl"  # which is refused
+    gpus = (wanted.gpus or visible_gpus()) if shares else ()
+    said = limits.warning(wanted.world_size, cores(), out_of_memory.bytes_left(), gpus)
+    if said:
+        ui.say(said)
 
 
 def _stepped(ui: NotebookUi) -> StepTable:

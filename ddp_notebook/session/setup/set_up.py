@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
 from ddp_notebook.session.findings import SET_UP, Found
@@ -99,8 +100,11 @@ class SetUp:
                 return self._set_up_in_place(processes, options)
         changed = package_changes.check()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
-        if processes is None and (too_few := limits.why_too_few_processes(options.world_size)):
-            raise UsageMistake(too_few)
+        if processes is None:
+            size = options.world_size
+            why = limits.why_too_few_processes(size)
+            if why := why or limits.why_too_little_memory(size, out_of_memory.bytes_left()):
+                raise UsageMistake(why)
         self._findings.begin(Found(SET_UP))
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and replace:
