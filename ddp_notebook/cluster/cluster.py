@@ -330,8 +330,19 @@ class IPyParallelCluster:
             ) from None
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
-        """Set variables on ranks. Raises the errors of pickling and of the ranks."""
-        self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+        """Set variables on ranks. Raises UsageMistake when a rank cannot take them."""
+        try:
+            self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+        except TimeoutError:
+            raise UsageMistake(
+                f"The ranks have not answered within {timeout_s:g} s; they may have taken "
+                f"{', '.join(values)} later. Look: %ddp_vars"
+            ) from None
+        except ipp.CompositeError as error:
+            _, name, text, *_ = error.elist[0]
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {name}: {text}.") from None
+        except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {error}.") from None
 
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""

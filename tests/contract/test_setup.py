@@ -190,6 +190,10 @@ def test_ranks_of_another_number_replace_those_that_there_are(session: Session) 
         (2,): "(3, False)",
     }
     assert pids_of(session).ranks[:2] == before
+    session.run_cell("if rank == 0: dist.barrier()")
+    with pytest.raises(UsageMistake, match=r", and rank 0 still in a cell \(to free: %ddp_abort\)"):
+        session.init(InitOptions(world_size=3, device="cpu"))
+    assert not [each for each in session.restart().snapshot.notes if "stayed" in each]
 
 
 def test_ranks_that_stay_when_others_end_keep_their_variables_whatever_runs(

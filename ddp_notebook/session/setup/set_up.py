@@ -86,7 +86,9 @@ class SetUp:
             ". Another number of ranks, of which those that stay keep their variables: "
             f"%ddp_init --world-size {options.world_size} --replace"
         )
-        fresh = f"{size} ranks are running already. Fresh ranks: %ddp_restart"
+        busy = self._record.snapshot.with_status(Status.RUNNING)
+        where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
+        fresh = f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart"
         return f"{fresh}{other if options.world_size != size else ''}"
 
     def init(self, options: InitOptions, *, replace: bool) -> Board:
@@ -134,7 +136,8 @@ class SetUp:
             processes.adopt(options)
             processes.resize(tuple(kept), devices)
         fate = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
-        self._record.note(notes=(*devices.notes, *options.notes(), fate))
+        self._record.note(notes=(*devices.notes, *options.notes()))
+        self._note_replaced((fate,))
         return self._set_up(options)
 
     def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
@@ -335,6 +338,7 @@ class SetUp:
                 self.free(in_set_up)
             self._await_survivors(survivors, members)
             self._runs.await_released()
+            self._note_replaced(())
             processes.launch(members)
         return self._set_up(self.as_before())
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
@@ -34,6 +36,27 @@ _ASK_TIMEOUT_S = 2.0
 _BUSY = "busy: the values of its tensors are read when it stands"
 
 
+class _Globals(pickle.Pickler):
+    """Finds the classes and functions of the notebook in what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.names: dict[str, None] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.names[value.__qualname__.partition(".")[0]] = None
+        return NotImplemented
+
+
+def _made_of(values: Mapping[str, Any]) -> list[str]:
+    """What of the notebook's own the ranks need to have to read `values`."""
+    finder = _Globals()
+    for value in values.values():
+        finder.dump(value)
+    return list(finder.names)
+
+
 class Values:
     """Values and output of the ranks of a session."""
 
@@ -53,12 +76,21 @@ class Values:
             check_name(name)
             try:
                 pickle.dumps(value)
-            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  # its own code may raise anything
                 raise UsageMistake(
                     f"{name} is a {type(value).__name__}, which cannot be sent to the ranks: "
                     f"{error}. Make it there instead: %%ddp, then {name} = ..."
                 ) from None
-        cluster.push(members, values, _TIMEOUT_S)
+        try:
+            cluster.push(members, values, _TIMEOUT_S)
+        except UsageMistake as refused:
+            own = [name for name in _made_of(values) if name not in values]
+            if not own:
+                raise
+            raise UsageMistake(
+                f"{refused} It is made of {', '.join(own)}, of the notebook. Send that as well: "
+                f"%ddp_push {' '.join((*own, *values))}"
+            ) from None
         return members
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
