@@ -241,10 +241,16 @@ def test_what_cannot_be_sent_is_said(ranks4: Session) -> None:
         ranks4.push({"gen": (i for i in range(3))})
     with pytest.raises(UsageMistake, match=r"bad is a Rude, which cannot be sent.*: no pickle\."):
         ranks4.push({"bad": Rude(None)})
-    with pytest.raises(
-        UsageMistake, match=r"A rank cannot take worse: ValueError: invalid"
-    ):
+    with pytest.raises(UsageMistake, match=r"A rank cannot take worse: ValueError: invalid"):
         ranks4.push({"worse": Rude((int, ("x",)))})
+    with pytest.raises(UsageMistake, match=r"A rank cannot take worse: ValueError: invalid"):
+        ranks4.push({"worse": Rude((int, ("x",)))}, ranks=(1,))
+    outputs(ranks4, "class Own: pass\nown = Own()")
+    with pytest.raises(UsageMistake, match=r"own cannot be made in the notebook: AttributeError"):
+        ranks4.pull("own")
+    outputs(ranks4, "empty = torch.ones(1, device='meta')")
+    with pytest.raises(UsageMistake, match=r"ranks 0-3: a Tensor cannot be sent: Cannot copy"):
+        ranks4.pull("empty")
     outputs(ranks4, "stream = (i for i in range(3))")
     with pytest.raises(UsageMistake, match=r"ranks 0-3: a generator cannot be sent"):
         ranks4.pull("stream")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
+import pytest
+from tornado.ioloop import IOLoop
+
+from ddp_notebook.cluster import engine
 from ddp_notebook.cluster.cluster import IPyParallelCluster
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.rank import calls
@@ -18,3 +22,13 @@ def test_a_rank_that_ended_before_it_was_called_could_not_answer() -> None:
     assert answer.done()
     with pytest.raises(UsageMistake, match="the process of rank 0 has ended"):
         cluster.value_of(answer, 1)
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_controllers_heart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """tornado's periodic callbacks wait until the wall clock has caught up."""
+    monkeypatch.setattr(IOLoop, "time", IOLoop.time)  # for the tests after this one
+    engine.ignore_the_wall_clock()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= time.monotonic() - IOLoop.time(IOLoop.__new__(IOLoop)) < 60

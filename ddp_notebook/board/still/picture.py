@@ -44,6 +44,8 @@ ROLES = {
     Role.ENDED: ("■", markup.IDLE),
 }
 """The mark and the colour of each; the page's script has the same marks."""
+_TONES = {markup.BAD: "failed", markup.WARN: "late", markup.OK: "ready", markup.BUSY: "running"}
+"""The class of a row, for the colours of the theme."""
 _MOST_SIDES = 2
 """Of a finding, beside each other; the rest is in its evidence."""
 
@@ -139,7 +141,7 @@ def _rows(board: Board, drawn: Sequence[str]) -> str:
                 *([Cell("", before=f"{_WIDE}{drawing}</div>")] if is_drawn else []),
             ),
             markup.BAD if row.gone else "",
-            f"ddp-{row.role}",
+            f"ddp-{_TONES.get(ROLES[row.role][1], row.role)}",
         )
         for row, drawing in zip(board.rows, drawn, strict=True)
     ]

@@ -102,7 +102,7 @@ class Values:
             if reply.error:
                 problems.setdefault(reply.error, []).append(rank)
             else:
-                values[rank] = reply.value
+                values[rank] = _unpickled(name, reply.pickle)
         if problems:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
@@ -133,7 +133,7 @@ class Values:
             elif answer.error:
                 values[rank] = calls.Value(error=answer.error)
             else:
-                values[rank] = calls.Value(_unpickled(answer.pickle))
+                values[rank] = calls.Value(base64.b64decode(answer.pickle))
         return values
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
@@ -235,14 +235,15 @@ class Values:
         return with_tracebacks(run.written(rank) if text is None else text, run, rank)
 
 
-def _unpickled(text: str) -> Any:
-    """Raises UsageMistake: the class of a value may exist only in the script."""
+def _unpickled(name: str, data: bytes) -> Any:
+    """Raises UsageMistake: what makes a value may exist on the ranks only: a class, a group."""
     try:
-        return pickle.loads(base64.b64decode(text))  # noqa: S301  # of a process of our own
-    except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+        return pickle.loads(data)  # noqa: S301  # of a process of our own
+    except Exception as error:  # noqa: BLE001  # its own code may raise anything
         raise UsageMistake(
-            f"What the rank sent cannot be read here: {error}. A class of its own must be known to "
-            "the notebook too."
+            f"{name} cannot be made in the notebook: {type(error).__name__}: {error} Classes of "
+            "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
+            f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
 
 
