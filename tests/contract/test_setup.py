@@ -147,6 +147,15 @@ def test_starting_twice_says_how_to_restart(session: Session) -> None:
         session.init(InitOptions(world_size=4, device="cpu"))
     assert "%ddp_restart" in str(caught.value)
     assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+    first, second = pids_of(session).ranks
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: session.record.snapshot.with_status(Status.DEAD) == (1,))
+    with pytest.raises(UsageMistake, match=r"Rank 1 is dead\. To bring back"):
+        session.init(InitOptions(world_size=2, device="cpu"))
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: session.record.snapshot.with_status(Status.DEAD) == (0, 1))
+    session.init(InitOptions(world_size=2, device="cpu"))  # there is nothing to lose any more
+    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
 
 
 def test_verbs_before_init_say_what_to_type(session: Session) -> None:

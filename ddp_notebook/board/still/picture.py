@@ -97,7 +97,7 @@ def _sides(sides: Sequence[Mapping[str, Any]]) -> str:
     if not sides:
         return ""
     cells = "".join(f'<td style="{_SIDE}">{_side(side)}</td>' for side in sides)
-    style = "border-collapse: collapse; margin: 8px 0 0 1.3em; table-layout: auto; color: inherit"
+    style = "border-collapse: collapse; margin: 8px 0 0 1.3em; color: inherit; font: inherit"
     row = '<tr style="background: none">'
     return f'<table class="ddp-sides" style="{style}"><tbody>{row}{cells}</tr></tbody></table>'
 

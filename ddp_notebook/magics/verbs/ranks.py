@@ -59,7 +59,9 @@ def start_ranks(
     ui: NotebookUi, wanted: InitOptions, *, replace: bool = False, place: Place = "auto"
 ) -> Board | StepTable:
     """Start ranks under a live board; when set-up fails, the finding stands above the error."""
-    if ui.session.ready and not replace and not ui.session.record.snapshot.ended:
+    known = ui.session.record.snapshot
+    alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
+    if ui.session.ready and alive and not replace:
         return _running_already(ui, wanted, place)
     _warn(ui, wanted)
     ui.open_board(place)

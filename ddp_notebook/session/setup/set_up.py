@@ -81,21 +81,26 @@ class SetUp:
     # -- starting ------------------------------------------------------------------------
 
     def _are_running(self, options: InitOptions) -> str:
-        size = self._record.snapshot.world_size
+        known = self._record.snapshot
+        size, busy = known.world_size, known.with_status(Status.RUNNING)
         other = (
             ". Another number of ranks, of which those that stay keep their variables: "
             f"%ddp_init --world-size {options.world_size} --replace"
         )
-        busy = self._record.snapshot.with_status(Status.RUNNING)
+        other = other if options.world_size != size else ""
+        if dead := known.with_status(Status.DEAD):
+            verb = "is" if len(dead) == 1 else "are"
+            back = f"%ddp_restart --ranks {format_ranks(dead)}"
+            return f"{name_ranks(dead).capitalize()} {verb} dead. To bring back: {back}{other}"
         where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
-        fresh = f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart"
-        return f"{fresh}{other if options.world_size != size else ''}"
+        return f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart{other}"
 
     def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
         if processes is not None and not self._pool.lost_reason and not replace:
-            if not self.half_way:
+            dead = self._record.snapshot.with_status(Status.DEAD)
+            if not self.half_way and len(dead) < self._record.snapshot.world_size:
                 raise UsageMistake(self._are_running(options))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
@@ -332,14 +337,18 @@ class SetUp:
         processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        with self._unless_lost("%ddp_restart"), self._record.restarting(members):
-            processes.stop(members)
-            if in_set_up:  # they wait for the old group and must be unblocked
-                self.free(in_set_up)
-            self._await_survivors(survivors, members)
-            self._runs.await_released()
-            self._note_replaced(())
-            processes.launch(members)
+        try:
+            with self._unless_lost("%ddp_restart"), self._record.restarting(members):
+                processes.stop(members)
+                if in_set_up:  # they wait for the old group and must be unblocked
+                    self.free(in_set_up)
+                self._await_survivors(survivors, members)
+                self._runs.await_released()
+                self._note_replaced(())
+                processes.launch(members)
+        except KeyboardInterrupt:
+            why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
+            raise SetupFailed(why, self.status()) from None
         return self._set_up(self.as_before())
 
     @contextmanager
