@@ -45,7 +45,7 @@ export default {
       return [button, magic];
     });
     row.append(clock, ...buttons.map(([button]) => button), text);
-    const still = `.ddpl-still-${model.get("still")} { display: none }`;
+    const still = `.ddpl-still-${model.get("stand_in")} { display: none }`;
     root.append(made("style", "", STYLE + still), row, answer);
     el.append(root);
     let heard = Date.now();

@@ -30,7 +30,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
 
     _esm = (Path(__file__).parent / "running_line.js").read_text("utf-8")
 
-    still = traitlets.Unicode().tag(sync=True)
+    stand_in = traitlets.Unicode().tag(sync=True)
     """Names the words that stand below it for pages that have no such widget."""
     text = traitlets.Unicode().tag(sync=True)
     """What the run does; at its end, how it ended."""
@@ -47,7 +47,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     ) -> None:
         self._session = session
         self._began_s = began_s
-        super().__init__(still=uuid.uuid4().hex[:12], text=text, age_s=time.monotonic() - began_s)
+        super().__init__(stand_in=uuid.uuid4().hex[:12], text=text, age_s=time.monotonic() - began_s)
         self._buttons = Buttons(session, buttons, self._pressed, lambda _: None)
         self._sent_s = time.monotonic()
         self.on_msg(lambda _, content, __: self._heard(content))
@@ -75,7 +75,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
 
         While the script draws, it hides them.
         """
-        still = f"ddpl-still-{self.still}"
+        still = f"ddpl-still-{self.stand_in}"
         return f'{hidden_beside(still)}<div class="{still}">{escape(text, quote=False)}</div>'
 
     def _heard(self, content: Any) -> None:
