@@ -47,7 +47,9 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     ) -> None:
         self._session = session
         self._began_s = began_s
-        super().__init__(stand_in=uuid.uuid4().hex[:12], text=text, age_s=time.monotonic() - began_s)
+        super().__init__(
+            stand_in=uuid.uuid4().hex[:12], text=text, age_s=time.monotonic() - began_s
+        )
         self._buttons = Buttons(session, buttons, self._pressed, lambda _: None)
         self._sent_s = time.monotonic()
         self.on_msg(lambda _, content, __: self._heard(content))
