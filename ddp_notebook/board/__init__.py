@@ -11,10 +11,10 @@ past.py             The live board's history: findings, lines, collectives of ea
 replay_board.py     Whether a notebook supports widgets, and a saved run shown in one.
 side_panel.py       A panel beside the notebook for the live board, by jupyter-widgets' sidecar.
 source.py           Reads a session's data for the live board: often, without calling the ranks.
+still/              The board without scripts: what a saved notebook, nbviewer and GitHub show.
 tab_contents.py     What the tabs below the ranks show, as JSON of bounded size.
 tabs.py             Fills the tabs that open pages show; calls the ranks only if necessary.
 tails.py            Follows the ranks' collectives live: the tails of their collective logs.
 timeline.py         The collectives as slices for the live board's timeline: the new ones, or all.
-timeline_svg.py     The last collectives as bars: the timeline of pages without scripts.
 widget.py           The live board as a widget: one class, one script, one style sheet.
 """

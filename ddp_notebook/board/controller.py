@@ -13,6 +13,7 @@ from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.past import Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
+from ddp_notebook.board.still import picture as still_picture
 from ddp_notebook.board.tabs import TabFeed
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
@@ -40,6 +41,11 @@ _WATCHED_S = 90.0
 is sent at all: only then can Jupyter see that the kernel is idle, or that it has ended."""
 
 
+def _still(board: Board, **more: Any) -> dict[str, str]:
+    """A board as text, and as HTML without scripts."""
+    return {**mime_bundle(board), "text/html": still_picture.html(board, **more)}
+
+
 def open_board(
     session: Session, shell: Any, buttons: Mapping[str, Button]
 ) -> LiveBoard | StillBoard:
@@ -55,7 +61,7 @@ class StillBoard:
     def __init__(self, session: Session, shell: Any) -> None:
         self._region = LiveRegion(
             shell.display_pub,
-            lambda: mime_bundle(session.status()),
+            lambda: _still(session.status()),
             BOARD_INTERVAL_S,
             settle_s=BOARD_INTERVAL_S,
         )
@@ -81,7 +87,7 @@ class StillBoard:
         self._kept = True
         if not self._region.shown:
             self._region.paint()
-        bundle = mime_bundle(final) if final is not None else None
+        bundle = _still(final) if final is not None else None
         self._region.close(bundle and {**bundle, "text/html": bundle["text/html"] + _CAPTION})
 
 
@@ -111,6 +117,8 @@ class LiveBoard:
         self._sent_s = 0.0
         self._kept = False
         self._found: Diagnosis | None = None
+        self._shown: Board | None = None
+        """What the widget shows."""
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
         no_rank = model.actions_json(model.actions((), running=False, in_run=False))
@@ -144,7 +152,7 @@ class LiveBoard:
         self.cell_runs = False
         if not self._kept:
             self._paint()
-            self._keep(self._session.status())
+            self._keep()
 
     def close(self, final: Board | None = None) -> None:
         """Stop painting: what is shown then stays, or else `final`."""
@@ -158,14 +166,14 @@ class LiveBoard:
                 last |= model.board_json(final, self._epoch_ns)
             shown = {**last, "loading": None, "frozen": True, "closed": True}
             widget.draw(now_us, board=shown, actions=[], benchmark={}, stops={})
-        self._keep(final if final is not None else self._session.status())
+        self._keep(final)
 
-    def _keep(self, board: Board) -> None:
-        """Have `board` in the notebook, once: later cells do not change what this one shows."""
+    def _keep(self, final: Board | None = None) -> None:
+        """Have what is shown, or `final`, in the notebook, once: later cells do not change it."""
         if self._kept:
             return
         self._kept = True
-        picture = self._widget.picture(self._bundle(board), _CAPTION)
+        picture = self._still(final, _CAPTION)
         if not self._picture.shown:
             self._picture.paint()
         self._picture.close(picture)
@@ -180,16 +188,14 @@ class LiveBoard:
         run = self._session.current
         return run is not None and not run.done
 
-    def _still(self) -> dict[str, str]:
-        return self._widget.picture(self._bundle(self._session.status()))
-
-    def _bundle(self, board: Board) -> dict[str, str]:
-        """The board as text and as HTML, what was found above it."""
-        bundle, found = mime_bundle(board), self._found
-        if found is None or not found.findings:
-            return bundle
-        html = mime_bundle(found)["text/html"] + bundle["text/html"]
-        return {**bundle, "text/html": html}
+    def _still(self, final: Board | None = None, below: str = "") -> dict[str, str]:
+        """The picture of what the widget shows, or of `final`."""
+        with self._lock:
+            board = final or self._shown or self._session.status()
+            findings = self._widget.drawn.get("findings", ())
+            sides = findings[0]["sides"] if findings else ()
+            bundle = _still(board, found=self._found, sides=sides, timeline=self._timeline)
+        return self._widget.picture(bundle, below)
 
     def _paint_loop(self, delay_s: float) -> None:
         time.sleep(delay_s)

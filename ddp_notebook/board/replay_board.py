@@ -12,13 +12,14 @@ from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model
 from ddp_notebook.board.kernel_messages import widget_messages
 from ddp_notebook.board.past import Moment
+from ddp_notebook.board.still import picture
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
-from ddp_notebook.board.timeline_svg import bars
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.state.collective_table import collectives_at
 from ddp_notebook.state.stack_locations import locations
+from ddp_notebook.views.notebook import mime_bundle
 
 if TYPE_CHECKING:
     from ddp_notebook.board.line.running_line import RunningLine
@@ -90,7 +91,7 @@ class ReplayBoard:
 
     def __init__(self, replay: Replay, diagnosis: Diagnosis | None) -> None:
         saved = replay.saved
-        self._replay = replay
+        self._replay, self._diagnosis = replay, diagnosis
         self._epoch_ns = saved.began_ns
         self._end_us = (saved.snapshot.taken_ns - self._epoch_ns) // 1000
         self._timeline = Timeline(self._epoch_ns, saved.world_size)
@@ -100,8 +101,6 @@ class ReplayBoard:
         self._timeline.end(saved.left_ns, FREED)
         pending = saved.snapshot.with_status(Status.RUNNING)
         board = board_of(BoardFacts(saved.snapshot, saved.collectives, pending, diagnosis))
-        self.bars = bars(self._timeline, [row.ranks for row in board.rows])
-        """The last collectives, for where the script does not run."""
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
         reports = saved.case.ranks if saved.case is not None else ()
@@ -110,6 +109,8 @@ class ReplayBoard:
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
+        sides = findings[0]["sides"] if findings else ()
+        self._still = picture.html(named, diagnosis, sides, self._timeline)
         self._found = Moment(_last_ns(records), findings, lines)
         """What is wrong is so from the last on that the ranks did."""
         self.widget: BoardWidget = widget_class()(
@@ -118,6 +119,13 @@ class ReplayBoard:
             findings=findings,
             locations=lines,
         )
+
+    def picture(self) -> dict[str, str]:
+        """What is seen where the script does not run, and as text."""
+        texts = [mime_bundle(self._replay.status())["text/plain"]]
+        if self._diagnosis is not None:
+            texts.append(mime_bundle(self._diagnosis)["text/plain"])
+        return self.widget.picture({"text/plain": "\n\n".join(texts), "text/html": self._still})
 
     def _on_message(self, content: Mapping[str, Any]) -> None:
         """Answer a page."""

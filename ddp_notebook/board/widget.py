@@ -20,6 +20,7 @@ import traitlets
 
 from ddp_notebook.board.line.running_line import RunningLine
 from ddp_notebook.board.model import STAGES
+from ddp_notebook.board.still.lost import hidden_beside
 
 __all__ = ["BoardWidget", "RunningLine"]
 
@@ -112,14 +113,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     def picture(self, bundle: Mapping[str, str], below: str = "") -> dict[str, str]:
         """`bundle` as the picture that is seen where the script does not run, `below` below it.
 
-        Where the notebook is opened again, there is no model, and Jupyter says so in words in place
-        of the widget: these are hidden, the picture is what there is.
+        Where the notebook is opened again, it is all there is.
         """
         still = f"ddp-still-{self.still}"
-        view = "> .jp-OutputArea-output.jupyter-widgets"
-        lost = f".jp-OutputArea-child:has({view}):not(:has({view} *))"
-        html = (
-            f"<style>.jp-OutputArea:has(.{still}) > {lost} {{ display: none }}</style>"
-            f'<div class="{still}">{bundle["text/html"]}{below}</div>'
-        )
+        html = f'{hidden_beside(still)}<div class="{still}">{bundle["text/html"]}{below}</div>'
         return {**bundle, "text/html": html}

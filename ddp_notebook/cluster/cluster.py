@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import pickle
 import signal
 import threading
 import time
@@ -324,15 +323,24 @@ class IPyParallelCluster:
             raise UsageMistake(f"The rank did not answer within {timeout_s:g} s.") from None
         except (ipp.RemoteError, ipp.EngineError, ipp.TaskAborted) as error:
             raise UsageMistake(f"The rank could not answer: {error}") from None
-        except (ImportError, AttributeError, pickle.UnpicklingError) as error:
-            raise UsageMistake(
-                f"What the rank sent cannot be read here: {error}. A class of its own must be "
-                "known to the notebook too."
-            ) from None
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
-        """Set variables on ranks. Raises the errors of pickling and of the ranks."""
-        self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+        """Set variables on ranks. Raises UsageMistake when a rank cannot take them."""
+        try:
+            self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+        except TimeoutError:
+            raise UsageMistake(
+                f"The ranks have not answered within {timeout_s:g} s; they may have taken "
+                f"{', '.join(values)} later. Look: %ddp_vars"
+            ) from None
+        except ipp.CompositeError as error:
+            name, text, *_ = error.elist[0]
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {name}: {text}.") from None
+        except ipp.RemoteError as error:
+            what = f"{error.ename}: {error.evalue}"
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {what}.") from None
+        except (ipp.EngineError, ipp.TaskAborted) as error:
+            raise UsageMistake(f"A rank cannot take {', '.join(values)}: {error}.") from None
 
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from ipyparallel.controller.app import IPController
+from tornado.ioloop import IOLoop
 
 from ddp_notebook.cluster.ipyparallel_private import keep_heart_in_process
 from ddp_notebook.launch.child import die_with_parent
@@ -24,5 +26,15 @@ def controller(argv: Sequence[str]) -> None:
         multiprocessing.set_start_method("fork", force=True)
         os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
     keep_heart_in_process()
+    ignore_the_wall_clock()
     sys.argv = ["ipcontroller", *argv]
     IPController.launch_instance(argv=list(argv))
+
+
+def ignore_the_wall_clock() -> None:
+    """Have the event loops of this process measure time by the monotonic clock.
+
+    By default tornado's do so by the wall clock: once that is set back, the heart monitor stands
+    still until it is as late again, and no new engine is registered meanwhile.
+    """
+    IOLoop.time = lambda _: time.monotonic()  # type: ignore[method-assign]

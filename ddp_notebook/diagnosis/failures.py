@@ -24,6 +24,11 @@ UNEXPLAINED_AFTER_S = 10.0
 _LONG_S = 3.0
 """A rank that is on a line for so long is said to be."""
 _LONGEST_ERROR = 300
+_CORRECT = "Correct the error, and run it again."
+_NO_GROUP = (
+    "Call dist.init_process_group before, and dist.destroy_process_group after all else. In a "
+    "notebook %ddp_abort makes the group of %ddp_init again; variables stay."
+)
 
 
 def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
@@ -59,7 +64,7 @@ def _raised(
     for (cause, way), who in same.items():
         ranks = tuple(sorted(who))
         evidence = (f"{name_ranks(ranks)}: {way}", *facts) if way else facts
-        remedy = "Correct the error, and run it again."
+        remedy = _NO_GROUP if torch_errors.NO_GROUP.search(cause) else _CORRECT
         yield Finding(category, ranks, cause, remedy, waiting, evidence)
 
 

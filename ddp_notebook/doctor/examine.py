@@ -16,6 +16,7 @@ import psutil
 from ddp_notebook.doctor import facts, gpus, machine, network, software, variables
 from ddp_notebook.launch import devices
 from ddp_notebook.launch.client import can_fork
+from ddp_notebook.launch.out_of_memory import container_memory
 from ddp_notebook.model.doctor import Check, DoctorReport
 from ddp_notebook.session.options import InitOptions, check_world_size, cores
 
@@ -152,7 +153,7 @@ def _at_network(
 def _at_memory(world_size: int, nccl_wanted: bool) -> Iterator[tuple[str, Look]]:
     yield (
         "memory",
-        lambda: machine.check_memory(world_size, facts.available_bytes(), facts.container_memory()),
+        lambda: machine.check_memory(world_size, facts.available_bytes(), container_memory()),
     )
     yield (
         "address space",

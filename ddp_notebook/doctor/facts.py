@@ -23,10 +23,16 @@ from typing import Any
 
 import psutil
 
-from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder, Limit
+from ddp_notebook.doctor.machine import SHARED_MEMORY, EarlierRank, Folder
 from ddp_notebook.doctor.network import Holder, Interface, Lookup, Ports
 from ddp_notebook.launch import session_folder
-from ddp_notebook.launch.out_of_memory import CONTROL_GROUPS, MEMBERSHIP, control_groups
+from ddp_notebook.launch.out_of_memory import (
+    CONTROL_GROUPS,
+    MEMBERSHIP,
+    Limit,
+    control_groups,
+    read_number,
+)
 
 try:
     import resource
@@ -37,8 +43,6 @@ TORCH_TIMEOUT_S = 90.0
 """How long a fresh Python may take to import torch; a cold disk takes a minute."""
 _LOOKUP_TIMEOUT_S = 5.0
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_UNLIMITED = 2**60
-"""Version 1 of control groups writes no limit as a number a little below 2**63."""
 _INITS = {"systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "launchd"}
 """Names of process 1 where it is an init system and not a job itself."""
 
@@ -297,45 +301,11 @@ def _as_rank(process: Any) -> EarlierRank | None:
 # --------------------------------------------------------------------------- containers
 
 
-def container_memory(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> Limit | None:
-    """The tightest limit that a container, or any control group, sets on memory; None without.
-
-    Memory that only caches files counts as free: the kernel releases it when needed.
-    """
-    limits = []
-    for folder in control_groups("memory", root, membership):
-        allowed = _read_number(folder, "memory.max", "memory.limit_in_bytes")
-        used = _read_number(folder, "memory.current", "memory.usage_in_bytes")
-        if allowed is not None and used is not None and allowed < _UNLIMITED:
-            limits.append(Limit(allowed, max(0, used - _cached(folder))))
-    return min(limits, key=lambda limit: limit.left, default=None)
-
-
 def container_processes(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> Limit | None:
     """The tightest limit on processes and threads together; None without one."""
     limits = []
     for folder in control_groups("pids", root, membership):
-        allowed, used = _read_number(folder, "pids.max"), _read_number(folder, "pids.current")
+        allowed, used = read_number(folder, "pids.max"), read_number(folder, "pids.current")
         if allowed is not None and used is not None:
             limits.append(Limit(allowed, used))
     return min(limits, key=lambda limit: limit.left, default=None)
-
-
-def _read_number(folder: Path, *names: str) -> int | None:
-    """The number in the first of the files that exists; None for ``max`` or no file."""
-    for name in names:
-        try:
-            return int((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def _cached(folder: Path) -> int:
-    """Bytes of file cache that can be released; version 1 counts subfolders as ``total_``."""
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-        sizes = {name: int(size) for name, size in (line.split() for line in lines)}
-    except (OSError, ValueError):
-        return 0
-    return sizes.get("total_inactive_file", sizes.get("inactive_file", 0))

@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddp_notebook.launch.out_of_memory import Limit
 from ddp_notebook.model import format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
+from ddp_notebook.session.setup.limits import RANK_BYTES
 
 _MIB = 2**20
 _GIB = 2**30
 
-RANK_BYTES = 300 * _MIB
-"""What a rank needs: Python, torch, an engine, and room for a small model."""
 _BARE_RANK_BYTES = 100 * _MIB
 """What a forked rank takes without a model: 60 to 95 MiB were measured."""
 
@@ -32,19 +32,6 @@ _SESSION_THREADS = 40
 
 
 # --------------------------------------------------------------------------- memory
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A limit of the container and how much of it is used: bytes, or processes and threads."""
-
-    allowed: int
-    used: int
-
-    @property
-    def left(self) -> int:
-        """How much is left, 0 when nothing is."""
-        return max(0, self.allowed - self.used)
 
 
 def check_memory(world_size: int, available_bytes: int, limit: Limit | None) -> Check:

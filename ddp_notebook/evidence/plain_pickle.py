@@ -10,6 +10,8 @@ import pickletools
 from collections.abc import Callable
 from typing import Any, cast
 
+from ddp_notebook.model import codec
+
 MOST_VALUES = 4_000_000
 """Opcodes of one file; a dump of 2000 collectives with stacks has about 200,000."""
 
@@ -19,7 +21,7 @@ class NotPlain(ValueError):
 
 
 def loads(data: bytes) -> Any:
-    """The value in a pickle. Raises NotPlain."""
+    """The value in a pickle, with texts that can be shown. Raises NotPlain."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     try:
@@ -32,7 +34,7 @@ def loads(data: bytes) -> Any:
             if name in _CONSTANTS:
                 stack.append(_CONSTANTS[name]())
             elif name in _LITERALS:
-                stack.append(argument)
+                stack.append(codec.readable(argument))
             elif name in ("BINGET", "LONG_BINGET"):
                 stack.append(memo[int(argument)])
             elif name in ("BINPUT", "LONG_BINPUT"):

@@ -7,7 +7,7 @@ devices.py             which GPUs there are, and which rank gets which
 environment.py         the environment variables that a child starts with
 fork_server.py         the process per host that has torch loaded and forks ranks in milliseconds
 network_namespaces.py  the fault lab's hosts: network namespaces with an address and a name each
-out_of_memory.py       how many processes the kernel has killed for lack of memory
+out_of_memory.py       memory that is left; processes that were killed for lack of it
 preload.py             what the fork server imports before it forks
 process_groups.py      processes that a dead process leaves running: listed and killed
 shared_fork_server.py  notebooks of one user share a loaded fork server

@@ -22,6 +22,8 @@ _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
 _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
 """A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
+_BELOW = re.compile(r"\s*(?!\s|%%)[^\n]*\n(?:[^\n]*\n)*?\s*(%%ddp)\b")
+"""A cell whose %%ddp has something above it that is no magic of cells."""
 _SIMILAR = 0.6
 _REPLACED = ("show_usage_error", "debugger")
 """The methods of a shell that are replaced while the extension is loaded."""
@@ -29,7 +31,7 @@ _REPLACED = ("show_usage_error", "debugger")
 
 def meant(name: str) -> Sequence[str]:
     """The verbs that `name` may be a misspelling of, as they are typed; the likeliest first."""
-    name = name.replace("-", "_")
+    name = name.replace("-", "_").lower()
     prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
     stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
     near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2, _SIMILAR)
@@ -48,6 +50,8 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
             return f"Did you mean {' or '.join(near)}?"
         if name.startswith("ddp_"):
             return f"There are {', '.join(_MAGIC_OF.values())}"
+    if _BELOW.match(cell):
+        return "%%ddp belongs on the first line of its cell: not even a comment may be above it."
     return ""
 
 

@@ -72,6 +72,8 @@ class LiveRun:
         self._line: RunningLine | None = None
         self._has_line: bool | None = None
         """None until the run has lasted long enough for a line."""
+        self._words = ""
+        """What stands in place of the line where a page has no such widget."""
         self._show_line: Show = lambda _: None
         self.region = LiveRegion(
             publisher,
@@ -101,7 +103,8 @@ class LiveRun:
             self._begin_line()
         if self._line is not None:
             self._line.look(_standing(run, f"{run.heading} runs"))
-            return live_bundle(run.live_groups(), "")
+            bundle = live_bundle(run.live_groups(), "")
+            return {**bundle, "text/html": self._words + bundle["text/html"]}
         stop = " · stop it: interrupt the kernel (I, I)" if self._has_line is False else ""
         return live_bundle(run.live_groups(), _standing(run, f"running since {_since(run)}") + stop)
 
@@ -110,8 +113,11 @@ class LiveRun:
         line = self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
         self._has_line = line is not None
         if line is not None:
-            text = f"{run.heading} began at {_since(run)}. Where it is: %ddp_where"
-            self._show_line = self.region.give_up_place(line.bundle(text))
+            began = f"{run.heading} began at {_since(run)}."
+            self._words = line.words(f"{began} This was saved before it ended.")
+            self._show_line = self.region.give_up_place(
+                line.bundle(f"{began} Where it is: %ddp_where")
+            )
 
     def _end_line(self, how: str) -> None:
         if self._line is not None:

@@ -396,9 +396,10 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a variable is; `error` says why it cannot be sent, empty when it can."""
+    """A variable, as a pickle: reading it may run the user's code, which is for the caller to
+    guard. `error` says why it cannot be sent, empty when it can."""
 
-    value: Any = None
+    pickle: bytes = b""
     error: str = ""
 
 
@@ -407,7 +408,7 @@ GET_VALUE: Call[Variable, Value] = Call("get value")
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """The same as text: base64 of a pickle; `error` says why it cannot be sent, empty if it can."""
+    """The same as text: base64 of the pickle."""
 
     pickle: str
     error: str = ""

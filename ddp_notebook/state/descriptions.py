@@ -125,7 +125,9 @@ def _how_to_restart(snapshot: Snapshot) -> str:
     restart = f"%ddp_restart --ranks {format_ranks(dead)}"
     who = name_ranks(dead)
     if not running:
-        return f"{who.capitalize()} can be brought back, the others keep their variables: {restart}"
+        every = len(dead) == len(snapshot.ranks)
+        variables = "without their variables" if every else "the others keep their variables"
+        return f"{who.capitalize()} can be brought back, {variables}: {restart}"
     them = "both" if len(dead) + len(running) == 2 else "all of them"
     return (
         f"{who.capitalize()} can be brought back when {name_ranks(running)} left the cell: "

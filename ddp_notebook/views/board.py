@@ -70,20 +70,20 @@ def html(board: Board) -> str:
     return (
         f'<div class="ddp-view">{markup.STYLE}<div class="ddp-headline"'
         f' style="font-weight: 600; margin-bottom: 6px">{_text(board.headline)}</div>'
-        + _loading(board)
+        + loading(board)
         + (_table(board).html() if board.rows else "")
         + (f'<ul class="ddp-notes">{notes}</ul>' if notes else "")
         + "</div>"
     )
 
 
-def _loading(board: Board) -> str:
-    """How far torch is loaded, as a bar and in words."""
-    loading = board.snapshot.loading
-    if loading is None:
+def loading(board: Board) -> str:
+    """How far torch is loaded, as a bar and in words; empty when it is."""
+    known = board.snapshot.loading
+    if known is None:
         return ""
     words = escape(loading_text(board.snapshot), quote=False)
-    value = f' value="{loading.percent}"' if loading.percent else ""
+    value = f' value="{known.percent}"' if known.percent else ""
     bar = f'<progress max="100"{value} aria-label="torch"></progress>'
     return f'<div class="ddp-loading" style="margin-bottom: 6px">{bar} {words}</div>'
 
@@ -97,7 +97,7 @@ def _row(row: BoardRow) -> Row:
     css_class = f"ddp-{row.status.name.lower().replace('_', '-')}"
     cells = (
         Cell(format_ranks(row.ranks)),
-        Cell(stage_words(row), before=_strip(row) if stage_words(row) else ""),
+        Cell(stage_words(row), before=strip(row) if stage_words(row) else ""),
         Cell(row.word or row.status.value, colour=_colour(row)),
         Cell(strip_ansi(row.text).strip()),
         Cell(strip_ansi(row.device)),
@@ -134,11 +134,11 @@ def heard_words(row: BoardRow) -> str:
     if Role.ENDED in (row.role, row.word):
         return ""
     if row.silent:
-        return f"silent {_age_words(row.age_s)}"
-    return "not yet" if row.status is Status.STARTING else _age_words(row.age_s)
+        return f"silent {age_words(row.age_s)}"
+    return "not yet" if row.status is Status.STARTING else age_words(row.age_s)
 
 
-def _age_words(seconds: float) -> str:
+def age_words(seconds: float) -> str:
     """A rounded time span: a healthy rank's does not change, so nothing is redrawn."""
     if seconds < 1:
         return "< 1 s"
@@ -147,7 +147,7 @@ def _age_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:.0f} h"
 
 
-def _strip(row: BoardRow) -> str:
+def strip(row: BoardRow) -> str:
     """The stages as a strip of named segments; the words are beside it."""
     dead = row.status is Status.DEAD or row.role is Role.ENDED
     looks = {

@@ -225,16 +225,18 @@ def _who_did(who: str, text: str, deepest: int) -> str:
 # -- HTML --------------------------------------------------------------------------------
 
 
-def html(d: Diagnosis) -> str:
+def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
     """What the culprits raised; the finding, what to do, who waits, the evidence; then further
     findings, what other ranks raised, and what the ranks did.
+
+    `sides` is HTML that goes below the finding's sentence.
     """
     past = past_words(d)
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
     more = f'<div style="margin: 0 0 8px">{markup.words(_more(d))}</div>' if _more(d) else ""
     parts = [f'<div style="margin: 0 0 8px">{markup.words(past)}</div>'] if past else []
     parts += [*map(_traceback, first), "" if others else more]
-    parts += [_finding(d.findings[0], d)] if d.findings else [_calm(d)]
+    parts += [_finding(d.findings[0], d, sides)] if d.findings else [_calm(d)]
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
         parts += [_finding(finding, d) for finding in d.findings[1:]]
@@ -242,7 +244,8 @@ def html(d: Diagnosis) -> str:
         raised = "".join(map(_traceback, others))
         summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
         parts.append(f'<details style="margin: 0 0 8px">{summary}{raised}{more}</details>')
-    return view([*parts, *map(_remark, d.remarks), *map(_note, d.notes), _doing(d.doing)])
+    doing = _doing(d.doing) if with_doing else ""
+    return view([*parts, *map(_remark, d.remarks), *map(_note, d.notes), doing])
 
 
 def _traceback(traceback: Traceback) -> str:
@@ -274,13 +277,13 @@ def _remark(remark: Remark) -> str:
     return f'<div style="margin: 0 0 8px">{text}{_evidence(remark.evidence)}</div>'
 
 
-def _finding(finding: Finding, d: Diagnosis) -> str:
+def _finding(finding: Finding, d: Diagnosis, sides: str = "") -> str:
     """One finding as a card, its colour at the edge; what may mend itself is not in bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
     card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
     return (
-        f'<div style="{card}">{_sentence(finding, sign, colour)}'
+        f'<div style="{card}">{_sentence(finding, sign, colour)}{sides}'
         f"{_remedy(finding)}{_waiting(finding, d)}{_evidence(finding.evidence)}</div>"
     )
 

@@ -69,6 +69,7 @@ STYLE = """<style>
   border-top: 1px solid var(--ddp-line) }
 .ddp-board tbody th div { width: max-content; max-width: 12em; white-space: normal }
 .ddp-view.ddp-view .ddp-board tr.ddp-ready { --ddp-c: var(--ddp-ok) }
+.ddp-view.ddp-view .ddp-board tr.ddp-late { --ddp-c: var(--ddp-warn) }
 .ddp-view.ddp-view .ddp-board tr:is(.ddp-running, .ddp-setting-up) { --ddp-c: var(--ddp-busy) }
 .ddp-view.ddp-view .ddp-board tbody tr:is(.ddp-failed, .ddp-dead) { --ddp-c: var(--ddp-bad);
   background: color-mix(in srgb, var(--ddp-bad) 9%, transparent) !important;

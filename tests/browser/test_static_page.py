@@ -126,7 +126,7 @@ def test_where_scripts_cannot_be_loaded_the_picture_is_shown(
     with shown(saved, left, browser, tmp_path / "page.png") as page:
         picture = page.locator(".ddp-board").first  # in place of an empty box
         expect(picture).to_be_visible()
-        expect(picture).to_contain_text("6/6 verified")
+        expect(picture).to_contain_text("✓ ready")
         expect(page.locator(".ddpb")).to_have_count(0)
         assert page.evaluate("window.hurt") is None
 
@@ -138,6 +138,6 @@ def test_a_notebook_saved_without_the_state_of_widgets_shows_the_picture(
     notebook = nbformat.from_dict(json.loads(json.dumps(saved)))
     del notebook.metadata["widgets"]
     with shown(notebook, scripts, browser, tmp_path / "page.png") as page:
-        expect(page.locator(".ddp-board").first).to_contain_text("6/6 verified")
+        expect(page.locator(".ddp-board").first).to_contain_text("✓ ready")
         expect(page.locator(".ddpb")).to_have_count(0)
         assert page.evaluate("window.hurt") is None

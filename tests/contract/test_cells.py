@@ -224,9 +224,33 @@ def test_tensors_arrive_as_numpy_arrays(ranks4: Session) -> None:
     assert type(values[0]["w"]).__module__ == "numpy"
 
 
+class Rude:
+    """Sent as `made_of` says, or not at all."""
+
+    def __init__(self, made_of: tuple[Any, ...] | None) -> None:
+        self.made_of = made_of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.made_of is None:
+            raise RuntimeError("no pickle")
+        return self.made_of
+
+
 def test_what_cannot_be_sent_is_said(ranks4: Session) -> None:
     with pytest.raises(UsageMistake, match=r"gen is a generator, which cannot be sent.*%%ddp"):
         ranks4.push({"gen": (i for i in range(3))})
+    with pytest.raises(UsageMistake, match=r"bad is a Rude, which cannot be sent.*: no pickle\."):
+        ranks4.push({"bad": Rude(None)})
+    with pytest.raises(UsageMistake, match=r"A rank cannot take worse: ValueError: invalid"):
+        ranks4.push({"worse": Rude((int, ("x",)))})
+    with pytest.raises(UsageMistake, match=r"A rank cannot take worse: ValueError: invalid"):
+        ranks4.push({"worse": Rude((int, ("x",)))}, ranks=(1,))
+    outputs(ranks4, "class Own: pass\nown = Own()")
+    with pytest.raises(UsageMistake, match=r"own cannot be made in the notebook: AttributeError"):
+        ranks4.pull("own")
+    outputs(ranks4, "empty = torch.ones(1, device='meta')")
+    with pytest.raises(UsageMistake, match=r"ranks 0-3: a Tensor cannot be sent: Cannot copy"):
+        ranks4.pull("empty")
     outputs(ranks4, "stream = (i for i in range(3))")
     with pytest.raises(UsageMistake, match=r"ranks 0-3: a generator cannot be sent"):
         ranks4.pull("stream")

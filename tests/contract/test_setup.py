@@ -147,6 +147,15 @@ def test_starting_twice_says_how_to_restart(session: Session) -> None:
         session.init(InitOptions(world_size=4, device="cpu"))
     assert "%ddp_restart" in str(caught.value)
     assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+    first, second = pids_of(session).ranks
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: session.record.snapshot.with_status(Status.DEAD) == (1,))
+    with pytest.raises(UsageMistake, match=r"Rank 1 is dead\. To bring back"):
+        session.init(InitOptions(world_size=2, device="cpu"))
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: session.record.snapshot.with_status(Status.DEAD) == (0, 1))
+    session.init(InitOptions(world_size=2, device="cpu"))  # there is nothing to lose any more
+    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
 
 
 def test_verbs_before_init_say_what_to_type(session: Session) -> None:
@@ -190,6 +199,10 @@ def test_ranks_of_another_number_replace_those_that_there_are(session: Session) 
         (2,): "(3, False)",
     }
     assert pids_of(session).ranks[:2] == before
+    session.run_cell("if rank == 0: dist.barrier()")
+    with pytest.raises(UsageMistake, match=r", and rank 0 still in a cell \(to free: %ddp_abort\)"):
+        session.init(InitOptions(world_size=3, device="cpu"))
+    assert not [each for each in session.restart().snapshot.notes if "stayed" in each]
 
 
 def test_ranks_that_stay_when_others_end_keep_their_variables_whatever_runs(

@@ -12,6 +12,8 @@ from kernels import Kernel, execute
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
@@ -43,6 +45,18 @@ def test_a_cell_that_fails_is_told_to_pages_and_changes_nothing_that_is_saved(
     boards = [each for each in told if each.get("data", {}).get("method") != "custom"]
     assert not [each for each in boards if "KeyError" in str(each) and "ddp-still" in str(each)]
     assert not [each for each in boards if each.get("data", {}).get("method") == "update"]
+
+
+def test_what_a_page_changes_in_a_widget_of_a_rank_reaches_the_rank(kernel: Kernel) -> None:
+    shown = kernel.run_well(
+        "%%ddp --ranks 1\nfrom ipywidgets import IntSlider\ns = IntSlider(7)\ns"
+    )
+    bundles = [message["content"].get("data", {}) for message in shown.messages]
+    (model,) = [each[WIDGET]["model_id"] for each in bundles if WIDGET in each]
+    data = {"method": "update", "state": {"value": 12}, "buffer_paths": []}
+    message = kernel.client.session.msg("comm_msg", {"comm_id": model, "data": data})
+    kernel.client.shell_channel.send(message)
+    assert any("12" in kernel.run_well("%%ddp --ranks 1\ns.value").text for _ in range(20))
 
 
 def test_a_saved_board_shows_the_end_of_its_own_cell_not_of_the_session(tmp_path: Path) -> None:

@@ -372,6 +372,6 @@ def test_the_notebook_keeps_a_picture_beside_the_widget(page: Page) -> None:
     def pictures() -> list[Mapping[str, Any]]:
         return [each for each in page.outputs if mark in each.get("text/html", "")]
 
-    page.read_until(lambda: "6/6 verified" in [{}, *pictures()][-1].get("text/html", ""), "picture")
+    page.read_until(lambda: "✓ ready" in [{}, *pictures()][-1].get("text/html", ""), "picture")
     picture = pictures()[-1]
     assert WIDGET not in picture and "2 ranks, gloo" in picture["text/plain"]

@@ -108,6 +108,11 @@ def test_wrong_calls_with_ranks_lose_nothing(
 ) -> None:
     assert shell.run_cell("%ddp_init --world-size 2 --device cpu").success
     assert shell.run_cell("%%ddp\nkept = 10 + rank").success
+    # Run All, once more:
+    capsys.readouterr()
+    assert shell.run_cell("%ddp_init --world-size 2 --device cpu").success
+    again = "2 ranks run already, and keep their variables. Fresh ranks: %ddp_restart"
+    assert again in capsys.readouterr().out
     shell.user_ns["gen"] = (i for i in range(3))
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -126,6 +131,7 @@ def test_wrong_calls_with_ranks_lose_nothing(
                 "CellSyntaxError: invalid syntax (cell line 3); no rank ran the cell",
             ),
             ("%ddp_push gen", "UsageError: gen is a generator, which cannot be sent to the ranks"),
+            ("%ddp_push gen, nothing", "UsageError: The notebook has no variable 'nothing'."),
             ("%ddp_push nothing", "UsageError: The notebook has no variable 'nothing'."),
             (
                 "%ddp_push",

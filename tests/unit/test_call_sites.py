@@ -150,6 +150,11 @@ def test_code_that_is_made_anew_all_the_time_is_not_kept(monkeypatch: pytest.Mon
         assert len(SITES._codes) < 100 and len(SITES._sites) < 100
     first, second = [one() for _ in range(2)]
     assert first is second
+    SITES.run_begins()
+    assert SITES._codes
+    monkeypatch.setattr(call_sites, "_MOST_BETWEEN_RUNS", 1)
+    SITES.run_begins()
+    assert not SITES._codes and one() is not first
 
 
 def test_what_a_wrapper_calls_is_told_from_what_else_comes_from_the_same_place() -> None:

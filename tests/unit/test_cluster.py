@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from tornado.ioloop import IOLoop
 
+from ddp_notebook.cluster import controller
 from ddp_notebook.cluster.cluster import IPyParallelCluster
 from ddp_notebook.cluster.ipyparallel_private import CALM_S, calm
 from ddp_notebook.errors import UsageMistake
@@ -36,3 +38,13 @@ def test_the_controllers_heart_beats_at_each_period_only_while_an_engine_registe
         beat(None)
 
     assert beats == [100.0 + period * CALM_S / 4 for period in (0, 4, 6, 7, 11)]
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_controllers_heart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """tornado's periodic callbacks wait until the wall clock has caught up."""
+    monkeypatch.setattr(IOLoop, "time", IOLoop.time)  # for the tests after this one
+    controller.ignore_the_wall_clock()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert abs(IOLoop.time(IOLoop.__new__(IOLoop)) - time.monotonic()) < 60

@@ -249,6 +249,12 @@ def test_plain_pickles_are_read_as_python_reads_them() -> None:
         assert plain_pickle.loads(pickle.dumps(value, protocol)) == value
 
 
+def test_half_a_surrogate_pair_of_a_dump_reaches_no_page() -> None:
+    assert plain_pickle.loads(pickle.dumps({"half \ud800": ["\udfff", "ü"]})) == {
+        "half ?": ["?", "ü"]
+    }
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"\x80\x02garbage", b'{"entries": 3}', b'{"version": "1", "pg_config": []', b"{}"],

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect, write
 
-from ddp_notebook.doctor.facts import container_memory, container_processes
+from ddp_notebook.doctor.facts import container_processes
 from ddp_notebook.doctor.machine import (
     EarlierRank,
     Folder,
-    Limit,
     check_address_space,
     check_cores,
     check_earlier_ranks,
@@ -25,6 +24,7 @@ from ddp_notebook.doctor.machine import (
     check_temporary_folder,
     threads_of,
 )
+from ddp_notebook.launch.out_of_memory import Limit, container_memory
 from ddp_notebook.model.doctor import Verdict
 
 

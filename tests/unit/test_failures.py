@@ -77,6 +77,14 @@ def test_an_exception_without_message_is_named_once_and_a_huge_one_is_cut() -> N
     assert len(huge.cause) < 400 and huge.cause.endswith("… at utils.py:3 in load")
 
 
+def test_a_group_that_was_destroyed_is_made_again() -> None:
+    (finding,) = failures.raised(
+        [end(0, "Default process group has not been initialized, please make sure to call it")],
+        (0,),
+    )
+    assert "%ddp_abort makes the group of %ddp_init again" in finding.remedy
+
+
 def test_an_interrupt_is_no_finding() -> None:
     assert failures.raised([end(0, outcome="interrupted")], (0,)) == ()
     text = failures.interrupted([end(0, outcome="interrupted"), end(1)])

@@ -111,6 +111,16 @@ def test_a_dead_rank_can_be_brought_back_when_the_others_left_the_cell(
     assert note.endswith(f"interrupt it and restart {all_of_them}")
 
 
+@pytest.mark.parametrize(("dead", "variables"), [(1, "the others keep"), (2, "without")])
+def test_ranks_that_can_be_brought_back_are_told_whose_variables_stay(
+    dead: int, variables: str
+) -> None:
+    died = [RankExited(rank=rank, pid=100 + rank, exit_code=3) for rank in range(dead)]
+    known = fold(session(2), [*life(0, 100), *life(1, 101), *died])
+    (note,) = board(known).notes
+    assert f"can be brought back, {variables} their variables: %ddp_restart" in note
+
+
 def test_a_cell_is_named_by_the_number_of_its_prompt() -> None:
     started = CellStarted(rank=0, cell=1, number=12)
     assert describe(fold(session(1), [*life(0)[:-3], started]).ranks[0]) == "cell 12"

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.session.setup.limits import why_too_few_files, why_too_few_processes
+from ddp_notebook.launch.out_of_memory import bytes_left
+from ddp_notebook.session.setup.limits import (
+    RANK_BYTES,
+    warning,
+    why_too_few_files,
+    why_too_few_processes,
+    why_too_little_memory,
+)
+
+AMPLE = 200 * RANK_BYTES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are told on Linux")
 
@@ -58,3 +67,40 @@ def test_too_few_open_files_are_said_for_what_they_are() -> None:
     assert "(4096, 4096)" in said
     assert why_too_few_files(OSError(errno.ENOENT, "no")) == ""
     assert why_too_few_files(RuntimeError()) == ""
+
+
+def test_more_ranks_than_fit_are_warned_of_with_what_fits_and_what_to_type() -> None:
+    said = warning(100, 2, AMPLE)
+    assert "100 ranks take turns on 2 CPU cores: starting them takes long" in said
+    assert said.endswith("interrupt the start (Ctrl-C; in a notebook I, I).\n"
+                         "What fits: %ddp_init --world-size 16")  # fmt: skip
+    said = warning(100, 2, 5 * RANK_BYTES)
+    assert "about 300 MiB. Where memory runs out" in said and said.endswith("--world-size 5")
+    said = warning(4, 8, AMPLE, ("0", "1"))
+    assert said.startswith("4 ranks share 2 GPUs and the memory there, by gloo: NCCL")
+    assert said.endswith("What fits: %ddp_init --world-size 2 --device cuda")
+
+
+@pytest.mark.parametrize("left", [None, AMPLE])
+def test_ranks_that_fit_are_started_without_a_word(left: int | None) -> None:
+    assert warning(4, 1, left) == warning(16, 2, left) == warning(2, 2, left, ("0", "3")) == ""
+
+
+def test_ranks_that_cannot_fit_into_memory_are_refused() -> None:
+    assert why_too_little_memory(4, None) == why_too_little_memory(4, 300 * 2**20) == ""
+    said = why_too_little_memory(100, 1000 * 2**20)
+    assert said.startswith("100 ranks do not fit into memory: 1000 MiB are left, and each takes")
+    assert said.endswith("or type: %ddp_init --world-size 3")
+
+
+def test_what_is_left_of_memory_counts_swap_and_the_containers_limit(tmp_path: Path) -> None:
+    machine, membership = tmp_path / "meminfo", tmp_path / "cgroup"
+    machine.write_text("MemTotal:  900 kB\nMemAvailable:  500 kB\nSwapFree:  100 kB\n")
+    membership.write_text("0::/box\n")
+    box = tmp_path / "fs" / "box"
+    box.mkdir(parents=True)
+    assert bytes_left(tmp_path / "fs", membership, machine) == 600 * 1024
+    (box / "memory.max").write_text("1000\n")
+    (box / "memory.current").write_text("300\n")
+    assert bytes_left(tmp_path / "fs", membership, machine) == 700
+    assert bytes_left(tmp_path / "fs", membership, tmp_path / "absent") is None

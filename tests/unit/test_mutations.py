@@ -22,8 +22,9 @@ from ddp_notebook.archive.replay import Replay
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.board.past import Moment
 from ddp_notebook.board.replay_board import past_message
+from ddp_notebook.board.still import picture
+from ddp_notebook.board.still.drawings import drawings
 from ddp_notebook.board.timeline import Timeline
-from ddp_notebook.board.timeline_svg import bars
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
@@ -93,7 +94,7 @@ def test_a_saved_run_is_replayed_or_refused_in_words(
     records = [each for of in replay.saved.collectives.of.values() for each in of]
     timeline.take(replay.saved.run or 1, records)
     timeline.end(replay.saved.left_ns)
-    sendable(bars(timeline, [row.ranks for row in replay.status().rows]))
+    sendable(picture.html(replay.status(), timeline=timeline))
     question = {"kind": "at", "at": 500, "view": ""}
     collectives = replay.collectives
     sendable(past_message(question, replay.saved.snapshot, collectives, Moment(), 0))
@@ -203,7 +204,7 @@ def test_a_log_that_something_wrote_over_is_read_and_judged(
         timeline = Timeline(0, 2)
         timeline.take(1, [record for of in collectives.of.values() for record in of])
         sendable(timeline.whole())
-        sendable(bars(timeline, [(0,), (1,)]))
+        sendable([*drawings(timeline, [(0,), (1,)]).of_rows])
         past_message({"at": 1}, Snapshot(), collectives, Moment(), 0)
     finally:
         logs.close()

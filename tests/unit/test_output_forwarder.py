@@ -72,6 +72,24 @@ def test_what_is_printed_in_a_cell_is_sent_in_order(
     assert {f["cell"] for f in voice.said} == {3}
 
 
+def test_what_a_thread_of_the_users_writes_between_cells_is_shown_with_the_next(
+    forwarder: OutputForwarder, voice: Voice
+) -> None:
+    out, err = stream(forwarder), stream(forwarder, OutputKind.STDERR)
+    forwarder.run_begins(Run(3))
+    forwarder.run_ends()
+    late = threading.Thread(target=lambda: (print("late", file=out), print("error", file=err)))
+    late.start()
+    late.join()
+    print("ours", file=out)
+    assert voice.text == ""
+    forwarder.run_begins(Run(4))
+    print("next", file=out)
+    forwarder.run_ends()
+    assert voice.text == "[written by threads since the last cell:]\nlate\nerror\nnext\n"
+    assert {fields["cell"] for fields in voice.said} == {4}
+
+
 def test_what_is_printed_outside_of_a_cell_goes_where_it_went_before(
     forwarder: OutputForwarder,
 ) -> None:

@@ -45,7 +45,8 @@ export default {
       return [button, magic];
     });
     row.append(clock, ...buttons.map(([button]) => button), text);
-    root.append(made("style", "", STYLE), row, answer);
+    const still = `.ddpl-still-${model.get("stand_in")} { display: none }`;
+    root.append(made("style", "", STYLE + still), row, answer);
     el.append(root);
     let heard = Date.now();
     let shown = 0;  // the number of the newest answer that was drawn

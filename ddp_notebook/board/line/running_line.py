@@ -6,7 +6,9 @@ Importing this needs anywidget. The clock is the page's, and stops when the kern
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import traitlets
 
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.model import answer_json
+from ddp_notebook.board.still.lost import hidden_beside
 from ddp_notebook.session import Session
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -27,6 +30,8 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
 
     _esm = (Path(__file__).parent / "running_line.js").read_text("utf-8")
 
+    stand_in = traitlets.Unicode().tag(sync=True)
+    """Names the words that stand below it for pages that have no such widget."""
     text = traitlets.Unicode().tag(sync=True)
     """What the run does; at its end, how it ended."""
     age_s = traitlets.Float().tag(sync=True)
@@ -42,7 +47,9 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     ) -> None:
         self._session = session
         self._began_s = began_s
-        super().__init__(text=text, age_s=time.monotonic() - began_s)
+        super().__init__(
+            stand_in=uuid.uuid4().hex[:12], text=text, age_s=time.monotonic() - began_s
+        )
         self._buttons = Buttons(session, buttons, self._pressed, lambda _: None)
         self._sent_s = time.monotonic()
         self.on_msg(lambda _, content, __: self._heard(content))
@@ -64,6 +71,14 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
         """What is displayed; `text` where there are no widgets."""
         view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
         return {_WIDGET: view, "text/plain": text}
+
+    def words(self, text: str) -> str:
+        """`text` as HTML for where the script does not run: a notebook that was saved in mid-cell.
+
+        While the script draws, it hides them.
+        """
+        still = f"ddpl-still-{self.stand_in}"
+        return f'{hidden_beside(still)}<div class="{still}">{escape(text, quote=False)}</div>'
 
     def _heard(self, content: Any) -> None:
         """A page sent a message: a button was pressed."""

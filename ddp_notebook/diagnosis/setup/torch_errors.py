@@ -144,6 +144,8 @@ _VICTIM = re.compile(
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
+NO_GROUP = re.compile(r"Default process group has not been initialized")
+"""There is no default group: it was destroyed, or never made."""
 WENT_AWAY = re.compile(
     r"gloo.*Connection (closed|reset) by peer|remote process exited", re.IGNORECASE | re.DOTALL
 )

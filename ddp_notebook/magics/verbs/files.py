@@ -67,15 +67,12 @@ def _show_replay(ui: NotebookUi, replay: Replay) -> None:
         diagnosis = replay.why()
     except UsageMistake as mistake:
         ui.say(str(mistake))
-    bundles = [mime_bundle(replay.status())]
-    if diagnosis is not None:
-        bundles.append(mime_bundle(diagnosis))
     if can_show_widgets(ui.shell):
         board = ReplayBoard(replay, diagnosis)
-        ui.output.publish(board.widget.bundle())
-        below = (board.bars, "")
+        bundles = [board.widget.bundle(), board.picture()]
+    else:
         bundles = [
-            board.widget.picture(bundle, bars) for bundle, bars in zip(bundles, below, strict=False)
+            mime_bundle(value) for value in (replay.status(), diagnosis) if value is not None
         ]
     for bundle in bundles:
         ui.output.publish(bundle)

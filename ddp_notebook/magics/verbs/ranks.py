@@ -6,12 +6,14 @@ import argparse
 from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
+from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.devices import visible_gpus
 from ddp_notebook.magics import options
 from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
-from ddp_notebook.model import Board, StepTable
+from ddp_notebook.model import Board, Status, StepTable
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import (
     BACKENDS,
@@ -19,11 +21,15 @@ from ddp_notebook.session.options import (
     INIT_METHODS,
     LAUNCHERS,
     STORES,
+    cores,
     parse_settings,
 )
+from ddp_notebook.session.setup import limits
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle
+
+_FRESH = "Fresh ranks: %ddp_restart"
 
 
 def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
@@ -53,8 +59,11 @@ def start_ranks(
     ui: NotebookUi, wanted: InitOptions, *, replace: bool = False, place: Place = "auto"
 ) -> Board | StepTable:
     """Start ranks under a live board; when set-up fails, the finding stands above the error."""
-    if ui.session.ready and not replace:
-        return ui.session.init(wanted)  # which raises: there are ranks already
+    known = ui.session.record.snapshot
+    alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
+    if ui.session.ready and alive and not replace:
+        return _running_already(ui, wanted, place)
+    _warn(ui, wanted)
     ui.open_board(place)
     try:
         with ui.progress():
@@ -70,6 +79,27 @@ def start_ranks(
         raise
     finally:
         ui.board.nudge()
+
+
+def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board:
+    """The ranks that there are, if they are idle and as `wanted`. Raises UsageMistake."""
+    known = ui.session.record.snapshot
+    if wanted != ui.session.options or len(known.with_status(Status.READY)) < known.world_size:
+        return ui.session.init(wanted)  # which raises, and says what to type
+    ui.open_board(place)
+    ui.say(f"{known.world_size} ranks run already, and keep their variables. {_FRESH}")
+    return ui.session.status()
+
+
+def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
+    """Say what is crowded, before anything is started."""
+    if ui.session.running and wanted.world_size <= ui.session.record.snapshot.world_size:
+        return
+    shares = wanted.device == "cuda" and wanted.backend != "nccl"  # which is refused
+    gpus = (wanted.gpus or visible_gpus()) if shares else ()
+    said = limits.warning(wanted.world_size, cores(), out_of_memory.bytes_left(), gpus)
+    if said:
+        ui.say(said)
 
 
 def _stepped(ui: NotebookUi) -> StepTable:

@@ -39,12 +39,13 @@ VARS = Verb(
 
 
 def _push(ui: NotebookUi, args: argparse.Namespace) -> None:
-    for name in args.names:
+    names = " ".join(args.names).replace(",", " ").split()  # with commas, as in Python
+    for name in names:
         if name not in ui.variables:
             raise UsageMistake(f"The notebook has no variable {name!r}.")
-    values = {name: ui.variables[name] for name in args.names}
+    values = {name: ui.variables[name] for name in names}
     ranks = ui.session.push(values, chosen_ranks(ui.session, args))
-    ui.say(f"{', '.join(args.names)} → {name_ranks(ranks)}")
+    ui.say(f"{', '.join(names)} → {name_ranks(ranks)}")
 
 
 PUSH = Verb(

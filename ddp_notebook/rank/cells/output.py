@@ -35,6 +35,9 @@ FAST_PATH_WRITES = 2000
 """With so many writes between two sendings, writes take the fast path."""
 FAST_PATH_POLL_S = 0.02
 _CALM_POLLS = 10
+_BETWEEN_PIECES, _BETWEEN_CHARACTERS = 400, 4000
+"""Of what the user's threads write between runs: the newest writes, and how much of each."""
+_SINCE = "[written by threads since the last cell:]\n"
 
 
 class _Sink:
@@ -109,6 +112,7 @@ class RankStream(io.TextIOBase):
         if self._forwarder.forked:  # a worker of the user's: its output reaches us through the log
             os.write(self._fd, text.encode("utf-8", "replace"))
             return len(text)
+        self._forwarder.keep(self._what, text)
         return self._idle.write(text)
 
     def printed(self) -> int | None:
@@ -185,6 +189,9 @@ class OutputForwarder(Component):
         self._sent: list[bytes] = []
         self._tail = bytearray()
         self._lock = threading.RLock()
+        self._own_threads: frozenset[int | None] = frozenset()
+        """Those that there were before the user's first run."""
+        self._between: deque[tuple[OutputKind, str | bytes]] = deque(maxlen=_BETWEEN_PIECES)
 
     def attach(self) -> None:
         """A forked child is a worker of the user's and has no forwarder."""
@@ -209,7 +216,19 @@ class OutputForwarder(Component):
             self._tail.clear()
             self._sent.clear()
             self._log_offsets = {log: _size(log) for log in self._logs}
+            self._own_threads = self._own_threads or frozenset(
+                thread.ident for thread in threading.enumerate()
+            )
+            if self._between:  # as a notebook's kernel shows it: with the next cell
+                self.written.append((OutputKind.STDOUT, _SINCE))
+                for _ in range(len(self._between)):  # a thread may be writing
+                    self.written.append(self._between.popleft())
             self.cell = run.number
+
+    def keep(self, what: OutputKind, text: str) -> None:
+        """Keep what a thread of the user's writes between runs for the run that comes next."""
+        if self._own_threads and threading.get_ident() not in self._own_threads:
+            self._between.append((what, text[:_BETWEEN_CHARACTERS]))
 
     def run_ends(self) -> None:
         """The run is over: send the rest."""

@@ -21,19 +21,17 @@ def get(request: Variable, names: Mapping[str, Any]) -> Value:
     if request.name not in names:
         return Value(error="there is no such variable")
     value = names[request.name]
-    value = _to_cpu(value) if request.keep_tensors else _to_numpy(value)
     try:
-        pickle.dumps(value)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        value = _to_cpu(value) if request.keep_tensors else _to_numpy(value)
+        return Value(pickle.dumps(value))
+    except Exception as error:  # noqa: BLE001  # its own code may raise anything
         return Value(error=f"a {type(value).__name__} cannot be sent: {error}")
-    return Value(value)
 
 
 def pickled(request: Variable, names: Mapping[str, Any]) -> Pickled:
     """The same for a rank that is only asked: as text."""
     value = get(request, names)
-    data = b"" if value.error else pickle.dumps(value.value)
-    return Pickled(base64.b64encode(data).decode("ascii"), value.error)
+    return Pickled(base64.b64encode(value.pickle).decode("ascii"), value.error)
 
 
 def _to_numpy(value: Any) -> Any:

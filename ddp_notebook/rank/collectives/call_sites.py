@@ -27,6 +27,8 @@ _MOST_VARIABLES = 12
 _TRIES = 3
 """How often a variable is read before it counts as no text."""
 _MOST_KNOWN = 20_000
+_MOST_BETWEEN_RUNS = 1_000
+"""Each cell is code of its own, which is kept alive by being known here."""
 _NEAR = 5
 """Frames from `site` out to the user's line, in most calls: the observer's two, torch's function,
 the wrapper that all of torch's have, and the user's."""
@@ -309,9 +311,14 @@ class CallSites:
             and between.f_globals.get("__name__") == _WRAPPERS
         )
 
-    def _forget_if_many(self) -> None:
+    def run_begins(self) -> None:
+        """Forget the code of earlier cells from time to time."""
+        self._forget_if_many(_MOST_BETWEEN_RUNS)
+
+    def _forget_if_many(self, most: int = 0) -> None:
         """Where code is made anew all the time. All at once: sites are known by ids of code."""
-        if len(self._sites) > _MOST_KNOWN or len(self._codes) > _MOST_KNOWN:
+        most = most or _MOST_KNOWN
+        if len(self._sites) > most or len(self._codes) > most:
             self._sites.clear()
             self._last.clear()
             self._codes.clear()

@@ -118,6 +118,7 @@ class Observer(Component):
     def run_begins(self, run: Run) -> None:
         """The records of the last run are forgotten."""
         self.run, self.exchanges = run.number, None
+        self.call_sites.run_begins()
         self.sharded.run_begins(run)
         self.pipelines.run_begins(run)
         self.pending.clear()

@@ -1,19 +1,75 @@
-"""How many ranks this user's limits of open files and processes allow."""
+"""How many ranks fit: memory, cores, GPUs, and this user's limits of processes and open files."""
 
 from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Collection
 from pathlib import Path
+
+from ddp_notebook.model import format_bytes
 
 if sys.platform != "win32":
     import resource
+
+RANK_BYTES = 300 * 2**20
+"""What a rank needs: Python, torch, an engine, and room for a small model."""
+_LEAST_RANK_BYTES = 60 * 2**20
+"""No rank was measured to take less, forked and without a model."""
+RANKS_PER_CORE = 8
+"""With more, a rank waits so long for its turn on a core that set-up itself is slow."""
+_STOP = "If that is not what you want, interrupt the start (Ctrl-C; in a notebook I, I)."
 
 _TASKS_OF_A_SESSION = 20
 """Threads and processes beside those of the ranks, at least."""
 _TASKS_OF_A_RANK = 10
 _MAY_PASS_THE_LIMIT = 1 << 24 | 1 << 21
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN."""
+
+
+def why_too_little_memory(world_size: int, left_bytes: int | None) -> str:
+    """Why this many ranks cannot be started; empty if they can, or if it is unknown.
+
+    What the system does at the limit is to kill processes: the notebook's, too.
+    """
+    if left_bytes is None or left_bytes >= world_size * _LEAST_RANK_BYTES:
+        return ""
+    fits = max(1, left_bytes // RANK_BYTES)
+    return (
+        f"{world_size} ranks do not fit into memory: {format_bytes(left_bytes)} are left, and each "
+        f"takes {format_bytes(_LEAST_RANK_BYTES)} at least, without a model. Free memory "
+        f"(%ddp_shutdown in other notebooks), or type: %ddp_init --world-size {fits}"
+    )
+
+
+def warning(world_size: int, cores: int, left_bytes: int | None, gpus: Collection[str] = ()) -> str:
+    """What is to be said before this many ranks are started; empty for nothing.
+
+    `gpus` are those that they are to use, if they are to use any.
+    """
+    why, fits = [], [world_size]
+    if world_size > RANKS_PER_CORE * cores:
+        fits.append(RANKS_PER_CORE * cores)
+        why.append(
+            f"{world_size} ranks take turns on {cores} CPU core{'s' * (cores > 1)}: starting them "
+            "takes long, and so does each cell."
+        )
+    if left_bytes is not None and left_bytes < world_size * RANK_BYTES:
+        fits.append(max(1, left_bytes // RANK_BYTES))
+        why.append(
+            f"{format_bytes(left_bytes)} of memory are left, and a rank with a small model takes "
+            f"about {format_bytes(RANK_BYTES)}. Where memory runs out, the system kills ranks."
+        )
+    if gpus and world_size > len(gpus):
+        fits.append(len(gpus))
+        why.append(
+            f"{world_size} ranks share {len(gpus)} GPU{'s' * (len(gpus) > 1)} and the memory "
+            "there, by gloo: NCCL needs one GPU per rank."
+        )
+    if not why:
+        return ""
+    on = " --device cuda" if gpus else ""
+    return "\n".join([*why, _STOP, f"What fits: %ddp_init --world-size {min(fits)}{on}"])
 
 
 def why_too_few_processes(world_size: int, proc: Path = Path("/proc")) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
 from ddp_notebook.session.findings import SET_UP, Found
@@ -80,27 +81,37 @@ class SetUp:
     # -- starting ------------------------------------------------------------------------
 
     def _are_running(self, options: InitOptions) -> str:
-        size = self._record.snapshot.world_size
+        known = self._record.snapshot
+        size, busy = known.world_size, known.with_status(Status.RUNNING)
         other = (
             ". Another number of ranks, of which those that stay keep their variables: "
             f"%ddp_init --world-size {options.world_size} --replace"
         )
-        fresh = f"{size} ranks are running already. Fresh ranks: %ddp_restart"
-        return f"{fresh}{other if options.world_size != size else ''}"
+        other = other if options.world_size != size else ""
+        if dead := known.with_status(Status.DEAD):
+            verb = "is" if len(dead) == 1 else "are"
+            back = f"%ddp_restart --ranks {format_ranks(dead)}"
+            return f"{name_ranks(dead).capitalize()} {verb} dead. To bring back: {back}{other}"
+        where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
+        return f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart{other}"
 
     def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
         if processes is not None and not self._pool.lost_reason and not replace:
-            if not self.half_way:
+            dead = self._record.snapshot.with_status(Status.DEAD)
+            if not self.half_way and len(dead) < self._record.snapshot.world_size:
                 raise UsageMistake(self._are_running(options))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
         changed = package_changes.check()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
-        if processes is None and (too_few := limits.why_too_few_processes(options.world_size)):
-            raise UsageMistake(too_few)
+        if processes is None:
+            size = options.world_size
+            why = limits.why_too_few_processes(size)
+            if why := why or limits.why_too_little_memory(size, out_of_memory.bytes_left()):
+                raise UsageMistake(why)
         self._findings.begin(Found(SET_UP))
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and replace:
@@ -130,7 +141,8 @@ class SetUp:
             processes.adopt(options)
             processes.resize(tuple(kept), devices)
         fate = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
-        self._record.note(notes=(*devices.notes, *options.notes(), fate))
+        self._record.note(notes=(*devices.notes, *options.notes()))
+        self._note_replaced((fate,))
         return self._set_up(options)
 
     def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
@@ -325,13 +337,18 @@ class SetUp:
         processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
-        with self._unless_lost("%ddp_restart"), self._record.restarting(members):
-            processes.stop(members)
-            if in_set_up:  # they wait for the old group and must be unblocked
-                self.free(in_set_up)
-            self._await_survivors(survivors, members)
-            self._runs.await_released()
-            processes.launch(members)
+        try:
+            with self._unless_lost("%ddp_restart"), self._record.restarting(members):
+                processes.stop(members)
+                if in_set_up:  # they wait for the old group and must be unblocked
+                    self.free(in_set_up)
+                self._await_survivors(survivors, members)
+                self._runs.await_released()
+                self._note_replaced(())
+                processes.launch(members)
+        except KeyboardInterrupt:
+            why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
+            raise SetupFailed(why, self.status()) from None
         return self._set_up(self.as_before())
 
     @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
@@ -34,6 +36,27 @@ _ASK_TIMEOUT_S = 2.0
 _BUSY = "busy: the values of its tensors are read when it stands"
 
 
+class _Globals(pickle.Pickler):
+    """Finds the classes and functions of the notebook in what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.names: dict[str, None] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.names[value.__qualname__.partition(".")[0]] = None
+        return NotImplemented
+
+
+def _made_of(values: Mapping[str, Any]) -> list[str]:
+    """What of the notebook's own the ranks need to have to read `values`."""
+    finder = _Globals()
+    for value in values.values():
+        finder.dump(value)
+    return list(finder.names)
+
+
 class Values:
     """Values and output of the ranks of a session."""
 
@@ -53,12 +76,21 @@ class Values:
             check_name(name)
             try:
                 pickle.dumps(value)
-            except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  # its own code may raise anything
                 raise UsageMistake(
                     f"{name} is a {type(value).__name__}, which cannot be sent to the ranks: "
                     f"{error}. Make it there instead: %%ddp, then {name} = ..."
                 ) from None
-        cluster.push(members, values, _TIMEOUT_S)
+        try:
+            cluster.push(members, values, _TIMEOUT_S)
+        except UsageMistake as refused:
+            own = [name for name in _made_of(values) if name not in values]
+            if not own:
+                raise
+            raise UsageMistake(
+                f"{refused} It is made of {', '.join(own)}, of the notebook. Send that as well: "
+                f"%ddp_push {' '.join((*own, *values))}"
+            ) from None
         return members
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
@@ -70,7 +102,7 @@ class Values:
             if reply.error:
                 problems.setdefault(reply.error, []).append(rank)
             else:
-                values[rank] = reply.value
+                values[rank] = _unpickled(name, reply.pickle)
         if problems:
             why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
             raise UsageMistake(f"{name} cannot be pulled ({why}).")
@@ -101,7 +133,7 @@ class Values:
             elif answer.error:
                 values[rank] = calls.Value(error=answer.error)
             else:
-                values[rank] = calls.Value(_unpickled(answer.pickle))
+                values[rank] = calls.Value(base64.b64decode(answer.pickle))
         return values
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
@@ -203,14 +235,15 @@ class Values:
         return with_tracebacks(run.written(rank) if text is None else text, run, rank)
 
 
-def _unpickled(text: str) -> Any:
-    """Raises UsageMistake: the class of a value may exist only in the script."""
+def _unpickled(name: str, data: bytes) -> Any:
+    """Raises UsageMistake: what makes a value may exist on the ranks only: a class, a group."""
     try:
-        return pickle.loads(base64.b64decode(text))  # noqa: S301  # of a process of our own
-    except (ImportError, AttributeError, pickle.UnpicklingError) as error:
+        return pickle.loads(data)  # noqa: S301  # of a process of our own
+    except Exception as error:  # noqa: BLE001  # its own code may raise anything
         raise UsageMistake(
-            f"What the rank sent cannot be read here: {error}. A class of its own must be known to "
-            "the notebook too."
+            f"{name} cannot be made in the notebook: {type(error).__name__}: {error} Classes of "
+            "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
+            f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
 
 

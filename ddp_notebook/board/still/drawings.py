@@ -1,8 +1,8 @@
-"""The last collectives as bars: the timeline of pages without scripts.
+"""The last collectives of each row as a drawing: the timeline of pages without scripts.
 
-A table with a drawing in each row: where drawings are taken out, as in a notebook that is not
-trusted and on GitHub, their titles stay as words. Colours are middle tones, for light and dark
-pages; how high a bar is says as well what it is.
+Where drawings are taken out, as in a notebook that is not trusted and on GitHub, their titles stay
+as words. Colours are middle tones, for light and dark pages; how high a bar is says as well what
+it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ddp_notebook.board.timeline import (
     Slice,
     Timeline,
 )
-from ddp_notebook.model import Phase, Ranks, format_ranks, name_ranks
+from ddp_notebook.model import Phase, Ranks, name_ranks
 from ddp_notebook.views.bench.live import format_us
 
 MOST_ROWS = 12
@@ -42,7 +42,6 @@ _LEGEND = (
     "high bars: communicates; low bars: waits for others; high and red: failed; low and violet:"
     " paused (held by you); low and grey: freed, nobody waits for it any more"
 )
-_CELL = "text-align: left; padding: 1px 8px 1px 4px; border: 0; background: none; color: inherit"
 _DRAWING = "display: block; width: 100%; border-left: 1px solid rgba(128, 128, 128, 0.6)"
 
 _PENDING = (Phase.HELD, Phase.ISSUED)
@@ -51,30 +50,35 @@ Bars = dict[str, list[tuple[int, int]]]
 """By their look: from where to where, of `_WIDE`."""
 
 
-def bars(timeline: Timeline, rows: Sequence[Ranks]) -> str:
-    """A row for each of `rows`, ranks in the same state, of which the first is drawn.
+@dataclass(frozen=True)
+class Drawings:
+    """A drawing for each row, in their order; empty strings when there is nothing to draw."""
 
-    Empty when none of them has issued anything.
-    """
-    last = {ranks: timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]}
-    issued = [slice_ for slices in last.values() for slice_ in slices]
+    of_rows: Sequence[str]
+    about: str = ""
+    """What they show; empty when no rank of theirs has issued anything."""
+
+
+def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
+    """Draw `rows`, ranks in the same state, of which the first is drawn."""
+    if timeline is None:
+        return Drawings([""] * len(rows))
+    last = [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]]
+    issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
-        return ""
+        return Drawings([""] * len(rows))
     scale = _Scale.of(issued)
     arrived = timeline.last_arrivals()
-    body = "".join(
-        _row(ranks, slices, _bars(slices, arrived, timeline, scale), timeline)
-        for ranks, slices in last.items()
-    )
+    drawn = [
+        _drawing(ranks, slices, _bars(slices, arrived, timeline, scale), timeline)
+        for ranks, slices in zip(rows[:MOST_ROWS], last, strict=True)
+    ]
     left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
-    more = f" Not here: {name_ranks(tuple(left))}." if left else ""
+    more = f" Not drawn: {name_ranks(tuple(left))}." if left else ""
     span = format_us(float(f"{scale.done_us - scale.first_us:.3g}"))
-    about = f"The last collectives, {span}: {_LEGEND}.{more}"
-    return (
-        '<table class="ddp-bars" style="width: 100%; border-collapse: collapse; margin-top: 6px;'
-        ' table-layout: auto"><caption style="caption-side: bottom; text-align: left;'
-        f' font-size: 0.88em; color: inherit; opacity: 0.8">{about}</caption>'
-        f"<tbody>{body}</tbody></table>"
+    return Drawings(
+        [*drawn, *[""] * (len(rows) - len(drawn))],
+        f"The last collectives, {span}: {_LEGEND}.{more}",
     )
 
 
@@ -104,7 +108,7 @@ class _Scale:
         return max(0, min(_WIDE, round((at_us - self.first_us) / self.span_us * _WIDE)))
 
 
-def _row(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline) -> str:
+def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline) -> str:
     if slices:
         operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]]
         count = f"{len(slices)} collective{'s' * (len(slices) > 1)}"
@@ -113,13 +117,10 @@ def _row(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline)
         about = "no collective"
     title = escape(f"{name_ranks(ranks[:1])}: {about}")
     paths = "".join(_path(look, spans) for look, spans in drawn.items() if spans)
-    shown = escape(format_ranks(ranks)).replace(",", ",<wbr>")
     return (
-        f'<tr style="background: none"><th scope="row" style="{_CELL}; width: 1%; min-width: 4em;'
-        f' max-width: 12em; font-weight: 600">{shown}</th><td style="{_CELL}; width: 99%">'
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="100%"'
         f' height="{_HIGH}" preserveAspectRatio="none" role="img"'
-        f' style="{_DRAWING}"><title>{title}</title>{paths}</svg></td></tr>'
+        f' style="{_DRAWING}"><title>{title}</title>{paths}</svg>'
     )
 
 
