@@ -75,6 +75,7 @@ from ddp_notebook.model.events import (
     decode_events,
     encode_events,
 )
+from ddp_notebook.model.parallel.digests import TensorDigest
 from ddp_notebook.model.ranks import (
     Ranks,
     cut,
@@ -120,10 +121,10 @@ from ddp_notebook.model.training import (
     RunFacts,
     SamplerFacts,
     SaveFacts,
+    Shards,
     StepPart,
     StepStart,
     StepTimes,
-    TensorDigest,
     TimedStep,
     WorkFacts,
 )
@@ -145,6 +146,7 @@ __all__ = [
     "RunFacts",
     "SamplerFacts",
     "SaveFacts",
+    "Shards",
     "StepPart",
     "TimedStep",
     "StepStart",

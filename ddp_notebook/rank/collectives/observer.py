@@ -489,6 +489,8 @@ def _recorder(
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
             observer.sharded.see(frame)
             observer.pipelines.see(frame)
+            if site.part is None:
+                tracker.split.see(frame, name, args, group.members)
         rest, alike, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
